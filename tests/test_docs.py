@@ -213,8 +213,9 @@ def anchors(page: str) -> set[str]:
 
 
 def broken_links(page: str, path: Path) -> Iterator[str]:
-    """Relative links of a page at `path` to files or headings that do not exist."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(BLOCK, "", page)):
+    """Relative links and images of a page at `path` to files or headings that do not exist."""
+    text = re.sub(BLOCK, "", page)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text):
         if re.match(r"[a-z]+:", target):
             continue
         file, _, anchor = target.partition("#")
@@ -233,6 +234,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("link", ["nowhere.md", "README.md#nowhere", "#nowhere"])
 def test_a_broken_link_is_found(link: str) -> None:
     assert len(list(broken_links(f"# Here\n\n[there]({link})\n", ROOT / "planted.md"))) == 1
+    assert len(list(broken_links(f'# Here\n\n<img src="{link}">\n', ROOT / "planted.md"))) == 1
 
 
 @pytest.mark.parametrize("link", ["README.md", "#a-heading-with-code", "https://example.org/nowhere.md"])

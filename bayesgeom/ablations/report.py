@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 N_SHOWN = 20
 NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
+PREVIEW = "These are first-order estimates by attribution, from one backward pass: a preview, not an ablation"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
     "Attention and MLPs": ("attention", "mlp"),
@@ -64,8 +65,7 @@ class AblationReport(Report):
         "Each component is ablated in turn and the model is scored again against the exact posterior on the same "
         "sequences. The number is the KL increase in bits; the baseline is 0. A quantity that can be decoded from an "
         "activation need not influence the answer; an ablation tests whether it does. Whiskers are 95 % paired "
-        "intervals. The criteria of the published claims on layers and heads are applied to this checkpoint "
-        "(`criteria`)."
+        "intervals. The report's method criteria applies the criteria of the published claims on layers and heads."
     )
 
     mode: Mode
@@ -126,6 +126,14 @@ class AblationReport(Report):
         return float(known[0].value) if known else math.nan
 
     @property
+    def is_preview(self) -> bool:
+        """Whether the effects are a first-order preview by attribution, which knows no entropy error."""
+        return bool(np.isnan(self.entropy_mae_increase_bits.value).all())
+
+    def conclusion(self) -> str:
+        return PREVIEW if self.is_preview else ""
+
+    @property
     def no_effect(self) -> tuple[str, ...]:
         """Ablations that leave every logit bit-identical."""
         return tuple(label for label, is_inert in zip(self.ablations, self.inert, strict=True) if is_inert)
@@ -157,7 +165,7 @@ class AblationReport(Report):
 
     def _other_measurement(self) -> str:
         """Return why the criteria of the claims file do not apply to this report; "" if they do."""
-        if np.isnan(self.entropy_mae_increase_bits.value).all():
+        if self.is_preview:
             return "attribution is a preview, not an ablation; run with --method exact"
         if self.mode != MODE:
             return f"the criterion needs {MODE} ablation, this is {self.mode} ablation; run with --mode {MODE}"
@@ -178,14 +186,16 @@ class AblationReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         top = self.ranked()[0]
+        largest = headline_of(self, "kl_increase_bits", at=(top,), label=f"largest KL increase: {self.ablations[top]}")
+        unablated = headline_of(self, "unablated_kl_bits")
         return (
-            headline_of(self, "kl_increase_bits", at=(top,), label=f"largest KL increase: {self.ablations[top]}"),
+            replace(largest, finding=f"The largest KL increase is that of {self.ablations[top]}."),
             *self._key_overlap(),
             headline_of(self, "top_to_second_ratio"),
             Headline.computed(
                 "share_above_half_of_top", "share of heads above half of the largest", self.share_above_half_of_top
             ),
-            headline_of(self, "unablated_kl_bits"),
+            replace(unablated, finding="For scale: the KL of the model without ablation."),
             *self._attribution(),
         )
 
@@ -193,7 +203,9 @@ class AblationReport(Report):
         """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""
         if not self.key_overlap_pick:
             return ()
-        return tuple(self._picked(pick) for pick in self.key_overlap_pick.split("; "))
+        first, *others = (self._picked(pick) for pick in self.key_overlap_pick.split("; "))
+        told = "Does key overlap find the most important head? This head has the least overlap."
+        return replace(first, finding=told), *others
 
     def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]

@@ -1,7 +1,7 @@
 """Numbers per layer and head: a heat map with its baseline marked on the color scale, and the profile over layers."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -130,7 +130,18 @@ def _ticks(low: float, high: float, baseline: float) -> tuple[list[float], list[
     apart = even if np.isnan(baseline) else even[np.abs(even - baseline) > 0.09 * (high - low)]
     ticks = sorted([*map(float, apart), *([baseline] if low <= baseline <= high else [])])
     tiny = 1e-6 * (high - low)
-    return ticks, [f"{0 if abs(tick) < tiny else tick:.2g}" + " ◂ baseline" * (tick == baseline) for tick in ticks]
+    shown = [0.0 if abs(tick) < tiny else tick for tick in ticks]
+    labels = next(own for digits in range(2, 9) if _are_distinct(own := _texts(shown, digits)) or digits == 8)
+    return ticks, [label + " ◂ baseline" * (tick == baseline) for label, tick in zip(labels, ticks, strict=True)]
+
+
+def _texts(values: Sequence[float], digits: int) -> list[str]:
+    """Return numbers with this many significant digits and a typographic minus sign."""
+    return [f"{value:.{digits}g}".replace("-", "−") for value in values]
+
+
+def _are_distinct(labels: Sequence[str]) -> bool:
+    return len(set(labels)) == len(labels)
 
 
 def _whole_numbers(figure: go.Figure, panel: Panel, *, x: int, y: int = 0) -> None:

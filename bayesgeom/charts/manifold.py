@@ -64,7 +64,10 @@ def manifold_figure(
     _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, baseline_labels[0])
     label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
     _profiles(figure, (bottom, 2), order, _ORDER_COLORS, baseline_labels[1])
-    label_axes(figure, (bottom, 2), "layer", "|correlation| or share (0 to 1)")
+    lowest = min(float(np.nanmin(own.values, initial=0.0)) for own in order)
+    cut = "; below −1 cut off" if lowest < -1 else ""  # a share far below 0 would hide all other lines
+    figure.update_yaxes(range=[-1.02, 1.02] if cut else None, row=bottom, col=2)
+    label_axes(figure, (bottom, 2), "layer", f"|correlation| or share (0 to 1{cut})")
     _color_bars(figure, n_rows=bottom)
     return with_room_for_legend(figure)
 
@@ -73,7 +76,8 @@ def _cloud_title(cloud: Cloud) -> str:
     """Return the title of a cloud, and the reason if its curve is not drawn."""
     if cloud.curve_share >= LEAST_SHARE:
         return f"{cloud.site}, last layer"
-    return f"{cloud.site}, last layer (no curve: it explains {cloud.curve_share:.0%})"
+    share = f"{cloud.curve_share:.0%}".replace("-", "−")
+    return f"{cloud.site}, last layer (no curve: it explains {share})"
 
 
 def _scatter(

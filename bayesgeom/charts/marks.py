@@ -24,7 +24,6 @@ class Rows:
     hi: Float[np.ndarray, " row"]
     marks: Float[np.ndarray, " row"]
     baselines: Mapping[str, Float[np.ndarray, " row"]]
-    what: str = "criterion"
     mark: str = "mark to pass"
 
 
@@ -61,4 +60,4 @@ def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: st
     figure.update_xaxes(range=[limits[0], limits[1] + 0.04], row=panel[0], col=panel[1])
     rows_range = {"type": "category", "range": [len(rows.labels) - 0.5, -0.5]}
     figure.update_yaxes(**rows_range, row=panel[0], col=panel[1])
-    label_axes(figure, panel, unit, rows.what)
+    label_axes(figure, panel, unit, "")  # a title would lie on the rows' names

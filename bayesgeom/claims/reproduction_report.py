@@ -36,8 +36,8 @@ class ReproductionReport(Report):
     counts: ClassVar[str] = "number"
     title: ClassVar[str] = "Reproduction: do a claim's numbers come out again?"
     about: ClassVar[str] = (
-        "The commands of the claim were run again, and its numbers were read from their reports. On the type of machine "
-        "on which they were recorded they must agree within the claim's relative tolerance. On another type they may "
+        "The commands of the claim were run again, and its numbers were read from their reports. On the machine type "
+        "of the record they must agree within the claim's relative tolerance. On another type they may "
         "lie anywhere in the recorded interval, because rounding differs. The verdict follows from the numbers by the "
         "criterion of the claim. Agreement shows that the measurement is reproducible, not that the claim is true."
     )
@@ -81,8 +81,16 @@ class ReproductionReport(Report):
         return f"{how}. {agreeing[0].upper()}{agreeing[1:]}, and the verdict is {self.verdict} ({same})."
 
     def headlines(self) -> Sequence[Headline]:
-        low, high = self.reproduced.ends
-        return [
+        (low, high), known = self.reproduced.ends, ~np.isnan(self.agrees)
+        agreeing = Headline(
+            metric="agrees",
+            label="recorded numbers that agree",
+            value=float(self.agrees[known].sum()),
+            baseline=float(known.sum()),
+            baseline_name="recorded numbers",
+            ruling=self._ruling(),
+        )
+        rows = [
             Headline(
                 metric="reproduced",
                 label=label,
@@ -92,10 +100,11 @@ class ReproductionReport(Report):
                 high=float(high[row]),
                 baseline=float(self.recorded.value[row]),
                 baseline_name=RECORDED,
-                ruling=self._ruling() if row == 0 else "",
+                ruling={1.0: "agrees", 0.0: "differs"}.get(float(self.agrees[row]), ""),
             )
             for row, label in enumerate(self.labels)
         ]
+        return [agreeing, *rows]
 
     def table(self) -> str:
         """Return recorded and reproduced numbers side by side, then the verdicts and the commands that were not run."""

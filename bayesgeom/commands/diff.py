@@ -19,7 +19,8 @@ class Diff(Command):
     name: ClassVar[str] = "diff"
 
     a: Side
-    """A checkpoint, or the directory of a saved diagnosis."""
+    """A checkpoint, or the directory of a saved diagnosis. Intervals between checkpoints are paired; those between
+    diagnoses are conservative (wider), because a saved diagnosis holds no single sequences."""
     b: Side
     """Another of the same kind; differences are B − A."""
     task: AskedTask = None

@@ -66,7 +66,8 @@ class DifferenceReport(Report):
         counts = [(f"{side} is better in", verdicts.count(f"{side} better")) for side in "AB"]
         said = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
         who = f"A is {self.names[0]}, B is {self.names[1]}."
-        return f"{who} Of {len(verdicts)} quantities: {said}. Intervals: {self.pairing}."
+        first = f"{self.verdicts()[0]}: by {self.rows[0]}. " if self.rows else ""
+        return f"{first}{who} Of {len(verdicts)} quantities: {said}. Intervals: {self.pairing}."
 
     def headlines(self) -> Sequence[Headline]:
         low, high = self.difference.ends
@@ -80,7 +81,7 @@ class DifferenceReport(Report):
                 high=float(high[row]),
                 baseline=0.0,
                 baseline_name="no difference",
-                verdict="undecided" if verdict == "undecided" else "yes",
+                ruling=verdict,
             )
             for row, verdict in enumerate(self.verdicts()[: self.n_leading])
         ]

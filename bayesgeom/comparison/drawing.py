@@ -42,7 +42,7 @@ def comparison_figure(
         col=1,
     )
     figure.update_yaxes(autorange="reversed", row=1, col=1)
-    label_axes(figure, (1, 1), "architecture", "task (primitive)")
+    label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
     _add_models(figure, names, closed)
     for level in (0.0, 0.5, 0.95):
         figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1}, row=2, col=1)

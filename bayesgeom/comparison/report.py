@@ -147,7 +147,7 @@ class ComparisonReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure
 
-        primitives = [f"{task}<br>({PRIMITIVE_OF[task]})" for task in self.tasks]
+        primitives = [f"{task}<br>({PRIMITIVE_OF[task].replace(' and ', '<br>and ')})" for task in self.tasks]
         return comparison_figure(
             self.title, self.share_by_task(), primitives, self.architectures, (self.checkpoints, self.share_closed)
         )

@@ -35,7 +35,7 @@ class SweepReport(Report):
     title: ClassVar[str] = "Noise and evidence: how fast does the posterior converge?"
     about: ClassVar[str] = (
         "One parameter of the task varies; everything else, including seeds, is the same. The first panel shows the "
-        "entropy of the exact posterior (solid) and of the model (dotted) at each position. The second shows how many "
+        "entropy of the exact posterior (wide) and of the model (thin) at each position. The second shows how many "
         "observations each needs to converge. The others show the model's error at each value, and the error of the "
         "task's strongest shortcut. A model that infers follows the exact posterior at values on which it was not "
         "trained; a model that memorized the speed of convergence does not."

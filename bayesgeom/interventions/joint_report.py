@@ -103,7 +103,6 @@ class JointInterventionReport(Report):
                 hi=own.ends[1],
                 marks=self.ceiling_increase_bits.value[:, column],
                 baselines=levels,
-                what="edited together",
                 mark="ceiling: whole activation",
             )
             add_marks(figure, (1, column + 1), rows, unit=f"increase of {name} (bits)", limits=(-reach, reach))

@@ -105,6 +105,7 @@ class OnwardsReport(Report):
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, SERIES[0]), strict=True):
             add_line(figure, (1, 2), at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(figure, (1, 2), "first erased layer", "held-out R²")
+        figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8))
         return with_room_for_legend(figure)
 
     def table(self) -> str:

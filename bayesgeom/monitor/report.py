@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 UNIFORM, DIRECTIONS, ATTENTION = "uniform predictor", "random directions", "uniform attention"
+_RANGES = {"separation": "−1 … 1"}  # where it is not 0 … 1
 OTHERS, UNTRAINED = "other sequences' posteriors", "untrained network"
 
 
@@ -80,7 +81,8 @@ class MonitorReport(Report):
             if metric in self.thresholds:
                 levels.append(("threshold", np.full(len(at), self.thresholds[metric])))
             curve = Curve(name="measured", values=own.value, band=own.ends)
-            add_curves(figure, panel, at, [curve], unit=quantities[metric].unit or "0 … 1", levels=levels)
+            unit = quantities[metric].unit or _RANGES.get(metric, "0 … 1")
+            add_curves(figure, panel, at, [curve], unit=unit, levels=levels)
             for step in self.marked_steps:
                 figure.add_vline(x=step, line={"color": BASELINE, "width": 1}, row=panel[0], col=panel[1])
         figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)

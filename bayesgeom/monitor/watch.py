@@ -184,14 +184,14 @@ class Monitor:
         return bool(self._steps)
 
     def report(self) -> MonitorReport:
-        """Return the report of all measurements so far.
+        """Return the report of all measurements so far. Its provenance has the hash of the weights at the start.
 
         Raises:
             InvalidArgument: There is no measurement yet.
         """
         if not self._steps:
             raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
-        return monitor_report(
+        found = monitor_report(
             self._steps,
             self._measures,
             chance=self.chance,
@@ -200,13 +200,12 @@ class Monitor:
             events=self.events,
             seed=derived_seed(self.settings.seed, Branch.RESAMPLING),
         )
+        arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
+        return with_provenance(found, provenance(self.model, self.task, arguments))
 
     def diagnosis(self) -> Diagnosis:
-        """Return the report as a diagnosis. Its provenance has the hash of the weights at the start."""
-        report = self.report()
-        arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
-        where = provenance(self.model, self.task, arguments)
-        return Diagnosis.of(with_provenance(report, where))
+        """Return the report as a diagnosis."""
+        return Diagnosis.of(self.report())
 
     def save(self, path: str | Path) -> None:
         """Write the report directory: report.json, arrays.safetensors, metrics.parquet, report.html."""

@@ -10,7 +10,7 @@ References:
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -97,12 +97,17 @@ class PassThresholdsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         order = (1, 3, 4, 2, 0)  # one of each kind first
-        return [headline_of(self, "measured", (i,), self._label(i)) for i in order]
+        return [replace(headline_of(self, "measured", (i,), self._label(i)), ruling=self._ruling(i)) for i in order]
+
+    def _ruling(self, i: int) -> str:
+        """Return the verdict without its reason."""
+        said = self.verdicts[i].split(":")[0]
+        return "failed" if said.startswith("failed") else said
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.marks import Rows, add_marks
-        from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import EXACT, SECOND, label_axes, panels, with_room_for_legend
 
         found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
         title = "<br>".join(textwrap.wrap("; ".join(found), 110))
@@ -124,7 +129,8 @@ class PassThresholdsReport(Report):
         level = np.full_like(self.key_overlap, OVERLAP)
         add_profile(figure, (1, 2), self.key_overlap, name="keys")
         add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)
-        add_profile(figure, (1, 2), level, name="threshold", color="#1d1f23")
+        add_profile(figure, (1, 2), level, name="threshold", color=EXACT)
+        figure.data[-1].mode = "lines"
         label_axes(figure, (1, 2), "layer", "mean |cosine|, heads averaged")
         add_profile(figure, (2, 1), self.final_entropy_bits, name="entropy of the last query")
         label_axes(figure, (2, 1), "layer", "attention entropy (bits)")

@@ -264,7 +264,7 @@ def _layer_sums(
     q, k, pattern = (run.at(site)[layer, : len(visible)].float().cpu() for site in (Q_ROT, K_ROT, PATTERN))
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
-    lengths = torch.einsum("bqh,bkh->bhqk", q.norm(dim=-1), k.norm(dim=-1))
+    lengths = q.norm(dim=-1).mT[..., :, None] * k.norm(dim=-1).mT[..., None, :]
     rounding = rounding_of_products(lengths, visible[:, None], d=q.shape[-1], dtype=run.at(Q_ROT).dtype)
     found = (pattern, scores / lengths, visible_ranks(scores, visible[:, None], rounding))
     sums = [

@@ -10,9 +10,12 @@ from bayesgeom.results.section import Section
 
 FEWEST, MOST = 3, 6
 GOOD = frozenset(
-    {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned"}
+    {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned", "passed"}
 )
-BAD = frozenset({"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned", "differs"})
+BAD = frozenset(
+    {"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"}
+    | {"differs", "failed"}
+)
 _WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {
     "yes": "Beats every baseline; the strongest is",
@@ -84,18 +87,23 @@ def numbers(line: Headline) -> str:
     if line.value_text == "–":
         return ""
     interval = f" (95 % interval {line.interval})" if line.interval and not line.no_interval else ""
-    judged = f" {_JUDGED[line.verdict]} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
+    judged = f" {_judged(line)} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
     return f"{_capital(line.label)}: {line.value_text}{interval}.{judged}"
+
+
+def _judged(line: Headline) -> str:
+    is_open = line.verdict == "undecided" and not line.interval
+    return "Without an interval nothing is decided; the strongest baseline is" if is_open else _JUDGED[line.verdict]
 
 
 def _of_section(section: Section) -> list[Finding]:
     """Return the headlines that state a finding; without any, those with a verdict, then others, up to three."""
-    known = [line for line in section.headlines if line.value_text != "–"] or list(section.headlines)
+    known = [line for line in section.headlines if line.value_text != "–" or line.ruling] or list(section.headlines)
     lines = [line for line in section.headlines if line.finding]
     if not lines:
-        judged = [line for line in known if line.verdict]
-        lines = judged if len(judged) >= FEWEST else sorted(known, key=lambda line: not line.verdict)[:FEWEST]
-    found = [Finding(section=section, line=line, sentence=line.finding) for line in lines]
+        judged = [line for line in known if line.verdict or line.ruling]
+        lines = judged if len(judged) >= FEWEST else sorted(known, key=lambda line: line not in judged)[:FEWEST]
+    found = [Finding(section=section, line=line, sentence=line.finding or _without_number(line)) for line in lines]
     if section.verdict and lines:
         concluded = section.verdict.rstrip(".") + "."
         if lines[0].ruling:
@@ -105,6 +113,13 @@ def _of_section(section: Section) -> list[Finding]:
         concluded = _capital(concluded)
         found[0] = Finding(section=section, line=lines[0], sentence=concluded, is_conclusion=True)
     return found
+
+
+def _without_number(line: Headline) -> str:
+    """Return what a line without a number states; "" for a line with one."""
+    if line.value_text != "–":
+        return ""
+    return f"{_capital(line.label)}." if line.ruling else f"{_capital(line.label)}: no value here."
 
 
 def _capital(text: str) -> str:

@@ -20,7 +20,7 @@ from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_in
 
 LEVEL = 0.95
 DRAWS = 1_000
-_MOST_KEPT = 256  # weights of up to this many sequences are cached: 2 MB a table
+_MOST_KEPT = 256  # several tables of up to this many sequences are cached, 2 MB each, and one larger table, up to 16 MB
 _FEWEST_SPLIT = 4  # least number of sequences that can be halved
 MAX_GROUPS = 256  # jackknife groups; with more sequences, a group is a run of consecutive ones
 MAX_UNITS = 2_048  # units resampled at once; more sequences are grouped into runs of consecutive ones, to bound memory
@@ -33,19 +33,19 @@ def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndar
     """
     if n < 2:
         return np.full((draws, n), np.nan)
-    return _kept_weights(n, seed, draws) if n <= _MOST_KEPT else _drawn_weights(n, seed, draws)
+    if n <= _MOST_KEPT:
+        return _kept_weights(n, seed, draws)
+    return _last_weights(n, seed, draws) if n <= MAX_UNITS else _drawn_weights(n, seed, draws)
 
 
 def _drawn_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw sequence"]:
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
-
-
-@lru_cache(maxsize=4)
-def _kept_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw sequence"]:
-    """Draw and cache weights: the intervals of one report share sequences and seed. Read-only."""
-    weights = _drawn_weights(n, seed, draws)
+    """Draw weights, read-only because they are cached: the intervals of one report share sequences and seed."""
+    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
     weights.flags.writeable = False
-    return weights
+    return np.asarray(weights)
+
+
+_kept_weights, _last_weights = lru_cache(maxsize=8)(_drawn_weights), lru_cache(maxsize=1)(_drawn_weights)
 
 
 def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, "replicate sequence"]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from bayesgeom.stats.pca import cloud_axes
 
 MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
+_ROUNDING = 1e-12
 
 
 @final
@@ -122,7 +123,10 @@ def adjusted_rand(
     together = _pairs(table, own).sum(dim=(-2, -1))
     rows, columns = (_pairs(table.sum(dim=axis), own.sum(dim=axis)).sum(dim=-1) for axis in (-1, -2))
     expected = rows * columns / _pairs(table.sum(dim=(-2, -1)), own.sum(dim=(-2, -1)))
-    return (together - expected) / ((rows + columns) / 2 - expected)
+    above = together - expected
+    # With one cluster it is 0 in every resample; rounding would look like a spread.
+    above = torch.where(above.abs() <= _ROUNDING * expected.abs(), 0.0, above)
+    return above / ((rows + columns) / 2 - expected)
 
 
 def resampled_agreement(

@@ -84,15 +84,15 @@ def refitted_axis_shares(
     """
     n_positions, (d, n_axes) = points.shape[1], axes.shape
     centered = points - points.mean(axis=(0, 1))
+    flat = centered.reshape(-1, d)
     means = weights.astype(centered.dtype) @ centered.mean(axis=1)
     power = weights @ (centered**2).sum(axis=2, dtype=np.float64).mean(axis=1)
     most = weights.max(axis=1)
     lighter = [np.flatnonzero(row < top) for row, top in zip(weights, most, strict=True)]
     missing = [
-        (centered[at].reshape(-1, d), np.repeat(top - row[at], n_positions).astype(centered.dtype)[:, None])
+        (_consecutive(centered, at).reshape(-1, d), np.repeat(top - row[at], n_positions).astype(flat.dtype)[:, None])
         for at, row, top in zip(lighter, weights, most, strict=True)
     ]
-    flat = centered.reshape(-1, d)
     gram, top = flat.T @ flat, most.astype(flat.dtype)[:, None, None]
 
     def applied(basis: Float[np.ndarray, "row d axis"]) -> Float[np.ndarray, "row d axis"]:
@@ -108,6 +108,14 @@ def refitted_axis_shares(
     variances = np.linalg.eigvalsh((along + along.transpose(0, 2, 1)) / 2)[:, ::-1]
     total = power - (means.astype(np.float64) ** 2).sum(axis=1)
     return np.asarray(variances / np.where(total > _ROUNDING * power, total, np.nan)[:, None])
+
+
+def _consecutive(
+    points: Float[np.ndarray, "sequence position d"], at: Int[np.ndarray, " row"]
+) -> Float[np.ndarray, "row position d"]:
+    """Return the sequences at these indices, which are sorted; as a view if they are consecutive."""
+    is_run = len(at) > 0 and at[-1] - at[0] == len(at) - 1
+    return points[at[0] : at[-1] + 1] if is_run else points[at]
 
 
 def resampled_spearman(

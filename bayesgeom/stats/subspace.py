@@ -1,5 +1,7 @@
 """Subspaces given by orthonormal columns: random ones, angles between two, and Gram matrices within them."""
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
@@ -16,6 +18,11 @@ def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Ten
     """
     if not 1 <= rank <= d:
         raise InvalidArgument(f"rank of a subspace of {d} dimensions must be 1 … {d}, got {rank}.")
+    return _drawn(d, rank, draws, seed).clone()
+
+
+@lru_cache(maxsize=4)
+def _drawn(d: int, rank: int, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
     basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
     return basis

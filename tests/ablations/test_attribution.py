@@ -111,6 +111,8 @@ def test_both_methods_report_their_rank_correlation() -> None:
     model = lively()
     exact, preview = bayesgeom.ablate(model, n=17), attribution_preview(model, n=17)
     both = attribution_preview(model, n=17, exact=exact)
+    assert preview.is_preview and "a preview, not an ablation" in preview.summary()
+    assert not exact.is_preview and not both.is_preview and exact.conclusion() == ""
     methods = [own.provenance["arguments"]["method"] for own in (exact, preview, both)]
     assert methods == ["exact", "attribution", "both"]
     np.testing.assert_array_equal(both.kl_increase_bits.value, exact.kl_increase_bits.value)

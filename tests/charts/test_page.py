@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -182,6 +183,22 @@ def test_a_report_states_its_own_findings_and_verdicts() -> None:
     text = page("t", [replace(section("one", "One"), headlines=lines)], skipped={}, provenance={})
     assert found_in(text) == ["used Layer 2: it moves. Shift: 0.5."]
     assert '<li class="good">' in text and "<th>verdict</th><th>published</th>" in text and "<td>unused</td>" in text
+
+
+def test_a_verdict_without_a_number_is_a_finding_and_no_finding_is_empty() -> None:
+    nothing = Headline(metric="x", label="which settles later", value=math.nan, ruling="cannot say: one never settles")
+    other = Headline(metric="y", label="steps", value=3.0)
+    text = page("t", [replace(section("one", "One"), headlines=(nothing, other))], skipped={}, provenance={})
+    assert found_in(text)[0] == "cannot say: one never settles Which settles later."
+    alone = replace(section("one", "One"), headlines=(replace(nothing, ruling=""),))
+    assert found_in(page("t", [alone], skipped={}, provenance={})) == ["Which settles later: no value here."]
+
+
+def test_undecided_without_an_interval_says_so() -> None:
+    line = Headline(metric="x", label="KL", value=0.25, baseline=2.0, baseline_name="flat", verdict="undecided")
+    text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
+    said = "KL: 0.25. Without an interval nothing is decided; the strongest baseline is 2 (flat)."
+    assert found_in(text) == [f"undecided {said}"]
 
 
 def test_what_was_tested_is_said_before_the_findings() -> None:

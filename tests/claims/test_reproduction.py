@@ -85,7 +85,8 @@ def test_another_machine_may_move_a_number_within_its_interval() -> None:
 
 
 def test_only_commands_that_define_numbers_are_run(small: Claim, tiny_checkpoints: Path) -> None:
-    elsewhere = replace(small.runs[0], name="hub", command="bayesgeom diagnose owner/name", needs=("absent",), numbers={})
+    command = "bayesgeom diagnose owner/name"
+    elsewhere = replace(small.runs[0], name="hub", command=command, needs=("absent",), numbers={})
     both = replace(small, runs=(elsewhere, *small.runs))
     again = reproduce(both)
     assert set(again.found) == {"kl", "error"} and again.not_run == ("bayesgeom diagnose owner/name",)

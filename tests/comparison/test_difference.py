@@ -63,6 +63,8 @@ def test_the_other_way_round_is_the_negative() -> None:
     np.testing.assert_allclose(one.difference.value, -other.difference.value, atol=1e-12)
     swap = {"A better": "B better", "B better": "A better", "undecided": "undecided"}
     assert [swap[said] for said in one.verdicts()] == other.verdicts() and one.verdicts()[0] != "undecided"
+    assert [line.ruling for line in one.headlines()] == one.verdicts()[: one.n_leading]
+    assert one.conclusion().startswith(f"{one.verdicts()[0]}: by KL(exact ‖ model). A is ")
 
 
 def test_lower_and_higher_are_better_where_they_are() -> None:

@@ -145,6 +145,8 @@ def test_who_else_passes_is_said(rng: np.random.Generator) -> None:
     assert [own.name for own in alone.measured.baselines] == [CHANCE]
     assert report.verdicts[-1] == "passed, uninformative: untrained networks pass" and alone.verdicts[-1] == "passed"
     assert report.verdicts[2] == "passed, uninformative: chance and untrained networks pass"
+    rulings = {line.label.split(" (")[0]: line.ruling for line in report.headlines()}
+    assert rulings["layers with W_K columns apart"] == "passed, uninformative"
     assert copies[0].verdicts[-1] == "failed"
     assert "chance passes 0%, untrained 67%" in str(report.headlines()[2])
     assert report.verdicts[2] in (report.plot().layout.title.text or "").replace("<br>", " ")

@@ -9,6 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 from sklearn.neighbors import NearestCentroid
 
+from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.clusters import (
     adjusted_rand,
     cluster_clouds,
@@ -116,6 +117,13 @@ def test_resampled_agreement_counts_pairs_of_different_points_alone(rng: np.rand
             expected = rows * columns / weight.sum()
             twin = (together - expected) / ((rows + columns) / 2 - expected)
             assert float(found[draw + 1, cloud]) == pytest.approx(twin, abs=1e-12)
+
+
+def test_a_single_cluster_agrees_by_chance_exactly_in_every_resample(rng: np.random.Generator) -> None:
+    truth = torch.nn.functional.one_hot(torch.from_numpy(rng.integers(5, size=130)), 5).double()
+    owner, times = torch.arange(130) // 2, torch.from_numpy(jackknife_weights(65) * 65)
+    found = resampled_agreement(torch.zeros(1, 130, dtype=torch.int64), truth, owner, times)
+    assert found.shape == (66, 1) and (found == 0).all()
 
 
 def test_resampling_labels_that_agree_by_chance_stays_around_chance(rng: np.random.Generator) -> None:
