@@ -9,6 +9,8 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 
+_MOST_KEPT = 2**18  # numbers in a set of bases that is cached, 2 MB
+
 
 def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     """Draw orthonormal bases of uniform (Haar) random subspaces: the column spaces of Gaussian matrices.
@@ -18,14 +20,18 @@ def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Ten
     """
     if not 1 <= rank <= d:
         raise InvalidArgument(f"rank of a subspace of {d} dimensions must be 1 … {d}, got {rank}.")
-    return _drawn(d, rank, draws, seed).clone()
+    if d * rank * draws > _MOST_KEPT:
+        return _drawn(d, rank, draws, seed)
+    return _kept(d, rank, draws, seed).clone()
 
 
-@lru_cache(maxsize=4)
 def _drawn(d: int, rank: int, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
     basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
     return basis
+
+
+_kept = lru_cache(maxsize=2)(_drawn)  # a probe draws the same ones for each of its sites
 
 
 def principal_angles(
