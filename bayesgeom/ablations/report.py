@@ -204,8 +204,7 @@ class AblationReport(Report):
         if not self.key_overlap_pick:
             return ()
         first, *others = (self._picked(pick) for pick in self.key_overlap_pick.split("; "))
-        told = "Does key overlap find the most important head? This head has the least overlap."
-        return replace(first, finding=told), *others
+        return replace(first, finding="The head whose keys overlap least, among all heads by KL increase."), *others
 
     def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]
@@ -216,7 +215,8 @@ class AblationReport(Report):
             return Headline(metric="kl_increase_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
         rank = at.index(True)
         place = f"{label}, rank {rank + 1} of {len(heads)} heads by KL increase"
-        return headline_of(self, "kl_increase_bits", at=(heads[rank],), label=place)
+        own = headline_of(self, "kl_increase_bits", at=(heads[rank],), label=place)
+        return replace(own, ruling=f"rank {rank + 1} of {len(heads)}")
 
     def _attribution(self) -> Sequence[Headline]:
         is_known = not math.isnan(float(self.attribution_rank_correlation))

@@ -124,7 +124,8 @@ def test_on_the_command_line(
     save(tmp_path / "two", lambda module: module.embed.weight.mul_(3.0))
     assert main(["diff", "./one", "./two", "--n", "13", "--out", "run"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("A is one, B is two. Of 6 quantities:") and "KL(exact ‖ model) (bits)" in out
+    assert out.startswith("A better: by KL(exact ‖ model). A is one, B is two. Of 6 quantities:")
+    assert "KL(exact ‖ model) (bits)" in out
     assert isinstance(Diagnosis.load("run")["difference"], DifferenceReport)
     for name in ("one", "two"):
         assert main(["diagnose", f"./{name}", "--n", "11", "--n-untrained", "0", "--out", f"runs/{name}"]) == 0
