@@ -191,7 +191,7 @@ def test_without_limits_the_baseline_is_the_pale_middle() -> None:
 
 def test_ticks_of_a_narrow_color_scale_differ_and_have_one_minus_sign() -> None:
     for values in (np.array([[1.31, 1.42, 1.53]]), np.array([[-2e-5, 0.0, 2e-5]])):
-        (heads,) = heat_map(values, null=float(values[0, 1])).data
+        (heads,) = heat_map(values, baseline=float(values[0, 1])).data
         ticks = [text.removesuffix(" ◂ baseline") for text in heads.colorbar.ticktext]
         assert len(set(ticks)) == len(ticks) == 5 and not any("-" in text for text in ticks)
         np.testing.assert_allclose(
