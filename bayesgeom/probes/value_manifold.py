@@ -338,7 +338,7 @@ def _shares(
             axes = layers[layer].axes.cpu().numpy()[:, :2]
             cumulated = refitted_axis_shares(points, axes, few).cumsum(axis=1)
             shares[:, :, row, layer] = cumulated[:, [0, -1]]
-    first, both = np.moveaxis([*statistic_interval(shares, seed=seed, scale="share")], 1, 0)
+    first, both = np.stack([*statistic_interval(shares, seed=seed, scale="share")], axis=1)
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
     levels = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
     of_both = of_untrained([copy.pc12_share.value for copy in copies])

@@ -197,8 +197,10 @@ def _accuracy_of_maps(
     n, true = len(truth), truth.float()
     of_maps = decided.float()
     yes, hit = of_maps.sum(dim=0), (of_maps * true[:, :, draws]).sum(dim=0)
-    counts = (own.double().numpy()[None] / max(1, n) for own in (true.sum(dim=0)[:, draws], yes, hit))
-    return _accuracy(*counts, np.ones(1))[0]
+    possible, decisions, hits = (
+        own.double().numpy()[None] / max(1, n) for own in (true.sum(dim=0)[:, draws], yes, hit)
+    )
+    return np.asarray(_accuracy(possible, decisions, hits, np.ones(1))[0])
 
 
 def _accuracy(
