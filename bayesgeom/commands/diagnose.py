@@ -10,7 +10,7 @@ from bayesgeom.core.errors import InvalidArgument
 
 # CPU time of one core on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
 TIMES = (
-    "Time: bijection-v20 takes about 6 s with n = 512, plus 3 s for each untrained network at any n. Time is "
+    "Time: bijection-v20 takes about 5 s with n = 512, plus 2.5 s for each untrained network at any n. Time is "
     "proportional to n and to the size of the network."
 )
 

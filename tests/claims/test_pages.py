@@ -11,7 +11,7 @@ from bayesgeom.claims.claim import Claim, Hold, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.pages import END, PAGE, README, START, findings, refreshed, still_open, summary, write
 from bayesgeom.claims.reading import origin_of, values_of
-from bayesgeom.claims.reproduction import short, text
+from bayesgeom.claims.reproduction_report import short, text
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint import read_description
