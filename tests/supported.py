@@ -160,8 +160,12 @@ def row(name: str) -> list[str]:
     """Name, then each site's largest error, or – where it is withheld; at last how many sites of weights there are."""
     model = HFModel(tiny(name))
     errors = model.proof_errors()
-    found = [f"{errors.get(site, 0.0):.0e}" if site in model.sites else "–" for site in SITES]
-    return [name, *found, f"{sum(site in model.sites for site in WEIGHTS)} of {len(WEIGHTS)}"]
+    n_layers, found = model.spec.n_layers, list[str]()
+    for site in SITES:
+        layers = model.layers_of(site)
+        where = "" if len(layers) == n_layers else f" ({len(layers)} of {n_layers})"
+        found.append(f"{errors.get(site, 0.0):.0e}{where}" if layers else "–")
+    return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"]
 
 
 def table() -> str:
@@ -179,8 +183,9 @@ with random weights. transformers {transformers.__version__}, torch {torch.__ver
 
 A number is the largest error of the equations that tie the site to others, as a share of the largest entry, over all
 layers and with every site perturbed (0e+00: equal to the last bit). Float32; the limit is 1e-4. "–": the site is
-withheld, and `model.withheld` gives the reason. "From weights": of the eight sites read from the weights (token
-embeddings, W_K, …). The families in `tests/families.py` are compared with attention written out by hand as well.
+withheld, and `model.withheld` gives the reason. "(1 of 3)": only that many layers have the site. "From weights": of the
+eight sites read from the weights (token embeddings, W_K, …). The families in `tests/families.py` are compared with
+attention written out by hand as well.
 
 {chr(10).join(lines)}
 

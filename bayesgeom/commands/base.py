@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import tyro
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
 
+KEY_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token or the server's key
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
 AskedTask = Annotated[
     str | None,
@@ -68,6 +70,18 @@ class Source:
     """For Hugging Face models: branch, tag or commit."""
     memory_gib: float | None = None
     """Memory for recorded activations, in GiB. Default: a share of the free memory."""
+    batch_size: int | None = None
+    """Most sequences in a forward pass. Default: according to the memory of a pass."""
+    attn_implementation: str | None = None
+    """For Hugging Face models: eager, sdpa, …"""
+    max_memory: dict[str, str] | None = None
+    """For Hugging Face models with --device-map: memory by device, as in --max-memory 0 20GiB cpu 64GiB."""
+    quantization_config: str | None = None
+    """For Hugging Face models: the quantization to load with, as JSON: '{"quant_method": "torchao", …}'."""
+    local_files_only: bool = False
+    """For Hugging Face models: do not ask the hub."""
+    tokenizer: str | None = None
+    """Directory, GGUF file or hub name of a tokenizer; required for a server. A key is read from $BAYESGEOM_TOKEN."""
 
     def load(self) -> "Model":
         """Load the model."""
@@ -77,9 +91,16 @@ class Source:
             self.checkpoint,
             device=self.device,
             dtype=self.dtype,
+            tokenizer=self.tokenizer,
+            memory_gib=self.memory_gib,
             device_map=self.device_map,
             revision=self.revision,
-            memory_gib=self.memory_gib,
+            batch_size=self.batch_size,
+            attn_implementation=self.attn_implementation,
+            max_memory=None if self.max_memory is None else {_device(k): v for k, v in self.max_memory.items()},
+            quantization_config=_parsed(self.quantization_config),
+            local_files_only=self.local_files_only or None,
+            token=os.environ.get(KEY_VARIABLE),  # not an argument: other users of a machine can read those
         )
 
     def name_alone(self) -> str:
@@ -94,6 +115,21 @@ class Source:
         ]:
             raise InvalidArgument(f"with --on, workers load a model as it was saved: leave out {', '.join(given)}.")
         return self.checkpoint
+
+
+def _device(name: str) -> str | int:
+    return int(name) if name.isdigit() else name
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    """The quantization of `--quantization-config`; anything but a JSON object raises `InvalidArgument`."""
+    try:
+        found = None if text is None else json.loads(text)
+    except ValueError:
+        found = text
+    if found is not None and not isinstance(found, dict):
+        raise InvalidArgument(f"--quantization-config must be a JSON object, got {text!r}.")
+    return found
 
 
 Of = Annotated[Source, tyro.conf.OmitArgPrefixes]

@@ -26,6 +26,9 @@ class Diagnose(Command):
     task: AskedTask = None
     domain: str | None = None
     """Domain of the task prompts: mixed, mathematics, code, philosophy, or two joined by +: mathematics+code."""
+    chat: bool = False
+    """Write the task in the tokenizer's chat template: prompts as a user's messages, other tasks as the assistant's
+    answer."""
     n: int = 512
     """Sequences to draw; for prompts, at most the number of prompts."""
     seed: int = 0
@@ -74,7 +77,17 @@ class Diagnose(Command):
         }
 
     def _task(self) -> str | None:
-        """Combine `--task` and `--domain`."""
+        """Combine `--task`, `--domain` and `--chat`."""
+        task = self._task_of_domain()
+        if not self.chat:
+            return task
+        if task is None:
+            raise InvalidArgument("--chat needs a task in text: name one with --task, such as prompts or evidence.")
+        name, _, given = task.partition(":")
+        chosen = "style=chat" if name == "evidence" else "chat=True"
+        return f"{name}:{given + ',' if given else ''}{chosen}"
+
+    def _task_of_domain(self) -> str | None:
         if self.domain is None:
             return self.task
         name, _, given = (self.task or "prompts").partition(":")

@@ -61,6 +61,10 @@ class ExecutorFault(BayesGeomError, RuntimeError):
     """An engine that cannot be reached, a job whose worker died, a worker with other versions."""
 
 
+class ServerFault(BayesGeomError, ConnectionError):
+    """An inference server that cannot be reached, or replies without the numbers that are measured."""
+
+
 def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:
     """Return the error for a name that does not exist. It lists the known names."""
     listed = ", ".join(sorted(known)) or "(none)"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -54,12 +54,7 @@ class ModelSpec:
 
     @property
     def is_identified(self) -> bool:
-        """Whether the weights were hashed. Saved progress is resumed only by a model with the same hash.
-
-        Example:
-            >>> untrained(7)
-            'untrained, seed 7'
-        """
+        """Whether the weights were hashed. Saved progress is resumed only by a model with the same hash."""
         return bool(_HASH.fullmatch(self.weights_hash))
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,6 +120,9 @@ class Run:
         trials: The first `n_recorded` sequences, whose activations were recorded.
         log_answers: Natural log of the model's answer probabilities, renormalized over the answers, on `trials`.
         recorded: Activations of every layer, by site, on `trials`.
+        layers: Layers of the sites that only some layers have; the layer axis in `recorded` is that of these.
+        reduced: Statistics of `trials` that were computed during the pass, by the name of their `Reduction`.
+        streamed: The same pass with `reduced` on more sequences.
         seed: Seed of a probe's own resampling.
         windows: The window observers' scores on all `n` sequences. None if the task has no latent dynamics.
     """
@@ -138,6 +136,9 @@ class Run:
     recorded: Mapping[Site, Shaped[Tensor, "layer *axes"]]
     seed: int
     windows: WindowScores | None = None
+    layers: Mapping[Site, tuple[int, ...]] = field(default_factory=dict)
+    reduced: Mapping[str, Shaped[Tensor, "reduced_layer *reduced"]] = field(default_factory=dict)
+    streamed: "Run | None" = None
 
     @property
     def n(self) -> int:

@@ -12,20 +12,26 @@ from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.diagnosis.views import captured_arguments, within
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
+from bayesgeom.models.budget import is_out_of_memory, recording_bytes
+from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recorder import bytes_per_sequence
+from bayesgeom.models.recorder import Stream, bytes_per_sequence
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.models.sendable import job_arguments, load_same, name_of
+from bayesgeom.models.server.model import ServedModel
 from bayesgeom.probes.base import Needs, Probe
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.diagnosis import SERVED, STREAMED, Diagnosis
+from bayesgeom.results.layers import LAYERS, on_layers
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
+from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
 N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
@@ -57,7 +63,8 @@ def diagnose(
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
-        model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model.
+        model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model,
+            a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
         probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
@@ -110,12 +117,14 @@ def _diagnosed(
 ) -> Diagnosis:
     """Return the reports with their provenance."""
     chosen = task_of(subject, task)
+    if isinstance(subject, CapturedModel):
+        n, seed = captured_arguments(subject, chosen, n=n, seed=seed)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
-    budget = subject.recording_bytes()  # the same for untrained networks: they are compared with the model
+    budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]
@@ -123,17 +132,24 @@ def _diagnosed(
         indices = range(n_untrained)
         found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
-        n_seen = min(n_seen, max(2, budget // max(1, _bytes_of_one(subject, plan.sites, one))))
-        found = _sent_untrained(executor, subject, plan, chosen, n=n_seen, n_untrained=n_untrained, seed=seed)
+        each = _bytes_of_one(subject, plan.sites, one)
+        n_rows = min(n_seen, max(2, budget // max(1, each)))
+        counts = {"n": n_seen if plan.streamed else n_rows, "seed": seed, "bytes": n_rows * each}
+        found = _sent_untrained(executor, subject, plan, chosen, counts, n_untrained=n_untrained)
     untrained, faults = _collected(plan, found)
     skipped = plan.skipped | faults
-    run = _run(subject, chosen, blocks, plan, seed, budget, n=n)
+    run = _run(subject, stream, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in untrained.items() if name not in skipped})
     skipped |= faults
+    partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
+    reports |= {name: on_layers(reports[name], own, subject.spec.n_layers) for name, own in partly.items()}
     further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     reports, skipped = reports | further, skipped | reasons
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
+    where |= {LAYERS: {name: list(own) for name, own in partly.items()}} if partly else {}
+    where |= {SERVED: {"top": subject.client.top, **subject.unlisted()}} if isinstance(subject, ServedModel) else {}
+    where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
@@ -148,13 +164,34 @@ def _collected(plan: "_Plan", found: Iterable[Found]) -> tuple[dict[str, list[Re
     return reports, skipped
 
 
+def _record(model: Model, plan: "_Plan", stream: "_Stream") -> list[Site | Stream]:
+    """What a pass records for the probes of a plan."""
+    layers = {
+        reduction: model.layers_of(reduction.site)
+        for name in plan.streamed
+        for reduction in plan.served[name].needs.streamed
+        if reduction.site in _reads(model, plan.served[name])
+    }
+    if not layers:
+        return [*plan.sites]
+    blocks = list(stream.blocks(plan.n_streamed))
+    return [*plan.sites, Stream(layers=layers, trials=concatenate(blocks).rows(slice(0, plan.n_streamed)))]
+
+
 def _sent_untrained(
-    executor: tuple[Batch, str], model: Model, plan: "_Plan", task: WindTunnel, *, n: int, n_untrained: int, seed: int
+    executor: tuple[Batch, str],
+    model: Model,
+    plan: "_Plan",
+    task: WindTunnel,
+    counts: Mapping[str, int],
+    *,
+    n_untrained: int,
 ) -> list[Found]:
     """Return what `_untrained` returns for each network, each a job."""
     batch, name = executor
     probes = [_spelled(own) for own in plan.served.values()]
-    shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, n=n, seed=seed)
+    streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
+    shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
     jobs = [
         Job(
             name=f"{model.spec.name} untrained {index}",
@@ -181,7 +218,9 @@ def untrained_at(
     subject, chosen = load_same(model, weights, device=device), task_from_config(task)
     one = chosen.sample(1, seed=seed)
     plan = replace(_plan(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
-    budget = max(subject.recording_bytes(), n * _bytes_of_one(subject, plan.sites, one))
+    if counts["streamed"]:
+        plan = _with_streams(plan, subject, frozenset(counts["streamed"]), int(counts["n_streamed"]))
+    budget = int(counts["bytes"])
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     return _untrained(subject, plan, stream, index, n=n, seed=seed, budget=budget)
 
@@ -254,13 +293,18 @@ def _checked(probe: AnyProbe) -> AnyProbe:
 class _Plan:
     """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
 
-    `contained`: probes of plug-ins; their errors lose only their own report, unless they were named.
+    `layers`: the layers that have all the sites that a probe requires. `streamed`: probes whose statistics are computed
+    during the pass, of `n_streamed` sequences, because the memory does not hold their activations. `contained`: probes
+    of plug-ins; their errors lose only their own report, unless they were named.
     """
 
     served: dict[str, AnyProbe]
     contained: frozenset[str]
     is_named: bool
     sites: tuple[Site, ...]
+    layers: dict[str, tuple[int, ...]]
+    streamed: frozenset[str]
+    n_streamed: int
     skipped: dict[str, str]
     inapplicable: dict[str, str]
     renaming: Renaming | None
@@ -304,7 +348,8 @@ def _plan(
     for name, probe in asked.items():
         try:
             _require_task(probe.needs, task, trials, by=f"probe {name!r}")
-            model.require(probe.needs.sites, by=f"probe {name!r}")
+            if not model.layers_of(*probe.needs.sites):
+                model.require(probe.needs.sites, by=f"probe {name!r}")
         except (MissingSite, TaskMismatch) as reason:
             if probes is not None:
                 raise
@@ -313,7 +358,7 @@ def _plan(
         served[name] = probe
     renaming = None
     try:
-        renaming = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed) if probes is None else None
+        renaming = _renaming(model, task, n=n, seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
     # Calibration is first: the other probes explain it.
@@ -326,46 +371,95 @@ def _plan(
         contained=foreign,
         is_named=probes is not None,
         sites=_sites(model, chosen.values()),
+        layers={name: model.layers_of(*probe.needs.sites) for name, probe in chosen.items()},
+        streamed=frozenset(),
+        n_streamed=0,
         skipped=skipped,
         inapplicable=inapplicable,
         renaming=renaming,
     )
 
 
-def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
-    """Remove probes from the plan until the memory holds the activations of enough of `n` sequences.
+def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
+    if isinstance(model, CapturedModel):
+        raise InvalidArgument("a capture cannot be run on renamed sequences.")
+    return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
 
-    The probe with the largest activations is removed first. A named probe raises `InvalidArgument` instead.
+
+def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
+    """Stream or remove probes until the memory holds the activations of `n` sequences, or at least of enough.
+
+    Probes whose statistics can be computed during the pass are streamed if the activations of all `n` sequences do not
+    fit. Then probes are removed until those of enough sequences fit, the one with the largest activations first. A
+    named probe raises `InvalidArgument` instead.
     """
     least = min(n, LEAST_RECORDED)
     served, skipped = dict(plan.served), dict(plan.skipped)
 
-    def cost(probes: Iterable[AnyProbe]) -> int:
-        return _bytes_of_one(model, _sites(model, probes), trials)
+    def cost(*probes: AnyProbe) -> int:
+        return bytes_per_sequence(model.spec, _layers(model, _sites(model, probes)), trials)
 
-    while cost(served.values()) * least > budget:
-        name = max(served, key=lambda own: cost([served[own]]))
-        gib, kept = cost([served.pop(name)]) * least / 2**30, budget / 2**30
+    streamed = _streamed(plan, model, trials, cost(*served.values()) * n > budget)
+    stored = {name: probe for name, probe in served.items() if name not in streamed}
+    each = max(1, _bytes_streamed(model, [served[name] for name in streamed], trials))
+    while cost(*stored.values()) * least > budget:
+        name = max(stored, key=lambda own: cost(stored[own]))
+        gib, kept = cost(stored.pop(name)) * least / 2**30, budget / 2**30
+        del served[name]
         skipped[name] = (
             f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; the limit for "
             f"all probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
         )
         if plan.is_named:
             raise InvalidArgument(skipped[name])
-    if len(served) == len(plan.served):
-        return plan
-    return replace(plan, served=served, skipped=skipped, sites=_sites(model, served.values()))
+    plan = replace(plan, served=served, skipped=skipped)
+    return _with_streams(plan, model, streamed, max(least, min(n, budget // each)))
+
+
+def _with_streams(plan: _Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> _Plan:
+    """The plan in which these probes are streamed: only what they read from the weights is stored."""
+    reads = {name: _reads(model, probe) for name, probe in plan.served.items()}
+    sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
+    return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
+
+
+def _streamed(plan: _Plan, model: Model, trials: Trials, is_needed: bool) -> frozenset[str]:
+    """The probes that are streamed if needed: those whose statistics are smaller than their activations."""
+
+    def is_smaller(probe: AnyProbe) -> bool:
+        stored = bytes_per_sequence(model.spec, _layers(model, _reads(model, probe)), trials)
+        return 0 < _bytes_streamed(model, [probe], trials) < stored
+
+    return frozenset(name for name, probe in plan.served.items() if is_needed and is_smaller(probe))
+
+
+def _bytes_streamed(model: Model, probes: Iterable[AnyProbe], trials: Trials) -> int:
+    """The bytes of one sequence's statistics that these probes read."""
+    of = {own: _reads(model, probe) for probe in probes for own in probe.needs.streamed}
+    layers = {own: model.layers_of(own.site) for own, sites in of.items() if own.site in sites}
+    return bytes_per_sequence(model.spec, layers, trials)
 
 
 def _sites(model: Model, probes: Iterable[AnyProbe]) -> tuple[Site, ...]:
     """Return the sites of a model that probes read."""
-    reads = (site for probe in probes for site in (*probe.needs.sites, *probe.needs.optional))
-    return tuple(dict.fromkeys(site for site in reads if site in model.sites))
+    return tuple(dict.fromkeys(site for probe in probes for site in _reads(model, probe)))
 
 
 def _bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
     """Return the bytes that the activations of one sequence take at these sites."""
-    return bytes_per_sequence(model.spec, [site for site in sites if not site.is_static], one)
+    return bytes_per_sequence(model.spec, _layers(model, sites), one)
+
+
+def _reads(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
+    """The sites that a probe requires, and the optional ones that exist in the same layers."""
+    needed = probe.needs.sites
+    layers = model.layers_of(*needed)
+    return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
+
+
+def _layers(model: Model, sites: Iterable[Site]) -> dict[Site | Reduction, tuple[int, ...]]:
+    """The layers in which each site is recorded during a pass."""
+    return {site: model.layers_of(site) for site in sites if not site.is_static}
 
 
 def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
@@ -397,10 +491,14 @@ def _untrained(model: Model, plan: _Plan, stream: _Stream, index: int, *, n: int
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
         run = _run(
-            model.fresh(derived_seed(seed, Branch.FRESH, index)), stream.task, stream.blocks(n), plan, seed, budget, n=n
+            model.fresh(derived_seed(seed, Branch.FRESH, index)), stream, stream.blocks(n), plan, seed, budget, n=n
         )
     except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return {}, {_INITIALIZATION: f"untrained network {index} was left out, because it does not fit into memory."}
     return _measured(plan, run, {name: [] for name in plan.served})
 
 
@@ -410,7 +508,11 @@ def _measured(plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]) 
     shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
     for name, before in shown:
         with Contained(is_foreign=name in plan.contained) as measuring:
-            report = plan.served[name].measure(run, before)
+            probe = plan.served[name]
+            needed = (*probe.needs.sites, *probe.needs.optional)
+            seen = run.streamed if name in plan.streamed else run
+            assert seen is not None, "it was streamed if a probe of the plan is"
+            report = probe.measure(within(seen, plan.layers[name], needed), before)
             reports[name] = _usable(report) if name in plan.contained else report
         if measuring.fault:
             faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
@@ -428,7 +530,7 @@ def _usable(report: object) -> Report:
 
 
 def _run(
-    model: Model, task: WindTunnel, blocks: Iterator[Trials], plan: _Plan, seed: int, budget: int, *, n: int
+    model: Model, stream: _Stream, blocks: Iterator[Trials], plan: _Plan, seed: int, budget: int, *, n: int
 ) -> Run:
     with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
 
@@ -437,11 +539,12 @@ def _run(
                 yield part
                 shown.update(len(part))  # the next part is requested, so this one is done
 
-        return model.run(
+        run = model.run_from_disk if isinstance(model, CapturedModel) else model.run
+        return run(
             counted(),
-            record=plan.sites,
+            record=_record(model, plan, stream),
             n_recorded=N_RECORDED,
-            baseline_predictives=task.baseline_predictives,
+            baseline_predictives=stream.task.baseline_predictives,
             budget_bytes=budget,
             seed=derived_seed(seed, Branch.RESAMPLING),
         )

@@ -1,8 +1,12 @@
 """The model interface: sites, a spec, and one `run` with the same guarantees for every architecture."""
 
+import contextlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
 from typing import final
 
 import torch
@@ -15,8 +19,8 @@ from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.budget import PASS_BYTES, pass_bytes, recording_bytes
-from bayesgeom.models.recorder import Recorder, bytes_of_pass, bytes_per_sequence
+from bayesgeom.models.budget import PASS_BYTES, is_out_of_memory, pass_bytes, recording_bytes
+from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass, bytes_per_sequence
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
@@ -33,14 +37,16 @@ class Model(ABC):
     task: WindTunnel | None
     tokenizer: Tokenizer | None = None  # required by text tasks
     withheld: Mapping[Site, str]
+    partial_sites: Mapping[Site, tuple[int, ...]] = MappingProxyType({})  # in some layers only; also in `withheld`
+    batch_size: int | None = None  # most sequences in a pass; None: according to the memory of a pass
     memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
 
     @property
     @abstractmethod
     def sites(self) -> frozenset[Site]:
-        """The available sites: those whose identity checks passed when the model was attached.
+        """The sites of every layer whose identity checks passed when the model was attached.
 
-        `withheld` gives the reason for each other site.
+        `partial_sites` gives the layers of sites that only some layers have, `withheld` why a site is not in `sites`.
         """
 
     @abstractmethod
@@ -92,6 +98,13 @@ class Model(ABC):
                 )
 
     @final
+    def layers_of(self, *sites: Site) -> tuple[int, ...]:
+        """Return the layers that have all of these sites."""
+        every = range(self.spec.n_layers)
+        own = [frozenset(every if site in self.sites else self.partial_sites.get(site, ())) for site in sites]
+        return tuple(sorted(frozenset(every).intersection(*own)))
+
+    @final
     def check_surroundings(self) -> None:
         """Check that autocast, which would change the numbers, is off.
 
@@ -125,7 +138,7 @@ class Model(ABC):
         self,
         blocks: Iterable[Trials],
         *,
-        record: Iterable[Site] = (),
+        record: Iterable[Site | Stream] = (),
         n_recorded: int = 0,
         baseline_predictives: NullPredictives | None = None,
         budget_bytes: int | None = None,
@@ -139,7 +152,8 @@ class Model(ABC):
 
         Args:
             blocks: Batches of sequences. A batch that needs too much memory is run in parts.
-            record: Sites to record.
+            record: Sites to record, each in the layers that have it. A `Stream` is computed during the passes, and does
+                not count against `n_recorded` and the budget.
             n_recorded: Number of sequences whose activations are recorded; fewer if `budget_bytes` is not enough.
             baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
             budget_bytes: Memory for recorded activations. None: according to the model's `memory_gib`.
@@ -153,43 +167,36 @@ class Model(ABC):
             InvalidArgument: Autocast is on, or there are no sequences.
         """
         self.check_surroundings()
-        wanted = tuple(dict.fromkeys(record))
-        budget = self.recording_bytes() if budget_bytes is None else budget_bytes
-        self.require(wanted, by="this run")
-        training = {part: part.training for part in self.module.modules()}
-        self.module.eval()
+        wanted, stream = _split(record)
+        budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
+        self.require([site for site in wanted if site not in self.partial_sites], by="this run")
+        layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
         log = BehaviorLog()
-        recorder = Recorder(self.module, self.spec, self.point, [s for s in wanted if not s.is_static])
-        try:
-            with torch.no_grad():
-                passes = self._cut(blocks, recorder, n_recorded, budget)
-                kept = self._pass_over(passes, recorder, log, baseline_predictives)
-        finally:
-            for part, was_training in training.items():
-                part.training = was_training
+        recorded = {site: self.layers_of(site) for site in wanted if not site.is_static}
+        recorder = Recorder(self.module, self.spec, self.point, recorded, stream)
+        with _evaluating(self.module), torch.no_grad():
+            passes = self._cut(blocks, recorder, n_recorded, budget)
+            kept = self._pass_over(passes, recorder, log, baseline_predictives)
         trials = concatenate([part.trials for part in kept])
+        log_answers = torch.cat([part.log_answers for part in kept])
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
         scored, exact, baselines = log.finished()
-        return Run(
+        run = Run(
             spec=self.spec,
             behavior=scored,
             exact_behavior=exact,
             baseline_behaviors=baselines,
-            trials=trials,
-            log_answers=torch.cat([part.log_answers for part in kept]),
+            trials=trials.rows(slice(0, recorder.room)),
+            log_answers=log_answers[: recorder.room],
             recorded=recorder.finished() | static,
+            layers=layers,
             seed=seed,
             windows=log.windows(),
         )
-
-    @final
-    def recording_bytes(self) -> int:
-        """Return the bytes that recorded activations may take now.
-
-        Raises:
-            InvalidArgument: `memory_gib` is not a positive number.
-        """
-        return recording_bytes(self.spec.device, self.memory_gib)
+        if stream is None:
+            return run
+        part = {"trials": trials.rows(slice(0, recorder.n_streamed)), "log_answers": log_answers[: recorder.n_streamed]}
+        return replace(run, streamed=replace(run, **part, recorded=static, reduced=recorder.reduced()))
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -212,7 +219,7 @@ class Model(ABC):
     def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
         tokens = trials.token_ids()
         with torch.no_grad():
-            return torch.stack([self._static_of(site, tokens, layer) for layer in range(self.spec.n_layers)])
+            return torch.stack([self._static_of(site, tokens, layer) for layer in self.layers_of(site)])
 
     @final
     def _static_of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
@@ -226,22 +233,48 @@ class Model(ABC):
     def _cut(
         self, blocks: Iterable[Trials], recorder: Recorder, n_recorded: int, budget_bytes: int
     ) -> Iterator[tuple[Trials, bool]]:
-        """Yield the sequences of each pass, and whether its activations are recorded."""
-        room: int | None = None
-        most = pass_bytes(self.spec.device, budget_bytes)
+        """Yield the sequences of each pass, and whether they are kept."""
+        start, most = 0, pass_bytes(self.spec.device, budget_bytes)
         for block in blocks:
             self.check_fits(block)
-            if room is None:
-                each = bytes_per_sequence(self.spec, recorder.sites, block)
-                room = max(1, min(n_recorded, budget_bytes // max(1, each)))
-                recorder.make_room(room)
+            if not start:
+                each = bytes_per_sequence(self.spec, recorder.layers, block)
+                recorder.make_room(max(1, min(n_recorded, budget_bytes // max(1, each))))
             # Split a block at the end of the storage, so that the rest of it runs without hooks.
-            cuts = (block.rows(slice(0, room)), block.rows(slice(room, None))) if 0 < room < len(block) else (block,)
-            for cut in cuts:
-                at_once = max(1, most // bytes_of_pass(self.spec, cut))
+            ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
+            for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
+                cut = block.rows(slice(first, last)) if last - first < len(block) else block
+                at_once = max(1, min(most // bytes_of_pass(self.spec, cut), self.batch_size or len(cut)))
                 for part in cut.batches(at_most=at_once):
-                    yield part, room > 0
-                room = max(0, room - len(cut))
+                    yield part, start + first < max(recorder.room, recorder.n_streamed)
+            start += len(block)
+
+    @final
+    def _in_memory(
+        self, passes: Iterable[tuple[Trials, bool]], recorder: Recorder
+    ) -> Iterator[tuple[Trials, bool, Float[Tensor, "batch query_pos d_vocab"]]]:
+        """Yield the logits of every pass. A pass that exceeds the memory is halved, with a warning."""
+        most: int | None = None
+        for whole, is_kept in passes:
+            waiting = list(whole.batches(at_most=most)) if most else [whole]
+            while waiting:
+                trials = waiting.pop(0)
+                try:
+                    with recorder.recording(trials):
+                        logits = self.logits(trials)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error) or len(trials) == 1:
+                        raise
+                    most = -(-len(trials) // 2)
+                    warnings.warn(
+                        f"{self.spec.name} ran out of memory with {len(trials)} sequences in a pass and continues with "
+                        f"{most}. Set batch_size to avoid the attempt.",
+                        stacklevel=2,
+                    )
+                    waiting = [*trials.batches(at_most=most), *waiting]
+                    continue
+                yield trials, is_kept, logits
+                del logits
 
     @final
     def _pass_over(
@@ -253,9 +286,7 @@ class Model(ABC):
     ) -> "list[_Kept]":
         """Run every pass, score it into the log, and return what is kept of the recorded ones."""
         kept, n_bad = list[_Kept](), 0
-        for trials, is_kept in passes:
-            with recorder.recording(trials, is_on=is_kept):
-                logits = self.logits(trials)
+        for trials, is_kept, logits in self._in_memory(passes, recorder):
             if trials.has_posterior:
                 is_sound = are_finite(logits)
                 log_answers, off_answer_prob = answer_log_probabilities(logits, trials)
@@ -288,3 +319,22 @@ class _Kept:
 
     trials: Trials
     log_answers: Float64[Tensor, "batch query_pos answer"]
+
+
+def _split(record: Iterable[Site | Stream]) -> tuple[tuple[Site, ...], Stream | None]:
+    """Return the sites to record, and the statistics to compute during the passes."""
+    given = tuple(dict.fromkeys(record))
+    stream = next((own for own in given if isinstance(own, Stream)), None)
+    return tuple(own for own in given if isinstance(own, Site)), stream
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, was_training in training.items():
+            part.training = was_training

@@ -55,6 +55,11 @@ def pass_bytes(device: str, budget: int) -> int:
     return min(budget, PASS_BYTES) if torch.device(device).type == "cpu" else max(1, budget // 4)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether torch could not allocate memory, on a GPU or a CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def free_bytes(device: str) -> int:
     """Return the free memory of a device in bytes; for a CPU the smaller of system's and container's."""
     if torch.device(device).type == "cuda":

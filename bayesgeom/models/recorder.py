@@ -2,68 +2,129 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import HookFault
+from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.hooks import Change, hooked, site_hook
 from bayesgeom.core.run import ModelSpec, at_scored
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
+from bayesgeom.stats.reduction import Reduction
 
 Point = Callable[[Site, int], nn.Module]
 
 
 @final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stream:
+    """Statistics to compute during the passes, with their layers, and the sequences, which are the run's first ones."""
+
+    layers: Mapping[Reduction, Sequence[int]]
+    trials: Trials
+
+
+@final
 class Recorder:
-    """Records every layer of the chosen sites, pass by pass.
+    """Records the chosen layers of each site, pass by pass.
 
     Each activation is reduced to the positions that its axes keep, and copied into storage of the final size. In each
     pass every hook must fire exactly once, with the shape given by the site's axes and the model's spec.
     """
 
-    def __init__(self, module: nn.Module, spec: ModelSpec, point: Point, sites: Sequence[Site]) -> None:
-        self.spec, self.sites = spec, tuple(sites)
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: ModelSpec,
+        point: Point,
+        layers: Mapping[Site, Sequence[int]],
+        stream: "Stream | None" = None,
+    ) -> None:
+        self.spec, self.layers, self.stream = spec, layers, stream
         self._module, self._point = module, point
-        self._storage: dict[Site, Tensor] = {}
-        self._room = self._filled = 0
+        self._storage: dict[Site | str, Tensor] = {}
+        self.room = self._filled = self._reduced = 0
+
+    @property
+    def n_streamed(self) -> int:
+        """Number of sequences whose statistics are computed during the pass."""
+        return 0 if self.stream is None else len(self.stream.trials)
 
     def make_room(self, n_sequences: int) -> None:
         """Set the number of sequences to record. Storage is allocated at the first pass, when shapes are known."""
-        self._room = n_sequences
+        self.room = n_sequences
 
     @contextlib.contextmanager
-    def recording(self, trials: Trials, *, is_on: bool) -> Iterator[None]:
-        """Record the pass inside the block; set no hooks if `is_on` is false.
+    def recording(self, trials: Trials) -> Iterator[None]:
+        """Record the pass inside the block; set no hooks if there is room for none of its sequences.
 
         Raises:
             HookFault: A hook did not fire exactly once, or its activation has an unexpected shape.
+            InvalidArgument: The sequences are not those of the stream.
         """
-        if not is_on:
+        is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
+        changes: dict[tuple[Site, int], list[Change]] = {}
+        for site, layers in self.layers.items() if is_stored else ():
+            for layer in layers:
+                changes.setdefault((site, layer), []).append(self._storing(site, layer, trials))
+        if self.stream is not None and is_streamed:
+            rows = slice(self._reduced, self._reduced + len(trials))
+            if not torch.equal(self.stream.trials.tokens[rows], trials.tokens):
+                raise InvalidArgument("the sequences of the stream are not the first ones of this run.")
+            for reduction, layers in self.stream.layers.items():
+                for layer in layers:
+                    call = self._reducing(reduction, layer, trials, rows)
+                    changes.setdefault((reduction.site, layer), []).append(call)
+        hooks = [site_hook(place, self._point(*place), _each(calls)) for place, calls in changes.items()]
+        if not hooks:
             yield
-            return
-        places = [(site, layer) for site in self.sites for layer in range(self.spec.n_layers)]
-        hooks = [site_hook(place, self._point(*place), self._storing(*place, trials)) for place in places]
-        with hooked(self._module, hooks, by=self.spec.name):
-            yield
-        self._filled += len(trials)
+        else:
+            with hooked(self._module, hooks, by=self.spec.name):
+                yield
+        self._filled += len(trials) * is_stored
+        self._reduced += len(trials) * is_streamed
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
-        """Return the recorded activations by site, with the layer as the first axis."""
-        return {site: stored[:, : self._filled] for site, stored in self._storage.items()}
+        """Return the recorded activations by site; the first axis is that of its layers."""
+        return {site: own[:, : self._filled] for site, own in self._storage.items() if isinstance(site, Site)}
+
+    def reduced(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
+        """Return the statistics that were computed during the passes, by the name of their reduction."""
+        return {name: own for name, own in self._storage.items() if isinstance(name, str)}
+
+    def _reducing(self, reduction: Reduction, layer: int, trials: Trials, rows: slice) -> Change:
+        assert self.stream is not None, "it is one of the stream's reductions"
+        of_all, row, n_layers = self.stream.trials, self.stream.layers[reduction].index(layer), self.n_layers(reduction)
+
+        def reduce(output: Tensor) -> None:
+            self._check_shape(reduction.site, layer, output, trials)
+            found = reduction.of(at_scored(reduction.site, output, trials).float(), of_all, rows)
+            if reduction.name not in self._storage:
+                shape = (n_layers, len(of_all), *found.shape[1:])
+                self._storage[reduction.name] = torch.empty(shape, dtype=found.dtype, device=found.device)
+            self._storage[reduction.name][row, rows] = found
+
+        return reduce
+
+    def n_layers(self, reduction: Reduction) -> int:
+        """Return the number of layers in which a reduction is computed."""
+        return 0 if self.stream is None else len(self.stream.layers[reduction])
 
     def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
+        row = self.layers[site].index(layer)
+
         def store(output: Tensor) -> None:
             self._check_shape(site, layer, output, trials)
             kept = at_scored(site, output, trials)
             if site not in self._storage:
-                shape = (self.spec.n_layers, self._room, *kept.shape[1:])
+                shape = (len(self.layers[site]), self.room, *kept.shape[1:])
                 self._storage[site] = torch.empty(shape, dtype=torch.float32, device=kept.device)
-            self._storage[site][layer, self._filled : self._filled + len(kept)] = kept
+            self._storage[site][row, self._filled : self._filled + len(kept)] = kept
 
         return store
 
@@ -81,12 +142,28 @@ class Recorder:
             )
 
 
-def bytes_per_sequence(spec: ModelSpec, sites: Sequence[Site], trials: Trials) -> int:
-    """Return the bytes of one recorded sequence, over all layers and sites, in float32."""
+def bytes_per_sequence(spec: ModelSpec, layers: Mapping[Site | Reduction, Sequence[int]], trials: Trials) -> int:
+    """Return the bytes of one sequence, over all sites or reductions and their layers, in float32."""
     n_pos = trials.tokens.shape[1]
     sizes = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos} | _widths(spec)
     # Use the width of the residual stream for an axis that the spec does not know.
-    return 4 * spec.n_layers * sum(math.prod(sizes.get(axis, spec.d_model) for axis in site.axes) for site in sites)
+
+    def width(of: Site | Reduction) -> int:
+        if isinstance(of, Site):
+            return math.prod(sizes.get(axis, spec.d_model) for axis in of.axes)
+        return of.size(spec, trials)
+
+    return 4 * sum(len(own) * width(of) for of, own in layers.items())
+
+
+def _each(calls: Sequence[Change]) -> Change:
+    """Observe an activation by several functions."""
+
+    def observe(output: Tensor) -> None:
+        for call in calls:
+            call(output)
+
+    return observe
 
 
 def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:

@@ -21,7 +21,10 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.budget import check_memory_gib
 from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
 from bayesgeom.models.config import architectures
+from bayesgeom.models.disk.manifest import is_capture
+from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.huggingface.gguf_file import gguf_in
+from bayesgeom.models.huggingface.wrapped import is_adapter, unwrapped
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -29,6 +32,8 @@ from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
+from bayesgeom.models.options import check_options
+from bayesgeom.models.server.client import is_address
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
 
@@ -36,6 +41,11 @@ ModelLike = Model | Checkpoint | nn.Module | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
 _AT_A_TIME = 32  # prompts per forward pass
+_WELL_KNOWN = {  # names that the hub once had without an owner
+    **{f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")},
+    "openai-gpt": "openai-community/openai-gpt",
+    "distilgpt2": "distilbert/distilgpt2",
+}
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -94,31 +104,35 @@ def _holds_config(path: Path) -> bool:
     return True
 
 
-@checked("name")
+@checked("name", "tokenizer", "options")
 def load(
     name: str | Path,
     *,
     device: str | torch.device = "cpu",
-    revision: str | None = None,
     dtype: str | torch.dtype | None = None,
-    device_map: str | dict[str, Any] | None = None,
+    tokenizer: Tokenizer | str | Path | None = None,
     trust_remote_code: bool = False,
     memory_gib: float | None = None,
+    **options: Any,
 ) -> Model:
     """Load a shipped checkpoint, a checkpoint directory, or any Hugging Face causal language model.
 
     A GGUF file, or a directory that holds one, is dequantized; its tokenizer comes with it (`pip install
-    'bayesgeom[gguf]'`).
+    'bayesgeom[gguf]'`). A directory that `capture` wrote, a PEFT adapter and the address of an inference server are
+    models too.
 
     Args:
-        name: Name of a shipped checkpoint, a directory, a GGUF file, or owner/name on the Hugging Face hub.
+        name: Name of a shipped checkpoint, a directory, a GGUF file, owner/name on the Hugging Face hub, or the address
+            of an OpenAI-compatible server, http://HOST:PORT/v1.
         device: Where to run: "cpu", "cuda", …
-        revision: Branch, tag or commit on the hub.
         dtype: Precision of a Hugging Face model. Default: the checkpoint's own; float32 for GGUF.
-        device_map: "auto" spreads the layers of a Hugging Face model over the available devices.
+        tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
             `bayesgeom.models.budget`).
+        **options: `batch_size`: most sequences in a forward pass. For Hugging Face models also `revision`, `token`,
+            `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
+            `from_pretrained`. For a server, `token` is its key.
 
     Returns:
         The model, with its task if known.
@@ -137,9 +151,28 @@ def load(
         raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
     check_device(device)
     check_memory_gib(memory_gib)
+    check_options(options)
+    batch_size = options.pop("batch_size", None)
+    model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
+    model.memory_gib, model.batch_size = memory_gib, batch_size
+    return model
+
+
+def _loaded(
+    name: str | Path,
+    options: dict[str, Any],
+    tokenizer: Tokenizer | str | Path | None,
+    *,
+    device: str | torch.device,
+    trust_remote_code: bool,
+) -> Model:
+    read = _tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    if is_address(name):
+        from bayesgeom.models.server.model import served
+
+        return served(str(name), read, {own: value for own, value in options.items() if value is not None})
     # A path needs no list of names, which may be unreadable.
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
-    options: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map}
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
     if _exists(path):
@@ -148,30 +181,42 @@ def load(
         _require_hub_name(name)
         from bayesgeom.models.huggingface.loading import load_huggingface
 
-        model = load_huggingface(str(name), device=device, trust_remote_code=trust_remote_code, **options)
-    model.memory_gib = memory_gib
-    return model
+        model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)
+    return model if read is None else as_model(model, read)
 
 
 def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.device, trust_remote_code: bool) -> Model:
-    """Load a GGUF file, one of bayesgeom's own checkpoints, or a directory of Hugging Face's form."""
+    """Load a GGUF file, a capture, one of bayesgeom's own checkpoints, or a directory of Hugging Face's form."""
+    if is_capture(path):
+        if given := _given(options):
+            raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path} is a capture.")
+        return CapturedModel(path)
     if (file := gguf_in(path)) is not None:
         from bayesgeom.models.huggingface.loading import load_gguf
 
-        if options["revision"] is not None:
-            raise InvalidArgument(f"revision is for models on the Hugging Face hub; {file.name} is one file.")
-        return load_gguf(file, dtype=options["dtype"], device=device, device_map=options["device_map"])
+        if wrong := [own for own in _given(options) if own not in ("dtype", "device_map")]:
+            raise InvalidArgument(f"{', '.join(wrong)} is for models on the Hugging Face hub; {file.name} is one file.")
+        return load_gguf(file, dtype=options["dtype"], device=device, device_map=options.get("device_map"))
+    if is_adapter(path):
+        from bayesgeom.models.huggingface.loading import load_adapter
+
+        return load_adapter(path, options, device=device, trust_remote_code=trust_remote_code)
     if not path.is_dir():
         raise CheckpointFault(
             f"{path} is a file; a checkpoint is a directory of {WEIGHTS} and {CONFIG}, or a *.gguf file."
         )
     if not _is_foreign(path):
-        if given := [option for option, value in options.items() if value is not None]:
+        if given := _given(options):
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
         return from_checkpoint(load_checkpoint(path, device=device))
     from bayesgeom.models.huggingface.loading import load_huggingface
 
-    return load_huggingface(path, device=device, trust_remote_code=trust_remote_code, **options)
+    return load_huggingface(path, options, device=device, trust_remote_code=trust_remote_code)
+
+
+def _given(options: Mapping[str, Any]) -> list[str]:
+    """The options that a model without Hugging Face's loader cannot take. A token may be set for all models."""
+    return [option for option, value in options.items() if value is not None and option != "token"]
 
 
 def _require_hub_name(name: str | Path) -> None:
@@ -181,6 +226,8 @@ def _require_hub_name(name: str | Path) -> None:
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
         )
     if not _is_hub_name(name):
+        if (full := _WELL_KNOWN.get(str(name))) is not None:
+            raise UnknownName(f"there is no checkpoint named {str(name)!r}. On the Hugging Face hub it is {full!r}.")
         listed = ", ".join(sorted(checkpoints())) or "(none)"
         raise UnknownName(
             f"there is no checkpoint named {str(name)!r}. Available: {listed}. Specify a directory by its path, and a "
@@ -203,6 +250,14 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument(f"device {shown(str(device))} cannot be used here ({reason}); use cpu.") from error
     if not is_real:
         raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
+
+
+def _tokenizer(given: Tokenizer | str | Path | None, *, trust_remote_code: bool) -> Tokenizer | None:
+    if not isinstance(given, str | Path):
+        return given
+    from bayesgeom.models.huggingface.loading import load_tokenizer
+
+    return load_tokenizer(given, trust_remote_code=trust_remote_code)
 
 
 @checked("model")
@@ -246,6 +301,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
 
 def _of_library(model: Any, tokenizer: Tokenizer | None) -> Model:
     """The adapter of a module that Hugging Face, transformer-lens or a plug-in built."""
+    model = unwrapped(model)
     if "transformers" in sys.modules:
         import transformers
 

@@ -31,6 +31,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.reduction import Reduction
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -141,22 +142,77 @@ class AttentionEntropyReport(Report):
         return with_room_for_legend(figure)
 
 
+def _visible(trials: Trials) -> Bool[Tensor, "batch query_pos key_pos"]:
+    position = torch.arange(trials.tokens.shape[1], device=trials.tokens.device)
+    return position <= trials.scored_positions()[..., None]
+
+
+def _has_hypotheses(trials: Trials) -> bool:
+    """Whether one token stands for each entry of the belief."""
+    return len(trials.token_sets.get(HYPOTHESES, ())) == trials.belief.shape[2] > 0
+
+
+def _sums(
+    pattern: Float[Tensor, "batch head query_pos key_pos"], trials: Trials, rows: slice
+) -> Float[Tensor, "batch head column"]:
+    """Return the mean entropy in bits and the sum of its shares of the maximum.
+
+    With hypotheses, columns follow for the mean consistency with another sequence, then that of every query.
+    """
+    entropy, most = entropy_bits(pattern.float()), _visible(trials.rows(rows)).sum(dim=-1).float().log2()
+    share = torch.where(most > 0, 1 / most, 0.0)[:, None]
+    columns = [entropy.mean(dim=-1, keepdim=True), (entropy * share).sum(dim=-1, keepdim=True)]
+    if _has_hypotheses(trials):
+        # Exchanging the belief instead of the attention moves far less data. No sequence is its own other.
+        tokens, belief = _tokens_and_belief(trials, pattern.dtype)
+        of_others = (own.roll(-1, dims=0)[rows] for own in (tokens, belief))
+        shuffled, found = (_met(pattern, *own) for own in (of_others, (tokens[rows], belief[rows])))
+        columns += [shuffled.mean(dim=1)[..., None], found.transpose(1, 2)]
+    return torch.cat(columns, dim=-1)
+
+
+def _tokens_and_belief(
+    trials: Trials, dtype: torch.dtype
+) -> tuple[Float[Tensor, "batch key_pos hypothesis"], Float[Tensor, "batch query_pos hypothesis"]]:
+    hypotheses = trials.token_sets[HYPOTHESES]
+    return (trials.tokens[..., None] == hypotheses).to(dtype), trials.at_scored(trials.belief).to(dtype)
+
+
+def _met(
+    pattern: Float[Tensor, "batch head query_pos key_pos"],
+    tokens: Float[Tensor, "batch key_pos hypothesis"],
+    belief: Float[Tensor, "batch query_pos hypothesis"],
+) -> Float[Tensor, "batch query_pos head"]:
+    """Σ_h min(attention on the tokens of h, belief in h)."""
+    return torch.minimum(pattern.transpose(1, 2) @ tokens[:, None], belief[:, :, None]).sum(dim=-1)
+
+
+SUMS = Reduction(
+    "entropy and consistency of attention",
+    PATTERN,
+    _sums,
+    lambda spec, trials: spec.n_heads * (3 + trials.n_scored if _has_hypotheses(trials) else 2),
+)
+
+
 @final
 @dataclass(frozen=True)
 class AttentionEntropy(Probe[AttentionEntropyReport]):
     """Measure attention entropy and consistency on the first recorded sequences, up to a few million weights."""
 
     name: ClassVar[str] = "attention_entropy"
-    needs: ClassVar[Needs] = Needs(sites=(PATTERN,))
+    needs: ClassVar[Needs] = Needs(sites=(PATTERN,), streamed=(SUMS,))
 
     def measure(self, run: Run, untrained: Sequence[AttentionEntropyReport] = ()) -> AttentionEntropyReport:
-        pattern = run.at(PATTERN)
-        n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_WEIGHTS // pattern[:, :1].numel()))
-        pattern, trials = pattern[:, :n], run.trials.rows(slice(0, n))
-        visible = torch.arange(trials.tokens.shape[1], device=pattern.device) <= trials.scored_positions()[..., None]
-        weights = jackknife_weights(n)
-        agreement = _agreement(pattern, trials, visible)
-        bits, share, has_choice = _widths(pattern, visible)
+        n = run.n_recorded
+        if PATTERN in run.recorded:  # else the sums were computed during the pass, whatever their number
+            n = min(n, max(MIN_SEQUENCES, MAX_WEIGHTS // run.at(PATTERN)[:, :1].numel()))
+        trials, weights = run.trials.rows(slice(0, n)), jackknife_weights(n)
+        sums = torch.stack([SUMS.at(run, layer, n) for layer in range(run.spec.n_layers)], dim=1).double().cpu().numpy()
+        bits, share = sums[..., 0], sums[..., 1]
+        visible = _visible(trials)
+        has_choice = (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
+        agreement = _agreement(sums[..., 2:], trials, visible)
         entropy, consistency = (
             _drawn(weights, bits, np.ones(n)),
             _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
@@ -224,19 +280,6 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         yield Control(label="a posterior that is a function of position", run=run, holds=_is_not_identified)
 
 
-def _widths(
-    pattern: Float[Tensor, "layer batch head query_pos key_pos"], visible: Bool[Tensor, "batch query_pos key_pos"]
-) -> tuple[Float[np.ndarray, "batch layer head"], Float[np.ndarray, "batch layer head"], Float[np.ndarray, " batch"]]:
-    """Return mean entropy in bits, the sum of its share of the maximum over rows with a choice, and their number."""
-    most = visible.sum(dim=-1).float().log2()
-    share_of = torch.where(most > 0, 1 / most, 0.0)[:, None]
-    entropies = [entropy_bits(layer.float()) for layer in pattern]
-    bits = torch.stack([entropy.mean(dim=-1) for entropy in entropies], dim=1)
-    share = torch.stack([(entropy * share_of).sum(dim=-1) for entropy in entropies], dim=1)
-    has_choice = (most > 0).sum(dim=-1)
-    return bits.double().cpu().numpy(), share.double().cpu().numpy(), has_choice.double().cpu().numpy()
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Agreement:
@@ -251,34 +294,24 @@ class _Agreement:
 
 
 def _agreement(
-    pattern: Float[Tensor, "layer batch head query_pos key_pos"],
-    trials: Trials,
-    visible: Bool[Tensor, "batch query_pos key_pos"],
+    sums: Float[np.ndarray, "batch layer head column"], trials: Trials, visible: Bool[Tensor, "batch query_pos key_pos"]
 ) -> _Agreement:
-    n_layers, n, n_heads, n_queries, _ = pattern.shape
-    hypotheses, n_beliefs = trials.token_sets.get(HYPOTHESES, trials.tokens[0, :0]), trials.belief.shape[2]
-    if len(hypotheses) != n_beliefs or n_beliefs == 0:
-        note = f"{len(hypotheses)} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
-        nothing = np.full((n, n_layers, n_queries, n_heads), np.nan)
+    """Read the consistency from the columns of `SUMS` that follow the entropy."""
+    if not _has_hypotheses(trials):
+        n_hypotheses, n_beliefs = len(trials.token_sets.get(HYPOTHESES, ())), trials.belief.shape[2]
+        note = f"{n_hypotheses} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
+        nothing = np.full((*sums.shape[:2], trials.n_scored, sums.shape[2]), np.nan)
         return _Agreement(
             found=nothing, shuffled=nothing[:, :, 0], uniform=np.nan, ceiling=np.nan, is_identified=False, note=note
         )
-    is_token = (trials.tokens[..., None] == hypotheses).to(pattern.dtype)
-    belief = trials.at_scored(trials.belief).to(pattern.dtype)
-    # Exchanging the belief instead of the attention moves far less data. No sequence is its own other.
-    others_tokens, others_belief = (of.roll(-1, dims=0) for of in (is_token, belief))
-    seen = visible.to(pattern.dtype) @ is_token
+    is_token, belief = _tokens_and_belief(trials, torch.float32)
+    seen = visible.float() @ is_token
     wanted = torch.where(visible, belief @ is_token.mT, 0)  # the posterior of the token at each visible position
     varies = bool((wanted != wanted[:1]).any())
-    found, shuffled = [], []
-    for layer in pattern:
-        rows = layer.transpose(1, 2)
-        found.append(torch.minimum(rows @ is_token[:, None], belief[:, :, None]).sum(dim=-1))
-        shuffled.append(torch.minimum(rows @ others_tokens[:, None], others_belief[:, :, None]).sum(dim=-1).mean(dim=1))
     ceiling = float((belief * (seen > 0)).sum(dim=-1).mean())
     return _Agreement(
-        found=torch.stack(found, dim=1).double().cpu().numpy(),
-        shuffled=torch.stack(shuffled, dim=1).double().cpu().numpy(),
+        found=np.moveaxis(sums[..., 1:], 3, 2),
+        shuffled=sums[..., 0],
         uniform=float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean()),
         ceiling=ceiling,
         is_identified=varies,

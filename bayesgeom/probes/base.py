@@ -11,6 +11,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.report import Report
+from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.planted import planted_chain, planted_run, planted_trials
 
 __all__ = [
@@ -31,13 +32,15 @@ R = TypeVar("R", bound=Report)
 class Needs:
     """Requirements of a probe: `sites` that it requires, and `optional` ones that it uses if the model has them.
 
-    `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds.
+    `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds. `streamed`: statistics
+    that replace the activations if these do not fit into memory; a probe without any needs stored activations.
     """
 
     sites: tuple[Site, ...] = ()
     optional: tuple[Site, ...] = ()
     posterior: bool = False
     groups: bool = False
+    streamed: tuple[Reduction, ...] = ()
 
 
 @final

@@ -75,6 +75,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
     """Fit on the first half of the sequences and score on the rest; sequences beyond `MAX_POINTS` points are left out.
 
     A site wider than `MAX_WIDTH`, such as the state of a Mamba, is reduced to that many leading principal axes.
+    Activations are stored: read-outs for several targets, penalties and shuffles use the same points.
     """
 
     name: ClassVar[str] = "belief_readout"

@@ -31,6 +31,7 @@ from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import point_silhouettes
 from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
 from bayesgeom.stats.planes import planes_of_groups
+from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
 from bayesgeom.stats.resampling import refitted_axis_shares
 
 if TYPE_CHECKING:
@@ -128,13 +129,15 @@ class DomainSeparation(Probe[DomainSeparationReport]):
     """
 
     name: ClassVar[str] = "domain_separation"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V,), groups=True)
+    needs: ClassVar[Needs] = Needs(
+        sites=(RESID_POST,), optional=(V,), groups=True, streamed=(LAST_RESIDUAL, LAST_VALUES)
+    )
     standardized: bool = False
 
     def measure(self, run: Run, untrained: Sequence[DomainSeparationReport] = ()) -> DomainSeparationReport:
         assert run.trials.groups is not None, "`needs.groups` was checked"
         labels, n_groups = run.trials.groups.cpu(), len(run.trials.group_names)
-        site = V if V in run.recorded else RESID_POST
+        site = V if LAST_VALUES.is_in(run) else RESID_POST
         generator = torch.Generator().manual_seed(run.seed)
         exchanged = torch.stack([labels[torch.randperm(len(labels), generator=generator)] for _ in range(SHUFFLES)])
         how = _How(standardized=self.standardized, seed=run.seed)
@@ -198,11 +201,8 @@ class DomainSeparation(Probe[DomainSeparationReport]):
 
 def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
     """Return one vector per sequence, at its last scored position, with heads concatenated."""
-    if V in run.recorded:
-        values = run.at(V)[layer]
-        last = run.trials.scored_positions()[:, -1]
-        return values[torch.arange(len(values), device=values.device), last].flatten(1).double().cpu()
-    return run.at(RESID_POST)[layer][:, -1].double().cpu()
+    vectors = LAST_VALUES if LAST_VALUES.is_in(run) else LAST_RESIDUAL
+    return vectors.at(run, layer, run.n_recorded).double().cpu()
 
 
 @final

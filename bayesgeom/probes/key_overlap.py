@@ -41,6 +41,7 @@ from bayesgeom.stats.cosine import (
     random_overlaps,
     welch_bound,
 )
+from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
@@ -56,7 +57,9 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     """Measure mean keys over the recorded sequences; tokens that do not occur are left out and counted."""
 
     name: ClassVar[str] = "key_overlap"
-    needs: ClassVar[Needs] = Needs(sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM))
+    needs: ClassVar[Needs] = Needs(
+        sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM), streamed=(KEY_SUMS, ROTATED_KEY_SUMS)
+    )
 
     def measure(self, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
@@ -136,14 +139,14 @@ class _View:
 
 def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     """Return every token set in every recorded variant, inputs first, then the columns of W_K. Never empty."""
-    ids, sets, k, rotated = run.trials.token_ids(), run.trials.token_sets, run.at(K), run.recorded.get(K_ROT)
+    ids, sets = run.trials.token_ids(), run.trials.token_sets
     members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
     unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
     inputs = run.recorded.get(TOKEN_INPUTS)
     of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
-    variants = [_from_activations(run, k, members, of, "activation", weights)]
-    if rotated is not None and not torch.equal(rotated[:, :1], k[:, :1]):  # one sequence suffices to detect a rotation
-        variants.append(_from_activations(run, rotated, members, of, "activation rotated", weights))
+    variants = [_from_activations(run, KEY_SUMS, members, of, "activation", weights)]
+    if ROTATED_KEY_SUMS.is_in(run) and _is_rotated(run, weights.shape[1]):
+        variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, "activation rotated", weights))
     if TOKEN_KEYS in run.recorded:
         keys = run.at(TOKEN_KEYS).movedim(2, 1)
         variants.append(
@@ -166,9 +169,15 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     return views or [_View(name="no tokens named", vectors=nothing, rows=unknown, crossfit=unknown[0, 0])]
 
 
+def _is_rotated(run: Run, n: int) -> bool:
+    """Return whether rotated keys differ from keys; a model without rotation has the same."""
+    layers = range(run.spec.n_layers)
+    return any(not torch.equal(*(own.at(run, i, n) for own in (KEY_SUMS, ROTATED_KEY_SUMS))) for i in layers)
+
+
 def _from_activations(
     run: Run,
-    keys: Float[Tensor, "layer batch key_pos kv_head d"],
+    keys: Reduction,
     members: Mapping[str, Int[Tensor, " item"]],
     inputs: Mapping[str, Float[Tensor, "layer _ d_model"] | None],
     variant: str,
@@ -176,12 +185,12 @@ def _from_activations(
 ) -> dict[str, _View]:
     """Return the view of mean keys per token: overlap under each row of weights, and between random halves."""
     n = weights.shape[1]
-    shown = occurrences(run.trials.tokens[:n], run.trials.token_ids())
+    counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
     halves = random_halves(n, N_SPLITS, seed=run.seed)
-    kept = {name: at[shown.any(dim=2).any(dim=0)[at]] for name, at in members.items()}
+    kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
     vectors, rows, between = ({name: list[Tensor]() for name in members} for _ in range(3))
-    for layer in keys[:, :n]:
-        of_tokens = TokenSums.of(layer, shown)
+    for layer in range(run.spec.n_layers):
+        of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
         means = of_tokens.means(np.full((1, n), 1 / n))[0]
         one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
         for name, at in kept.items():

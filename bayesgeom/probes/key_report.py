@@ -76,7 +76,10 @@ class KeyOverlapReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        """Return layer 0 of every view, raw and with the mean key removed; labels count heads below, at and above."""
+        """Return the first measured layer of every view, raw and with the mean key removed.
+
+        Labels count heads below, at and above each level.
+        """
         views = range(len(self.views))
         plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
         centered = [self._headline("mean_centered_overlap", view, is_centered=True) for view in views]
@@ -134,8 +137,9 @@ class KeyOverlapReport(Report):
 
     def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
         suffix = ", mean key removed" if is_centered else ""
-        label = f"layer 0, {self.views[view]}{suffix}, heads: {self.said(view, is_centered=is_centered)}"
-        found = headline_of(self, metric, (view, 0), label)
+        layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
+        heads = self.said(view, layer, is_centered=is_centered)
+        found = headline_of(self, metric, (view, layer), f"layer {layer}, {self.views[view]}{suffix}, heads: {heads}")
         if self.welch[view] > 0:
             bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")

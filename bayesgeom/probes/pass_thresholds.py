@@ -30,9 +30,9 @@ from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
-from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import Scale
 from bayesgeom.stats.pca import cloud_axes, standardized
+from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
 from bayesgeom.stats.resampling import refitted_axis_shares
 from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
@@ -171,7 +171,9 @@ class PassThresholds(Probe[PassThresholdsReport]):
     """Measure the first recorded sequences; a measure whose site the model lacks is NaN."""
 
     name: ClassVar[str] = "pass_thresholds"
-    needs: ClassVar[Needs] = Needs(sites=(V,), optional=(K, W_K_GRAM, PATTERN))
+    needs: ClassVar[Needs] = Needs(
+        sites=(V,), optional=(K, W_K_GRAM, PATTERN), streamed=(LAST_VALUES, KEY_SUMS, LAST_ENTROPY)
+    )
 
     def measure(self, run: Run, untrained: Sequence[PassThresholdsReport] = ()) -> PassThresholdsReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
@@ -254,8 +256,7 @@ def _ends(
 def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "2 row"]:
     """Return the shares of PC1 and of PC1 + PC2, with axes refitted in each row."""
     n = weights.shape[1]
-    values, last = run.at(V)[-1][:n], run.trials.scored_positions()[:n, -1]
-    points = standardized(values[torch.arange(n, device=values.device), last].flatten(1))
+    points = standardized(LAST_VALUES.at(run, -1, n))
     _, axes = cloud_axes(points)
     shares = refitted_axis_shares(points[:, None].cpu().numpy(), axes[:, :2].cpu().numpy(), weights).T.cumsum(axis=0)
     return shares[[0, -1]]
@@ -273,22 +274,22 @@ def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
 def _keys(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
     """Return the mean |cosine| of the mean keys of tokens, averaged over heads, under each row of weights."""
     n, ids = weights.shape[1], _tokens(run)
-    if K not in run.recorded or len(ids) < 2:
+    if not KEY_SUMS.is_in(run) or len(ids) < 2:
         return np.full((len(weights), run.spec.n_layers), np.nan)
-    shown, layers = occurrences(run.trials.tokens[:n], ids), list[Tensor]()
-    for layer in run.at(K)[:, :n]:
-        of_tokens = TokenSums.of(layer, shown)
-        parts = (of_tokens.means(part) for part in in_parts(weights, len(ids) * layer[0, 0].numel()))
+    counts, layers = occurrences(run.trials.tokens[:n], ids).sum(dim=2), list[Tensor]()
+    at = torch.searchsorted(run.trials.token_ids(), ids)
+    for sums in (KEY_SUMS.at(run, layer, n)[:, at] for layer in range(run.spec.n_layers)):
+        of_tokens = TokenSums(sums=sums, counts=counts)
+        parts = (of_tokens.means(part) for part in in_parts(weights, sums[0].numel()))
         layers.append(torch.cat([overlap(pairwise_cosine(keys.transpose(1, 2))).mean(dim=1) for keys in parts]))
     return torch.stack(layers, dim=1).double().cpu().numpy()
 
 
 def _entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
     """Return the attention entropy of the last scored query, averaged over heads."""
-    if PATTERN not in run.recorded:
+    if not LAST_ENTROPY.is_in(run):
         return np.full((len(weights), run.spec.n_layers), np.nan)
-    rows = run.at(PATTERN)[:, : weights.shape[1], :, -1]
-    found: Tensor = entropy_bits(rows.double()).mean(dim=2)
+    found = torch.stack([LAST_ENTROPY.at(run, layer, weights.shape[1]) for layer in range(run.spec.n_layers)])
     return np.asarray(weights @ found.T.cpu().numpy())
 
 
@@ -330,7 +331,7 @@ def _chance(measure: str, run: Run, n: int) -> Chance:
         visible = [int(position) + 1 for position in run.trials.scored_positions()[:n, -1]]
         passes = falls_by_more(visible, rows=n * spec.n_heads, share=REDUCTION, seed=run.seed)
         return Chance(expected=0.0, passes=passes, sizes=f"random scores over {max(visible)} positions")
-    width = run.at(V)[0, 0, 0].numel()
+    width = LAST_VALUES.at(run, 0, 1).numel()
     shares = gaussian_shares(n, width, rank=2, draws=GAUSSIAN_DRAWS, seed=run.seed)[:, MEASURES.index(measure)]
     sizes = f"{n} Gaussian points in {width} dimensions"
     return Chance(expected=float(shares.mean()), passes=float((shares > SHARE).mean()), sizes=sizes)

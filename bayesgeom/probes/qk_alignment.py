@@ -180,7 +180,10 @@ class QKAlignmentReport(Report):
 @final
 @dataclass(frozen=True)
 class QKAlignment(Probe[QKAlignmentReport]):
-    """Measure alignment on the first recorded sequences, up to a few million scores."""
+    """Measure alignment on the first recorded sequences, up to a few million scores.
+
+    It needs stored activations: queries, keys and pattern of a layer together, and the relations of other sequences.
+    """
 
     name: ClassVar[str] = "qk_alignment"
     needs: ClassVar[Needs] = Needs(sites=(Q_ROT, K_ROT, PATTERN))

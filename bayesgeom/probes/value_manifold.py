@@ -185,6 +185,8 @@ def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
 class ValueManifold(Probe[ValueManifoldReport]):
     """Measure every recorded site and layer on at most `MAX_POINTS` points; `n` is the number of sequences used.
 
+    It needs stored activations: rank correlations along a principal axis, its permutations and the refitted axes of the
+    intervals need every point, and a covariance gives the shares of the variance alone.
     `standardized` first scales every coordinate to the same variance, as in Paper III.
     """
 

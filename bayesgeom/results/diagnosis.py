@@ -11,6 +11,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
+from bayesgeom.results.layers import LAYERS, said_layers
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import fits
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 R = TypeVar("R", bound=Report)
+SERVED = "served"  # key of the provenance: what the replies of a server left open
+STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
 
 _WITH_REPORTS = (
     "probes",
@@ -131,6 +134,11 @@ class Diagnosis(Mapping[str, Report]):
         n, kept = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
         if isinstance(n, int) and isinstance(kept, int) and kept < n:
             notes.insert(0, f"activations were stored for {kept} of {n} sequences; results from activations use these")
+        if served := self.provenance.get(SERVED):
+            notes.insert(0, _said_of_server(served))
+        if streamed := self.provenance.get(STREAMED):
+            notes.insert(1, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
+        notes += said_layers(self.provenance.get(LAYERS))
         if self.inapplicable:
             notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
@@ -214,6 +222,14 @@ class Diagnosis(Mapping[str, Report]):
             raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
         missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
         return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
+
+
+def _said_of_server(served: Mapping[str, Any]) -> str:
+    """Return how much of the predictions a server left open."""
+    said = f"{served['share']:.1%} of the predictions had an answer that the server did not list (top {served['top']})"
+    if not served["share"]:
+        return said
+    return f"{said}; these answers have the largest probability possible, together at most {served['largest_mass']:.3g}"
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:

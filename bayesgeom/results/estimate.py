@@ -10,8 +10,8 @@ better. Tables, figures, files and checks follow from it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, final
 
 import numpy as np
@@ -168,6 +168,17 @@ class Estimate:
             n=self.n,
             baselines=tuple(baseline[index] for baseline in self.baselines),
             why_not=self.why_not,
+        )
+
+    def mapped(self, change: Callable[[Values], Values]) -> Self:
+        """Return the estimate with its value, its ends and those of its baselines changed by a function."""
+
+        def each(own: Values | None) -> Values | None:
+            return None if own is None else change(own)
+
+        baselines = (replace(b, value=change(b.value), low=each(b.low), high=each(b.high)) for b in self.baselines)
+        return replace(
+            self, value=change(self.value), low=each(self.low), high=each(self.high), baselines=tuple(baselines)
         )
 
     def __repr__(self) -> str:

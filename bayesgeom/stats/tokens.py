@@ -5,7 +5,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
@@ -24,6 +24,14 @@ def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[
     return [weights[part] for part in even_slices(len(weights), at_most=_AT_ONCE // max(1, each))]
 
 
+def token_sums(
+    vectors: Float[Tensor, "batch pos *rest"], shown: Bool[Tensor, "batch token pos"]
+) -> Float[Tensor, "batch token *rest"]:
+    """Return the sum of each token's vectors over its occurrences in each sequence."""
+    sums: Tensor = (shown.to(vectors.dtype) @ vectors.flatten(2)).unflatten(2, vectors.shape[2:])
+    return sums
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class TokenSums:
@@ -33,13 +41,12 @@ class TokenSums:
     """
 
     sums: Float[Tensor, "batch token *rest"]
-    counts: Float[Tensor, "batch token"]
+    counts: Shaped[Tensor, "batch token"]
 
     @classmethod
     def of(cls, vectors: Float[Tensor, "batch pos *rest"], shown: Bool[Tensor, "batch token pos"]) -> "TokenSums":
         """Sum the vectors at the positions that `occurrences` returns."""
-        at = shown.to(vectors.dtype)
-        return cls(sums=(at @ vectors.flatten(2)).unflatten(2, vectors.shape[2:]), counts=at.sum(dim=2))
+        return cls(sums=token_sums(vectors, shown), counts=shown.sum(dim=2))
 
     def means(self, weights: Float[np.ndarray, "draw batch"]) -> Float[Tensor, "draw token *rest"]:
         """Return Σ w · x / Σ w for each token, with w the weight of the sequence; NaN if Σ w = 0.
@@ -48,6 +55,6 @@ class TokenSums:
         """
         share = torch.as_tensor(weights, dtype=self.sums.dtype, device=self.sums.device)
         sums = (share @ self.sums.flatten(1)).unflatten(1, self.sums.shape[1:])
-        counts = (share @ self.counts).reshape(*sums.shape[:2], *([1] * (sums.ndim - 2)))
+        counts = (share @ self.counts.to(share)).reshape(*sums.shape[:2], *([1] * (sums.ndim - 2)))
         found: Tensor = sums / counts
         return found

@@ -24,7 +24,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
-from bayesgeom.tasks.text import Tokenizer, check_ids, labeled, opening
+from bayesgeom.tasks.text import Tokenizer, asked_in_chat, check_ids, labeled, opening
 
 QUINTILES = 5
 MAX_INPUTS = 64  # ids whose keys are compared: the most frequent ones, which recur often enough
@@ -38,7 +38,8 @@ class Prompts(TextTask):
 
     `domain="mathematics+code"` joins one prompt of each of two domains, half of the pairs in each order; the two orders
     are two groups. The last `last` tokens of a prompt are scored. With `bos`, a prompt begins with the tokenizer's
-    beginning-of-sequence token, if it has one. `per_quintile` prompts of each group are selected from each quintile of
+    beginning-of-sequence token, if it has one. With `chat`, it is a user's message in the tokenizer's chat template, up
+    to the start of the assistant's answer. `per_quintile` prompts of each group are selected from each quintile of
     the model's entropy at their end; 0 takes all prompts.
     """
 
@@ -48,6 +49,7 @@ class Prompts(TextTask):
     last: int = 1
     bos: bool = True
     per_quintile: int = 0
+    chat: bool = False
 
     def __post_init__(self) -> None:
         if self.last < 1:
@@ -94,7 +96,10 @@ class Prompts(TextTask):
         groups = self.groups()
         texts = [text for members in groups.values() for text in members]
         prefix = opening(tokenizer, texts[0]) if self.bos else ()
-        ids = tuple((*prefix, *tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        if self.chat:
+            ids = tuple(asked_in_chat(tokenizer, text) for text in texts)
+        else:
+            ids = tuple((*prefix, *tokenizer.encode(text, add_special_tokens=False)) for text in texts)
         check_ids((i for prompt in ids for i in prompt), d_vocab)
         shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
         if len(ids[shortest]) < self.last:

@@ -50,7 +50,10 @@ def test_every_run_of_a_model_keeps_to_its_memory(tmp_path: Path) -> None:
     save(tmp_path / "tiny")
     task = load(tmp_path / "tiny").task
     assert task is not None
-    each = bytes_per_sequence(load(tmp_path / "tiny").spec, (K, PATTERN), task.sample(1, seed=0))
+    whole = load(tmp_path / "tiny")
+    each = bytes_per_sequence(
+        whole.spec, {site: whole.layers_of(site) for site in (K, PATTERN)}, task.sample(1, seed=0)
+    )
     model = load(tmp_path / "tiny", memory_gib=5 * each / 2**30)
     assert model.run([task.sample(11, seed=0)], record=(K, PATTERN), n_recorded=7).n_recorded == 5
     assert load(tmp_path / "tiny").run([task.sample(11, seed=0)], record=(K,), n_recorded=7).n_recorded == 7
@@ -60,8 +63,8 @@ def cost(model: Any, *names: str) -> int:
     """Bytes of one sequence of what these probes read."""
     known = all_probes()
     reads = {site for name in names for site in (*known[name].needs.sites, *known[name].needs.optional)}
-    sites = [site for site in reads & model.sites if not site.is_static]
-    return bytes_per_sequence(model.spec, sites, blocks(1)[0])
+    layers = {site: model.layers_of(site) for site in reads & model.sites if not site.is_static}
+    return bytes_per_sequence(model.spec, layers, blocks(1)[0])
 
 
 def test_probes_refuse_by_name_where_too_few_sequences_are_kept() -> None:

@@ -130,7 +130,7 @@ def test_no_more_is_recorded_than_asked_for(n_recorded: int, kept: int) -> None:
 def test_the_byte_budget_bounds_what_is_recorded() -> None:
     model, parts = lively(), blocks(7, 5)
     each = 4 * 2 * (7 * 30 + 3 * 7 * 13 + 13 * 3 * 10)  # float32, two layers
-    assert bytes_per_sequence(model.spec, (s.RESID_POST, s.PATTERN, s.K), parts[0]) == each
+    assert bytes_per_sequence(model.spec, dict.fromkeys((s.RESID_POST, s.PATTERN, s.K), range(2)), parts[0]) == each
     for budget, kept in ((3 * each, 3), (4 * each - 1, 3), (9 * each, 9), (0, 1)):
         run = model.run(parts, record=(s.RESID_POST, s.PATTERN, s.K), n_recorded=11, budget_bytes=budget)
         assert (run.n, run.n_recorded) == (12, kept)

@@ -9,6 +9,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, final
 
 import torch
@@ -164,9 +165,8 @@ class LensModel(Model):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a bridge warns of edits without effect, which are detected here
-            passages = perturbed_pass(
-                self.module, forward, self._taps.at, self._names, self.spec.n_layers, amount=_AMOUNT
-            )
+            places = product(self._names, range(self.spec.n_layers))
+            passages = perturbed_pass(self.module, forward, self._taps.at, places, amount=_AMOUNT)
         functions = Functions(
             written=self._written,
             projected=None,

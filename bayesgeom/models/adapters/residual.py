@@ -12,6 +12,7 @@ that is carried on, because the recurrence has already run.
 """
 
 from collections.abc import Mapping
+from itertools import product
 from typing import final
 
 import torch
@@ -102,9 +103,8 @@ class ResidualModel(Model):
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         n_layers, broken = self.spec.n_layers, dict[Site, str]()
         module = self._module
-        passages = perturbed_pass(
-            module, lambda: module(trials.tokens), self.point, self._points, n_layers, amount=_AMOUNT
-        )
+        places = product(self._points, range(n_layers))
+        passages = perturbed_pass(module, lambda: module(trials.tokens), self.point, places, amount=_AMOUNT)
         for layer in range(n_layers):
             silent = [site for site in self._points if len(passages[site, layer].arrived) != 1]
             if silent:

@@ -72,8 +72,7 @@ def perturbed_pass(
     owner: nn.Module,
     forward: Callable[[], object],
     point: Callable[[Site, int], nn.Module],
-    sites: Iterable[Site],
-    n_layers: int,
+    places: Iterable[tuple[Site, int]],
     *,
     amount: float,
 ) -> dict[tuple[Site, int], Passage]:
@@ -86,11 +85,10 @@ def perturbed_pass(
         owner: The whole model, whose lock is held.
         forward: Runs the pass.
         point: Returns the module of a site and layer.
-        sites: The sites.
-        n_layers: Number of layers.
+        places: The sites and layers.
         amount: Standard deviation of the noise, relative to that of the activation.
     """
-    passages = {(site, layer): Passage() for site in sites for layer in range(n_layers)}
+    passages = {place: Passage() for place in places}
     generator = torch.Generator().manual_seed(0)
 
     def perturbing(passage: Passage) -> Change:

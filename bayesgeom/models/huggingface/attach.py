@@ -37,13 +37,14 @@ _AMOUNT = 0.3  # standard deviations of the noise in the verification
 @final
 @dataclass(frozen=True, kw_only=True)
 class Attached:
-    """The result of attaching a model, which the adapter uses."""
+    """The result of attaching a model, which the adapter uses. `layers`: where each verified site exists."""
 
     spec: ModelSpec
     forward: Forward
     plumbing: Plumbing
     statics: Statics
     withheld: Mapping[s.Site, str]
+    layers: Mapping[s.Site, tuple[int, ...]]
     errors: Mapping[s.Site, float]
 
 
@@ -89,15 +90,15 @@ class _Attaching:
 
     def attached(self) -> Attached:
         anatomy, handed = self._anatomy()
-        is_interface = all(parts.output is not None for parts in anatomy.parts) and all(
-            len(layer) == 1 for layer in handed
-        )
+        calls = [own for own, parts in zip(handed, anatomy.parts, strict=True) if parts.output is not None]
+        is_interface = bool(calls) and all(len(layer) == 1 for layer in calls)
         if is_interface:
-            self.spec = replace(self.spec, score_scale=handed[0][0].scaling)
+            self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
         plumbing = Plumbing(self.hf, anatomy, is_interface=is_interface)
         passages, functions = self._perturbed(plumbing)
         statics = Statics(self.hf, anatomy, self.spec.d_model, 1.0)
-        if s.TOKEN_INPUTS in statics.sites():
+        of_weights = statics.layers()
+        if plumbing.layers.get(s.K, ()) == of_weights.get(s.TOKEN_INPUTS):
             functions = replace(functions, projected=statics.projected)
         found = examined(passages, functions, self.spec, self.tokens.shape[1])
         withheld = dict(found.broken)
@@ -105,16 +106,18 @@ class _Attaching:
         if scale is None:
             reason = "resid_pre of layer 0 is not the token's embedding plus a function of the position"
             withheld |= dict.fromkeys((s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
-        if s.NORM_WEIGHT in statics.sites() and (layer := statics.misnormed()) is not None:
+        if (layer := statics.misnormed(of_weights.get(s.NORM_WEIGHT, ()))) is not None:
             withheld[s.NORM_WEIGHT] = f"the input of W_K in layer {layer} is not a norm of the residual stream"
         self._check_causal(plumbing, withheld)
-        absent = _absent(anatomy, plumbing, statics)
+        layers = plumbing.layers | of_weights
+        absent = _absent(anatomy, layers, statics)
         return Attached(
             spec=self.spec,
             forward=self.forward,
             plumbing=plumbing,
             statics=Statics(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=absent | withheld,
+            layers={site: own for site, own in layers.items() if site not in withheld},
             errors=found.errors,
         )
 
@@ -204,8 +207,8 @@ class _Attaching:
             with hooked(self.hf, hooks, by=self.spec.name, times=None), plumbing.open(is_witnessed=True):
                 self.forward.logits(self.tokens)
 
-        taps = plumbing.taps
-        passages = perturbed_pass(self.hf, forward, taps.at, taps.sites(), n_layers, amount=_AMOUNT)
+        places = [(site, layer) for site, layers in plumbing.layers.items() for layer in layers]
+        passages = perturbed_pass(self.hf, forward, plumbing.taps.at, places, amount=_AMOUNT)
         return passages, Functions(
             written=partial(_written, anatomy),
             projected=None,
@@ -291,8 +294,8 @@ def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"]
     return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
 
 
-def _absent(anatomy: Anatomy, plumbing: Plumbing, statics: Statics) -> dict[s.Site, str]:
-    """The reasons for sites that this model does not have."""
+def _absent(anatomy: Anatomy, found: Mapping[s.Site, tuple[int, ...]], statics: Statics) -> dict[s.Site, str]:
+    """The reasons for sites that not all layers have."""
     reasons = statics.absent()
     heads = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN)
     if all(parts.output is None for parts in anatomy.parts):
@@ -304,9 +307,8 @@ def _absent(anatomy: Anatomy, plumbing: Plumbing, statics: Statics) -> dict[s.Si
         reasons |= dict.fromkeys((s.ATTN_OUT, s.MLP_OUT, s.RESID_MID), no_sum)
     elif any(parts.mid_reader is None for parts in anatomy.parts):
         reasons[s.RESID_MID] = "attention and MLP work side by side: nothing reads the stream between them"
-    found = [frozenset(plumbing.possible(layer)) for layer in range(anatomy.n_layers)]
-    for site in frozenset[s.Site]().union(*found) - plumbing.taps.sites():
-        layers = ", ".join(str(layer) for layer, own in enumerate(found) if site in own)
-        reasons[site] = f"only layers {layers} have it: the others have no attention, or heads of another width"
-    offered = plumbing.taps.sites() | statics.sites()
-    return {site: reason for site, reason in reasons.items() if site not in offered}
+    for site, own in found.items():
+        if len(own) < anatomy.n_layers:
+            layers = ", ".join(map(str, own))
+            reasons[site] = f"only layers {layers} have it: the others have no attention, or heads of another width"
+    return {site: reason for site, reason in reasons.items() if len(found.get(site, ())) < anatomy.n_layers}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
@@ -69,7 +69,14 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         dtype=str(hf.dtype).removeprefix("torch."),
         device="cpu" if weight.device.type == "meta" else str(weight.device),
         weights_hash=digest or weights_identity(hf),
+        quantization=_quantization(hf),
     )
+
+
+def _quantization(hf: "PreTrainedModel") -> str:
+    """The classes of quantized weights, which libraries such as torchao and bitsandbytes define; "" without any."""
+    kinds = {type(own).__name__ for own in hf.parameters() if type(own) not in (Tensor, nn.Parameter)}
+    return f"weights of class {', '.join(sorted(kinds))}, dequantized in every product" if kinds else ""
 
 
 def refuse_sharded(hf: "PreTrainedModel") -> None:

@@ -6,7 +6,7 @@ Missing weights are an error, while transformers would fill them with random num
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from safetensors import SafetensorError
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.core.threads import PROCESS_STATE
 from bayesgeom.models.checkpoint import CONFIG, SOURCE
-from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, require_gguf
+from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
 from bayesgeom.models.huggingface.sources import check_config, check_weight_files
+from bayesgeom.models.huggingface.wrapped import base_of, with_adapter
+from bayesgeom.models.options import PLACEMENT
+from bayesgeom.models.options import SOURCE as SOURCES
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -29,40 +32,64 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 
 def load_huggingface(
     source: str | Path,
+    options: Mapping[str, Any] | None = None,
     *,
-    revision: str | None = None,
-    dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
+    adapter: Path | None = None,
 ) -> HFModel:
     """Load a causal language model from a directory or the hub.
 
     Args:
         source: Directory, or owner/name on the hub.
-        revision: Branch, tag or commit on the hub.
-        dtype: Dtype of the weights. None: the checkpoint's own.
+        options: `dtype` and the options in `bayesgeom.models.options`, as for `from_pretrained`. `dtype` is the
+            checkpoint's own by default.
         device: Device of the model, unless `device_map` is given.
-        device_map: As for `from_pretrained`.
         trust_remote_code: Whether to run code from the repository.
+        adapter: Directory of a PEFT adapter to put into the model.
 
     Raises:
         CheckpointFault: The hub cannot be reached, or safetensors are missing or do not fit.
         InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    fetched: dict[str, Any] = {"revision": None, "trust_remote_code": trust_remote_code}
+    fetched |= {name: given[name] for name in SOURCES if name in given}
+    placed = {name: given[name] for name in (*PLACEMENT, "dtype") if name in given}
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     if Path(source).is_dir():
         check_files(Path(source))
     with PROCESS_STATE, without_bars(), without_warnings(), _translated(source), torch.random.fork_rng(devices=()):
-        config = _config(source, options)
-        hf = _model(source, config, options, dtype, device_map)
-        tokenizer = _tokenizer(source, options)
+        config = _config(source, fetched)
+        hf = _model(source, config, fetched, placed)
+        tokenizer = _tokenizer(source, fetched)
         task = _task(config)
-    if device_map is None:
+        if adapter is not None:
+            hf = with_adapter(hf, adapter)
+    if not placed.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
         hf = hf.to(device)
     with _translated(source):
-        return HFModel(hf, name=Path(source).name or str(source), tokenizer=tokenizer, task=task)
+        return HFModel(hf, name=(adapter or Path(source)).name or str(source), tokenizer=tokenizer, task=task)
+
+
+def load_adapter(
+    path: Path, options: Mapping[str, Any], *, device: str | torch.device = "cpu", trust_remote_code: bool = False
+) -> HFModel:
+    """Load the base model that a PEFT adapter names, with the adapter in place.
+
+    Args:
+        path: Directory of the adapter.
+        options: Options for the base model, as of `load_huggingface`.
+        device: Device of the model.
+        trust_remote_code: Whether to run code from the base model's repository.
+
+    Raises:
+        CheckpointFault: The base model cannot be loaded, or the adapter does not fit it.
+        InvalidArgument: The package peft is not installed, or it is no adapter of the weights.
+    """
+    source: str | Path = base_of(path)
+    source = Path(source) if Path(source).is_dir() else source
+    return load_huggingface(source, options, device=device, trust_remote_code=trust_remote_code, adapter=path)
 
 
 def load_gguf(
@@ -103,7 +130,8 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     """The config, after checking that reading it runs no code."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-    raw, _ = PreTrainedConfig.get_config_dict(source, revision=options["revision"])
+    fetched = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    raw, _ = PreTrainedConfig.get_config_dict(source, **fetched)
     if not options["trust_remote_code"]:
         check_config(raw, source)
         if Path(source).is_dir():
@@ -129,23 +157,20 @@ def _model(
     source: str | Path,
     config: Any,
     options: dict[str, Any],
-    dtype: str | torch.dtype | None,
-    device_map: str | dict[str, Any] | None,
+    placed: dict[str, Any],
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_weight_files(source, revision=options["revision"])
+    check_weight_files(source, {name: value for name, value in options.items() if name != "trust_remote_code"})
     if Path(source).is_dir() and not options["trust_remote_code"]:
         check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
-        dtype="auto" if dtype is None else dtype,
-        device_map=device_map,
         use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # raised below, by name
-        **options,
+        **{"dtype": "auto", **placed, **options},
     )
     hf, found = loaded
     if wrong := sorted(found["mismatched_keys"]):
@@ -167,6 +192,23 @@ def _task(config: Any) -> WindTunnel | None:
     source = config.to_dict().get(SOURCE)
     described = source.get("task") if isinstance(source, dict) else None
     return None if described is None else task_from_config(described)
+
+
+def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """Load a tokenizer from a directory, a GGUF file or the hub.
+
+    Raises:
+        CheckpointFault: There is none.
+    """
+    from transformers import AutoTokenizer
+
+    file = gguf_in(Path(source))
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if file is not None:
+        require_gguf(file)
+        source, options = file.parent, options | {"gguf_file": file.name}
+    with without_bars(), without_warnings(), _translated(source):
+        return AutoTokenizer.from_pretrained(source, **options)
 
 
 def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:

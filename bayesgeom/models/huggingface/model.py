@@ -58,11 +58,12 @@ class HFModel(Model):
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
         self.withheld: Mapping[s.Site, str] = self._attached.withheld
+        every = tuple(range(self.spec.n_layers))
+        self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
 
     @property
     def sites(self) -> frozenset[s.Site]:
-        found = self._attached.plumbing.taps.sites() | self._attached.statics.sites()
-        return found.difference(self.withheld)
+        return frozenset(self._attached.layers).difference(self.partial_sites)
 
     def proof_errors(self) -> Mapping[s.Site, float]:
         """Return the largest equation error of each site, relative to the largest entry."""

@@ -42,14 +42,17 @@ class Plumbing:
         heads = self._attentions.values()
         self._is_inside = not is_interface and bool(heads) and all(has_inside(part) for part in heads)
         self._hf = hf
-        layers = [self.possible(layer) for layer in range(anatomy.n_layers)]
-        everywhere = frozenset(layers[0]).intersection(*layers)
-        self.taps = Taps([site for site in layers[0] if site in everywhere], anatomy.n_layers)
+        found: dict[s.Site, list[int]] = {}
+        for layer in range(anatomy.n_layers):
+            for site in self.possible(layer):
+                found.setdefault(site, []).append(layer)
+        self.layers = {site: tuple(layers) for site, layers in found.items()}
+        self.taps = Taps(self.layers, anatomy.n_layers)
         self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
         self._entered: Tensor | None = None  # input of the running block
 
     def possible(self, layer: int) -> list[s.Site]:
-        """Return the sites that this layer has. Only sites of every layer have taps."""
+        """Return the sites that this layer has."""
         parts = self.anatomy.parts[layer]
         found = [s.RESID_PRE, s.RESID_POST]
         if parts.writers is not None:

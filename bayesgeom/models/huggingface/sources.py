@@ -44,19 +44,19 @@ def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
         )
 
 
-def check_weight_files(source: str | Path, *, revision: str | None = None) -> None:
+def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = None) -> None:
     """Check that all weights are safetensors files inside the directory, or in the hub repository.
 
     Args:
         source: Directory or hub name.
-        revision: Branch, tag or commit of a hub name.
+        options: Revision, token and `local_files_only` of a hub name.
 
     Raises:
         CheckpointFault: There are no safetensors, or an index names another kind of file or a file elsewhere.
     """
     path = Path(source)
     if not path.is_dir():
-        _check_hub_index(str(source), revision)
+        _check_hub_index(str(source), options or {})
         return
     if not any(path.glob(f"*{_WEIGHTS}")):
         pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
@@ -89,14 +89,14 @@ def _check_index(index: Path, folder: Path | None) -> None:
             raise CheckpointFault(f"{index} names {name!r}, which is not in {folder}. Copy all parts of the model.")
 
 
-def _check_hub_index(name: str, revision: str | None) -> None:
+def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
     """Check the index of a hub repository, if it has one and the hub can be reached."""
     from transformers.utils.hub import cached_file
 
     found = cached_file(
         name,
         _INDEX,
-        revision=revision,
+        **options,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,

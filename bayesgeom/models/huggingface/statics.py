@@ -5,7 +5,7 @@ its outputs for x and −x. This is correct for any layout, for quantized module
 their parameter, and for weights that accelerate keeps elsewhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -30,16 +30,19 @@ class Statics:
         self._hf, self._anatomy, self._d_model, self._scale = hf, anatomy, d_model, scale
 
     def absent(self) -> dict[Site, str]:
-        """Return the static sites that are not available, each with the reason."""
+        """Return the static sites that some layer lacks, each with the reason in the first such layer."""
         reasons = dict[Site, str]()
         for layer, parts in enumerate(self._anatomy.parts):
             for site, reason in _absent_in(parts).items():
                 reasons.setdefault(site, f"{reason}, in layer {layer}")
         return reasons
 
-    def sites(self) -> frozenset[Site]:
-        """Return the available static sites."""
-        return frozenset(site for site in s.ALL_SITES if site.is_static).difference(self.absent())
+    def layers(self) -> dict[Site, tuple[int, ...]]:
+        """Return the layers that have each static site, without sites that no layer has."""
+        absent = [_absent_in(parts) for parts in self._anatomy.parts]
+        static = (site for site in s.ALL_SITES if site.is_static)
+        found = {site: tuple(i for i, own in enumerate(absent) if site not in own) for site in static}
+        return {site: layers for site, layers in found.items() if layers}
 
     @torch.no_grad()
     def of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
@@ -72,14 +75,14 @@ class Statics:
         return self._projected(site, self.inputs(resid, layer), layer)
 
     @torch.no_grad()
-    def misnormed(self) -> int | None:
-        """Return the first layer where the input of W_K is not a norm of the stream times a weight plus a bias."""
+    def misnormed(self, layers: Iterable[int]) -> int | None:
+        """Return the first of these layers where the input of W_K is not a norm times a weight plus a bias."""
         x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
             self._hf.dtype
         )
         centered = x - x.mean(dim=-1, keepdim=True)
         normed = [part * part.float().square().mean(dim=-1, keepdim=True).rsqrt() for part in (x, centered)]
-        for layer in range(len(self._anatomy.blocks)):
+        for layer in layers:
             odd = (self.inputs(x, layer) - self.inputs(-x, layer)).float() / 2
             weight = self._norm_weight(layer).to(odd.device)
             expected = [weight * part.to(odd) for part in (normed if self._anatomy.parts[layer].key_input else [x])]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import bayesgeom
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.diagnosis.views import within
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import load
 from bayesgeom.tasks.bijection import Bijection
@@ -79,7 +81,9 @@ def test_attention_in_some_layers_only(kind: str) -> None:
     hf = built(kind, **sizes)
     model = HFModel(hf)
     assert model.sites >= SUMS and not HEADS & model.sites, model.withheld
-    assert model.withheld[s.Z] == "only layers 2 have it: the others have no attention, or heads of another width"
+    assert model.withheld[s.K] == "only layers 2 have it: the others have no attention, or heads of another width"
+    assert {s.K, s.K_ROT, s.Q_ROT, s.TOKEN_KEYS, s.W_K} <= model.partial_sites.keys()
+    assert set(model.partial_sites.values()) == {(2,)} and model.layers_of(s.K, s.RESID_PRE) == (2,)
     run = model.run([text()], record=SUMS, n_recorded=5)
     for layer in range(3):
         entered, left = hidden_states(hf, "model.layers")[2 * layer : 2 * layer + 2]
@@ -87,6 +91,59 @@ def test_attention_in_some_layers_only(kind: str) -> None:
         torch.testing.assert_close(run.at(s.RESID_POST)[layer], left, atol=1e-5, rtol=1e-5)
         both = run.at(s.RESID_PRE)[layer] + run.at(s.ATTN_OUT)[layer] + run.at(s.MLP_OUT)[layer]
         torch.testing.assert_close(both, left, atol=1e-4, rtol=1e-4)
+
+
+_OLMO: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+
+
+def test_sites_of_some_layers_hold_what_plain_hooks_see() -> None:
+    hf = built("OlmoHybrid", **_OLMO)
+    model, trials, seen = HFModel(hf), text(), list[Tensor]()
+    assert {site: model.partial_sites[site] for site in HEADS} == dict.fromkeys(HEADS, (1,))
+    attention = hf.model.layers[1].self_attn
+    handles = [
+        attention.o_proj.register_forward_pre_hook(lambda _m, args: seen.append(args[0])),
+        attention.v_proj.register_forward_hook(lambda _m, _a, out: seen.append(out)),
+    ]
+    with torch.no_grad():
+        hf(input_ids=trials.tokens, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    values, z = seen
+    run = model.run([trials], record=[s.Z, s.V, s.PATTERN, s.W_K, s.RESID_POST], n_recorded=5)
+    assert run.layers == {s.Z: (1,), s.V: (1,), s.PATTERN: (1,), s.W_K: (1,)} and len(run.at(s.RESID_POST)) == 3
+    torch.testing.assert_close(run.at(s.Z)[0].flatten(2), z, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(run.at(s.V)[0].flatten(2), values, atol=1e-6, rtol=1e-6)
+    keys = run.at(s.W_K)[0].flatten(0, 1)
+    torch.testing.assert_close(keys, attention.k_proj.weight, atol=1e-5, rtol=1e-5)
+    other = within(run, (1,), (s.Z, s.RESID_POST))
+    assert other.spec.n_layers == 1 and not other.layers
+    torch.testing.assert_close(other.at(s.RESID_POST)[0], run.at(s.RESID_POST)[1])
+
+
+def test_probes_measure_the_layers_that_have_their_sites() -> None:
+    model, task = HFModel(built("OlmoHybrid", **_OLMO)), Bijection(n_values=11, n_pairs=5)
+    found = bayesgeom.diagnose(model, task, n=23, n_untrained=1, seed=0)
+    assert not found.skipped.keys() & {"key_overlap", "attention_entropy", "qk_alignment", "pass_thresholds"}
+    entropy, keys = found["attention_entropy"], found["key_overlap"]
+    assert entropy.entropy_bits.value.shape == (3, 6)
+    assert np.isfinite(entropy.entropy_bits.value).all(axis=1).tolist() == [False, True, False]
+    assert np.isnan(entropy.entropy_bits.value[[0, 2]]).all()
+    run = model.run([task.sample(23, seed=0)], record=[s.PATTERN], n_recorded=23)
+    assert run.at(s.PATTERN).shape[:2] == (1, 23)
+    assert np.isfinite(keys.mean_overlap.value[0]).tolist() == [False, True, False]
+    assert keys.headlines()[0].label.startswith("layer 1, inputs") and np.isfinite(keys.headlines()[0].value)
+    assert "key_overlap: only layers 1 have its sites" in found.summary()
+    assert np.isfinite(found["belief_readout"].r2.value[0]).all()  # the residual stream exists in every layer
+    assert found.provenance["layers"]["qk_alignment"] == [1]
+    untrained = entropy.entropy_bits.baselines[0].value
+    assert np.isfinite(untrained).all(axis=1).tolist() == [False, True, False]
 
 
 def test_masks_by_keyword() -> None:

@@ -1,0 +1,56 @@
+"""`bayesgeom capture`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, final
+
+import tyro
+
+from bayesgeom.commands.base import Command, Of, tell
+from bayesgeom.core.errors import InvalidArgument
+
+
+@final
+@dataclass(frozen=True)
+class Capture(Command):
+    """Record activations and predictions in safetensors files, which `bayesgeom diagnose DIRECTORY` reads."""
+
+    name: ClassVar[str] = "capture"
+
+    source: Of
+    task: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")] = None
+    """Task, as NAME or NAME:key=value,key=value. Default: the checkpoint's own task."""
+    out: Path | None = None
+    """Directory to write. A capture that was stopped continues there."""
+    sites: tuple[str, ...] | None = None
+    """Sites to record: resid_post k v … Default: all that a probe reads."""
+    layers: tuple[int, ...] | None = None
+    """Layers to record: 0 5 11. Default: all that have the site."""
+    save_dtype: str = "float32"
+    """Data type of the recorded activations: float32, float16 or bfloat16."""
+    n: int = 512
+    """Sequences to draw."""
+    seed: int = 0
+    """Seed of the sequences."""
+    n_untrained: int = 0
+    """Number of untrained networks to capture as baselines, on at most 192 sequences each."""
+
+    def __call__(self) -> int:
+        from bayesgeom.diagnosis.capture import Selection, capture
+        from bayesgeom.models.disk.manifest import read_manifest
+
+        if self.out is None:
+            raise InvalidArgument("name the directory to write with --out.")
+        capture(
+            self.source.load(),
+            self.task,
+            out=self.out,
+            sites=Selection(sites=self.sites, layers=self.layers, dtype=self.save_dtype),
+            n=self.n,
+            seed=self.seed,
+            n_untrained=self.n_untrained,
+        )
+        held = read_manifest(self.out)
+        sites = ", ".join([*held.layers, *held.static]) or "predictions only"
+        tell(f"{self.out}: {held.n} sequences in {len(held.slices())} shards ({held.dtype}): {sites}")
+        return 0

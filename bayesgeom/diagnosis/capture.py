@@ -1,0 +1,165 @@
+"""`capture`: record activations and predictions in files, for `diagnose` and for analyses of one's own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import final
+
+import torch
+
+from bayesgeom.checks.arguments import checked
+from bayesgeom.core.errors import InvalidArgument, NoCopy, unknown_name
+from bayesgeom.core.progress import bar
+from bayesgeom.core.sites import ALL_SITES, Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.diagnosis.run import N_RECORDED, all_probes
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import versions
+from bayesgeom.models.disk.manifest import Manifest
+from bayesgeom.models.disk.reading import UNTRAINED, CapturedModel
+from bayesgeom.models.disk.writing import rows_per_shard, write
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+from bayesgeom.tasks.limits import block_size
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a capture records.
+
+    Attributes:
+        sites: Names of sites, as in `model.sites`. None: all that a probe reads. Empty: predictions only.
+        layers: Layers to record. None: all that have the site.
+        dtype: Data type of the recorded activations: float32, float16 or bfloat16.
+
+    Example:
+        >>> Selection(sites=["k", "v"], layers=[0, 2], dtype="bfloat16").dtype
+        'bfloat16'
+    """
+
+    sites: str | Sequence[str] | None = None
+    layers: Sequence[int] | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidArgument(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
+
+
+@checked("model", "task")
+def capture(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    *,
+    out: str | PathLike[str],
+    sites: str | Sequence[str] | Selection | None = None,
+    n: int = 512,
+    seed: int = 0,
+    n_untrained: int = 0,
+) -> Path:
+    """Record sites and predictions of a model in safetensors files, one shard at a time.
+
+    A capture that was stopped continues when it is called again with the same arguments, and gives the same files.
+    `diagnose(out)` reads it without the model. Memory does not grow with n.
+
+    Args:
+        model: Any argument of `as_model`.
+        task: A task, its text, or a list of prompts. Default: the model's own task.
+        out: Directory to write: new, empty, or an unfinished capture with the same arguments.
+        sites: Names of sites, or a `Selection` of sites, layers and data type. Default: all sites that a probe reads.
+        n: Number of sequences.
+        seed: Seed of the sequences, as that of `diagnose`.
+        n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
+
+    Returns:
+        The directory; docs/captures.md describes its files.
+
+    Raises:
+        InvalidArgument: n is below 1, or the model has no such layers.
+        MissingSite: The model does not provide a site.
+        OutputFault: The directory holds something else, or cannot be written.
+        CheckpointFault: A finished shard was damaged.
+
+    Example:
+        >>> import bayesgeom, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     where = bayesgeom.capture("mess3-small", out=folder, n=8, sites=["resid_post"])
+        ...     found = bayesgeom.diagnose(where, probes="belief_readout", n_untrained=0)
+        >>> found["belief_readout"].n
+        8
+    """
+    if n_untrained < 0:
+        raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
+    subject, folder = as_model(model), Path(out)
+    if isinstance(subject, CapturedModel):
+        raise InvalidArgument(f"{subject.folder} is a capture already; pass the model itself.")
+    chosen = task_of(subject, task)
+    n = min(n, chosen.n_sequences) if isinstance(chosen, FiniteTask) else n
+    selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
+    copies = [derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)]
+    manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
+    _write(subject, chosen, replace(manifest, untrained=copies), folder)
+    for index, own in enumerate(copies):
+        try:
+            copy = subject.fresh(own)
+        except NoCopy as reason:
+            raise InvalidArgument(f"n_untrained must be 0 here: {reason}") from reason
+        part = _manifest(copy, chosen, selection, n=min(n, N_RECORDED), seed=seed)
+        _write(copy, chosen, part, folder / UNTRAINED.format(index))
+    return folder
+
+
+def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, seed: int) -> Manifest:
+    one, sites = task.sample(1, seed=seed), _sites(model, selection.sites)
+    model.check_fits(one)
+    recorded = {site: _layers(model, site, selection.layers) for site in sites if not site.is_static}
+    whole = {site: model.layers_of(site) for site in recorded}
+    return Manifest(
+        spec=model.spec.to_dict(),
+        task=task.config(),
+        layers={site.name: own for site, own in recorded.items()},
+        static=[site.name for site in sites if site.is_static],
+        dtype=selection.dtype,
+        n=n,
+        seed=seed,
+        rows=rows_per_shard(model.spec, whole, one, most=block_size(task.n_pos)),
+        foreign_hooks=model.foreign_hooks(),
+        versions={**versions(), "threads": str(torch.get_num_threads())},
+    )
+
+
+def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
+    """Return the named sites, or those that probes read."""
+    names = [named] if isinstance(named, str) else named
+    if names is None:
+        needs = [probe.needs for probe in all_probes().values()]
+        reads = dict.fromkeys(site for own in needs for site in (*own.sites, *own.optional))
+        return [site for site in reads if model.layers_of(site)]
+    known = {site.name: site for site in ALL_SITES}
+    for name in names:
+        if name not in known:
+            raise unknown_name("site", name, known)
+        if not model.layers_of(known[name]):
+            model.require([known[name]], by="this capture")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _layers(model: Model, site: Site, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the requested layers that have the site."""
+    n_layers = model.spec.n_layers
+    if wrong := [layer for layer in layers or () if not 0 <= layer < n_layers]:
+        raise InvalidArgument(f"layers must be from 0 to {n_layers - 1}, got {wrong[0]}.")
+    return tuple(layer for layer in model.layers_of(site) if layers is None or layer in layers)
+
+
+def _write(model: Model, task: WindTunnel, manifest: Manifest, folder: Path) -> None:
+    blocks: Iterator[Trials] = task.stream(
+        manifest.n, seed=derived_seed(manifest.seed, Branch.TRIALS), device=model.spec.device
+    )
+    with bar(total=manifest.n, desc=f"{model.spec.name}: capture", unit="seq", leave=False) as shown:
+        for n in write(model, task, blocks, manifest, folder):
+            shown.update(n)

@@ -1,0 +1,46 @@
+"""Views of a run: what one probe reads of it, and what a capture holds of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.files import apart
+from bayesgeom.core.run import Run
+from bayesgeom.core.sites import Site
+from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.tasks.base import WindTunnel
+
+
+def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
+    """Return the run of a model that has only these layers, with those of the sites that exist in all of them."""
+    found: dict[Site, Shaped[Tensor, layer * axes]] = {}
+    for site in sites:
+        own = run.layers.get(site, tuple(range(run.spec.n_layers)))
+        if site in run.recorded and set(layers) <= set(own):
+            held = run.recorded[site]
+            found[site] = held if tuple(layers) == own else held[[own.index(layer) for layer in layers]]
+    return replace(run, spec=replace(run.spec, n_layers=len(layers)), recorded=found, layers={}, streamed=None)
+
+
+def captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
+    """Return number and seed of the sequences to read from a capture: at most all of them, and its own seed.
+
+    Raises:
+        TaskMismatch: It was captured on another task.
+        InvalidArgument: Another seed than that of the capture was requested.
+    """
+    held = model.manifest
+    if difference := apart(json.loads(json.dumps(held.task)), json.loads(json.dumps(task.config()))):
+        raise TaskMismatch(
+            f"{model.folder} was captured on {model.task}, and cannot be measured on another task ({difference}). "
+            f"Capture that task, or omit the task."
+        )
+    if seed not in (0, held.seed):
+        raise InvalidArgument(
+            f"{model.folder} was captured with seed {held.seed}, got {seed}. Omit the seed, or capture again."
+        )
+    return min(n, held.n), held.seed

@@ -1,0 +1,1 @@
+"""Captures: recorded activations and reduced predictions on disk, and the model that they stand for."""

@@ -1,0 +1,173 @@
+"""The manifest of a capture: which model, task and sites, and the hash of every shard.
+
+A capture is a directory of `capture.json`, `static.safetensors` and `shard-00000.safetensors`, …. The manifest is
+written before the first shard and again, atomically, after each one.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+from bayesgeom.core.errors import CheckpointFault, OutputFault
+from bayesgeom.core.files import apart, file_aside
+from bayesgeom.core.reading import read_json
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import ALL_SITES, Site
+
+MANIFEST, STATIC = "capture.json", "static.safetensors"
+SCHEMA = 1
+_CHUNK = 2**22  # bytes hashed at once
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a capture holds.
+
+    Attributes:
+        spec: The model, as `ModelSpec.to_dict` gives it.
+        task: The task, as `WindTunnel.config` gives it.
+        layers: Captured layers of each site, by its name.
+        static: Names of the captured sites that are read from the weights.
+        dtype: Data type of the activations.
+        n: Number of sequences.
+        seed: Seed of the sequences.
+        rows: Number of sequences in each shard but the last.
+        untrained: Seeds of the captured untrained networks, each in a directory `untrained-INDEX`.
+        foreign_hooks: Submodules whose forward hooks bayesgeom did not set.
+        versions: Versions of the libraries.
+        shards: SHA-256 of the finished files, by their names.
+    """
+
+    spec: Mapping[str, Any]
+    task: Mapping[str, Any]
+    layers: Mapping[str, Sequence[int]]
+    static: Sequence[str]
+    dtype: str
+    n: int
+    seed: int
+    rows: int
+    untrained: Sequence[int] = ()
+    foreign_hooks: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    shards: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> dict[Site, tuple[int, ...]]:
+        """Captured layers of each site that a pass records."""
+        return {site_named(name): tuple(own) for name, own in self.layers.items()}
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The spec of the captured model."""
+        return ModelSpec(**self.spec)
+
+    def slices(self) -> dict[str, slice]:
+        """Return the sequences of each shard, by its name."""
+        starts = range(0, self.n, self.rows)
+        return {
+            f"shard-{i:05d}.safetensors": slice(start, min(self.n, start + self.rows)) for i, start in enumerate(starts)
+        }
+
+    def slices_of(self, n: int) -> list[tuple[str, slice]]:
+        """Return the shards that hold some of the first `n` sequences."""
+        return [(name, at) for name, at in self.slices().items() if at.start < n]
+
+    def with_shard(self, name: str, digest: str) -> "Manifest":
+        """Return the manifest with one more finished file."""
+        return replace(self, shards={**self.shards, name: digest})
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest atomically.
+
+        Raises:
+            OutputFault: It cannot be written.
+        """
+        with file_aside(folder / MANIFEST) as aside:
+            aside.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    def differences(self, other: "Manifest") -> str:
+        """Return how another capture differs in anything but finished files; "" if it does not."""
+        mine, theirs = (json.loads(json.dumps({**asdict(own), "shards": None})) for own in (self, other))
+        return apart(mine, theirs)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a capture.
+
+    Raises:
+        CheckpointFault: There is none, or it is unreadable, incomplete, or of another schema.
+    """
+    path = folder / MANIFEST
+    try:
+        held = read_json(path)
+    except FileNotFoundError as error:
+        raise CheckpointFault(f"{folder} holds no capture: {MANIFEST} is missing.") from error
+    schema = held.pop("schema", None) if isinstance(held, dict) else None
+    if schema != SCHEMA:
+        raise CheckpointFault(f"{path} has schema {schema!r}; this bayesgeom reads schema {SCHEMA}. Capture again.")
+    try:
+        found = Manifest(**held)
+        _ = found.sites, found.model_spec, found.slices()
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
+    return found
+
+
+def is_capture(folder: Path) -> bool:
+    """Return whether a directory holds the manifest of a capture."""
+    return (folder / MANIFEST).is_file()
+
+
+def site_named(name: str) -> Site:
+    """Return the site of this name. Raises `KeyError` if there is none."""
+    return {site.name: site for site in ALL_SITES}[name]
+
+
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file, read in parts."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_CHUNK):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:
+    """Check that a file of a capture is there and has its hash, and return its path.
+
+    Raises:
+        CheckpointFault: It is missing, or was damaged or changed after it was written.
+    """
+    path = folder / name
+    if name not in manifest.shards or not path.is_file():
+        n, whole = len(manifest.shards.keys() & manifest.slices().keys()), len(manifest.slices())
+        raise CheckpointFault(
+            f"{path} is missing: {n} of {whole} shards of this capture are finished. Run the same capture again; it "
+            f"continues where it stopped."
+        )
+    try:
+        found = hash_of(path)
+    except OSError as error:
+        raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
+    if found != manifest.shards[name]:
+        raise CheckpointFault(f"{path} is damaged: its hash is not that in {MANIFEST}. Delete it and capture again.")
+    return path
+
+
+def check_same(there: Manifest, asked: Manifest, folder: Path) -> None:
+    """Check that a capture in a directory can be continued.
+
+    Raises:
+        OutputFault: It is another capture, or the weights of the model have no hash.
+    """
+    if difference := there.differences(asked):
+        raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
+    if there.shards and not asked.model_spec.is_identified:
+        raise OutputFault(
+            f"{folder} holds an unfinished capture, and the weights of {asked.model_spec.name} have no hash, so it "
+            f"could be another model's. Delete it first."
+        )

@@ -1,0 +1,82 @@
+"""Statistics of activations, one per sequence, that a pass can compute without storing the activations.
+
+Intervals resample sequences, so sums over all sequences do not suffice: a reduction keeps one small array per sequence
+and layer. Its sums over sequences are computed from these in float64 or by the same operations as from stored
+activations, so both give the same numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from bayesgeom.core.run import ModelSpec, Run
+from bayesgeom.core.sites import K_ROT, PATTERN, RESID_POST, K, Site, V
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.tokens import occurrences, token_sums
+
+
+@final
+@dataclass(frozen=True)
+class Reduction:
+    """A statistic of one site in one layer, per sequence.
+
+    Attributes:
+        name: Its key in `Run.reduced`.
+        site: The site that it reads.
+        of: Returns it for some of the sequences. Arguments: recorded activations of the layer in these sequences, all
+            sequences (for comparisons between them), and the index of these among all.
+        size: Returns its numbers per sequence and layer.
+    """
+
+    name: str
+    site: Site
+    of: Callable[[Tensor, Trials, slice], Tensor]
+    size: Callable[[ModelSpec, Trials], int]
+
+    def is_in(self, run: Run) -> bool:
+        """Return whether the run has it, or the activations to compute it."""
+        return self.name in run.reduced or self.site in run.recorded
+
+    def at(self, run: Run, layer: int, n: int) -> Shaped[Tensor, "batch *rest"]:
+        """Return it in one layer for the first `n` sequences: as the pass computed it, or from stored activations.
+
+        Raises:
+            MissingSite: The run has neither.
+        """
+        if self.name in run.reduced:
+            return run.reduced[self.name][layer, :n]
+        return self.of(run.at(self.site)[layer, :n], run.trials.rows(slice(0, n)), slice(0, n))
+
+
+def _last_values(values: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice) -> Tensor:
+    last = trials.scored_positions()[rows, -1]
+    return values[torch.arange(len(values), device=values.device), last].flatten(1)
+
+
+def _token_sums(keys: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice) -> Tensor:
+    return token_sums(keys, occurrences(trials.tokens[rows], trials.token_ids()))
+
+
+def _keys_of_tokens(spec: ModelSpec, trials: Trials) -> int:
+    return len(trials.token_ids()) * spec.n_kv_heads * spec.d_head
+
+
+LAST_VALUES = Reduction(
+    "values at the last scored position", V, _last_values, lambda spec, _: spec.n_kv_heads * spec.d_head
+)
+LAST_RESIDUAL = Reduction(
+    "resid_post at the last scored position", RESID_POST, lambda x, _t, _r: x[:, -1], lambda spec, _: spec.d_model
+)
+LAST_ENTROPY = Reduction(
+    "mean attention entropy of the last scored query",
+    PATTERN,
+    lambda pattern, _t, _r: entropy_bits(pattern[:, :, -1].double()).mean(dim=1),
+    lambda _s, _t: 2,  # one float64
+)
+KEY_SUMS = Reduction("sums of keys over the occurrences of each token", K, _token_sums, _keys_of_tokens)
+ROTATED_KEY_SUMS = Reduction("the same of rotated keys", K_ROT, _token_sums, _keys_of_tokens)

@@ -1,0 +1,113 @@
+"""Quantized, compiled and adapted models: unwrapped, with the numbers of the model inside, or refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.huggingface.model import HFModel
+from tests.families import _sizes, lively
+from tests.models.huggingface.test_sites import text
+
+pytestmark = [  # of transformers, when peft builds a model, and of torch, when it imports its compiler
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+
+def llama() -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    return lively(transformers.LlamaForCausalLM(transformers.LlamaConfig(**_sizes()))).eval()
+
+
+def test_compiled_modules_are_unwrapped() -> None:
+    hf = llama()
+    model = bayesgeom.as_model(torch.compile(hf))
+    assert isinstance(model, HFModel) and model.module is hf
+    assert torch.equal(model.logits(text()), HFModel(llama()).logits(text()))
+
+
+def test_a_module_that_was_compiled_in_place_is_refused() -> None:
+    hf = llama()
+    hf.model.layers[1].compile()
+    with pytest.raises(InvalidArgument, match=r"model\.layers\.1 was compiled in place with compile\(\), and hooks"):
+        bayesgeom.as_model(hf)
+
+
+def adapted(**options: Any) -> Any:
+    """A model with a LoRA adapter of its queries and keys that changes its predictions."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM", **options)
+    model = peft.get_peft_model(llama(), config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, own in model.named_parameters():
+            if "lora_" in name:
+                own.copy_(0.5 * torch.randn(own.shape, generator=generator))
+    return model.eval()
+
+
+def test_an_adapted_model_is_measured_with_its_adapter() -> None:
+    wrapped = adapted()
+    model, plain = bayesgeom.as_model(wrapped), HFModel(llama())
+    merged = HFModel(adapted().merge_and_unload())
+    torch.testing.assert_close(model.logits(text()), merged.logits(text()), atol=1e-2, rtol=1e-3)  # rounds otherwise
+    assert (model.logits(text()) - plain.logits(text())).abs().max() > 0.1
+    assert model.sites == merged.sites == plain.sites, model.withheld
+    torch.testing.assert_close(
+        *(own.static(s.W_K, torch.arange(3), 1) for own in (model, merged)), atol=1e-5, rtol=1e-5
+    )
+    assert len({own.spec.weights_hash for own in (model, merged, plain)}) == 3
+
+
+def test_adapter_directories(tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    wrapped = adapted()
+    llama().save_pretrained(base)
+    wrapped.peft_config["default"].base_model_name_or_path = str(base)
+    wrapped.save_pretrained(folder)
+    found = bayesgeom.load(folder)
+    assert found.spec.name == "adapter"
+    torch.testing.assert_close(found.logits(text()), bayesgeom.as_model(wrapped).logits(text()), atol=1e-5, rtol=1e-5)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(CheckpointFault, match=r"holds no adapter_model\.safetensors; adapters in pickles are not read"):
+        bayesgeom.load(folder)
+
+
+def test_an_adapter_without_base_model_or_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": null}')
+    with pytest.raises(CheckpointFault, match=r"adapter_config\.json names no base model"):
+        bayesgeom.load(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(InvalidArgument, match=r"is a PEFT adapter: install peft \(pip install peft\) to load it"):
+        bayesgeom.load(tmp_path)
+
+
+def test_learned_prompts_are_refused() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    with pytest.raises(InvalidArgument, match="puts learned vectors before the tokens"):
+        bayesgeom.as_model(peft.get_peft_model(llama(), config))
+
+
+def test_weights_of_int8_are_measured_as_they_multiply() -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    hf, plain = llama(), HFModel(llama())
+    quantization.quantize_(hf.model, quantization.Int8WeightOnlyConfig())
+    model = HFModel(hf)
+    assert model.sites == plain.sites and model.spec.weights_hash != plain.spec.weights_hash
+    assert model.spec.quantization == "weights of class Int8Tensor, dequantized in every product"
+    exact = hf.model.layers[1].self_attn.k_proj.weight.dequantize()
+    found = model.static(s.W_K, torch.arange(3), 1).flatten(0, 1)
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-6)
+    difference = (found - plain.static(s.W_K, torch.arange(3), 1).flatten(0, 1)).abs().max()
+    assert 0 < difference < 0.02 * exact.abs().max()
+    assert 1e-4 < (model.logits(text()) - plain.logits(text())).abs().max() < 1

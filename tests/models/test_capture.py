@@ -1,0 +1,165 @@
+"""Captures: the same numbers from disk, resumed to the same bytes, and refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bayesgeom
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, MissingSite, OutputFault, TaskMismatch
+from bayesgeom.models.disk import writing
+from bayesgeom.models.disk.manifest import MANIFEST
+from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.tasks.bijection import Bijection
+from tests.models.test_run import TASK, lively
+from tests.probes.test_streamed import assert_alike
+
+PROBES = ("calibration", "belief_readout", "key_overlap", "attention_entropy", "value_manifold", "qk_alignment")
+N = 23
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few sequences of all sites in a shard."""
+    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.node.get_closest_marker("usefixtures"):
+        request.getfixturevalue("small_shards")
+    return bayesgeom.capture(lively("rotary"), out=tmp_path / "capture", n=N, seed=3, n_untrained=1)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_diagnosis_from_disk_is_that_of_the_model(folder: Path) -> None:
+    direct = bayesgeom.diagnose(lively("rotary"), n=N, seed=3, n_untrained=1)
+    found = bayesgeom.diagnose(folder, n_untrained=1)
+    assert set(found) == set(direct) - {"relabeling"} and "renamed" in found.skipped["relabeling"]
+    for name, report in found.items():
+        assert_alike(direct[name], report)
+        assert report.n == direct[name].n
+    assert found.provenance["model"] == direct.provenance["model"] and found.provenance["n_recorded"] == N
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_diagnosis_from_disk_streams_when_memory_is_small(folder: Path) -> None:
+    assert len(list(folder.glob("shard-*"))) > 2
+    model = bayesgeom.load(folder, memory_gib=140_000 / 2**30)
+    found = bayesgeom.diagnose(model, n_untrained=1, probes=["pass_thresholds", "attention_entropy"])
+    direct = bayesgeom.diagnose(lively("rotary"), n=N, seed=3, n_untrained=1, probes=list(found))
+    assert found.provenance["streamed"] == {"attention_entropy": N, "pass_thresholds": N}
+    for name in found:
+        assert_alike(direct[name], found[name], within=1e-3)  # passes of other sizes round differently
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_killed_capture_continues_to_the_same_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls, own = files_of(folder), list[int](), writing.captured
+
+    def dying(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise Killed
+        return own(*args)
+
+    monkeypatch.setattr(writing, "captured", dying)
+    with pytest.raises(Killed):
+        bayesgeom.capture(lively("rotary"), out=tmp_path / "again", n=N, seed=3, n_untrained=1)
+    assert len(list((tmp_path / "again").glob("shard-*"))) == 2
+    with pytest.raises(CheckpointFault, match=r"shard-00002\.safetensors is missing: 2 of \d shards .* are finished"):
+        bayesgeom.diagnose(tmp_path / "again", probes="calibration", n_untrained=0)
+    done = len(calls)
+    bayesgeom.capture(lively("rotary"), out=tmp_path / "again", n=N, seed=3, n_untrained=1)
+    assert files_of(tmp_path / "again") == whole
+    n_shards = len([name for name in whole if "shard-" in name])
+    assert len(calls) - done == n_shards - 2, "finished shards are not computed again"
+
+
+def test_sites_layers_and_types_are_chosen(tmp_path: Path) -> None:
+    model, selection = lively(), bayesgeom.Selection(sites=["k", "pattern"], layers=[1], dtype="bfloat16")
+    out = bayesgeom.capture(model, out=tmp_path / "c", n=7, sites=selection)
+    (shard,) = out.glob("shard-*")
+    held = load_file(shard)
+    assert set(held) == {"k", "pattern", "tokens", "log_answers", "off_answer_prob"}
+    blocks = list(TASK.stream(7, seed=bayesgeom.tasks.base.derived_seed(0, 0)))
+    run = model.run(blocks, record=[s.K, s.PATTERN], n_recorded=7)
+    for site in (s.K, s.PATTERN):
+        assert held[site.name].dtype == torch.bfloat16 and len(held[site.name]) == 1
+        torch.testing.assert_close(held[site.name][0], run.at(site)[1].bfloat16())
+    assert torch.equal(held["tokens"], blocks[0].tokens)
+    np.testing.assert_allclose(held["off_answer_prob"], run.behavior.off_answer_prob, rtol=1e-5)
+    loaded = bayesgeom.load(out)
+    assert loaded.partial_sites == {s.K: (1,), s.PATTERN: (1,)} and not loaded.sites
+    found = bayesgeom.diagnose(out, n_untrained=0)
+    assert set(found) == {"calibration", "attention_entropy", "key_overlap"}
+    assert np.isfinite(found["attention_entropy"].entropy_bits.value).all(axis=1).tolist() == [False, True]
+    assert "it was not captured" in found.skipped["belief_readout"]
+
+
+def test_predictions_alone(tmp_path: Path) -> None:
+    out = bayesgeom.capture(lively(), out=tmp_path / "c", n=11, sites=[])
+    assert set(bayesgeom.diagnose(out, n_untrained=0)) == {"calibration"}
+
+
+def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(TaskMismatch, match=r"was captured on .* on another task \(n_pairs: 7 there, 5"):
+        bayesgeom.diagnose(folder, Bijection(n_values=11, n_pairs=5))
+    with pytest.raises(InvalidArgument, match="was captured with seed 3, got 4"):
+        bayesgeom.diagnose(folder, seed=4)
+    with pytest.raises(InvalidArgument, match=r"holds captured activations of tiny, which cannot be run or edited"):
+        bayesgeom.ablate(folder)
+    with pytest.raises(OutputFault, match=r"holds another capture \(n: 23 there, 29 asked"):
+        bayesgeom.capture(lively("rotary"), out=folder, n=29, seed=3, n_untrained=1)
+    with pytest.raises(MissingSite, match=r"this capture requires site 'state', which tiny does not provide"):
+        bayesgeom.capture(lively(), out=tmp_path / "c", sites=["state"])
+    with pytest.raises(bayesgeom.BayesGeomError, match=r"there is no site named 'keys'\. There are: W_K"):
+        bayesgeom.capture(lively(), out=tmp_path / "c", sites="keys")
+    with pytest.raises(InvalidArgument, match=r"layers must be from 0 to 1, got 2"):
+        bayesgeom.capture(lively(), out=tmp_path / "c", sites=bayesgeom.Selection(layers=[2]))
+    with pytest.raises(InvalidArgument, match=r"dtype must be one of float32, float16, bfloat16, got 'int8'"):
+        bayesgeom.Selection(dtype="int8")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("x")
+    with pytest.raises(OutputFault, match="holds other files than a capture"):
+        bayesgeom.capture(lively(), out=tmp_path / "other")
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_damage_is_noticed(folder: Path) -> None:
+    shard = sorted(folder.glob("shard-*"))[1]
+    held = bytearray(shard.read_bytes())
+    held[-5] ^= 1
+    shard.write_bytes(bytes(held))
+    with pytest.raises(CheckpointFault, match=r"shard-00001\.safetensors is damaged: its hash is not that in"):
+        bayesgeom.diagnose(folder, probes="calibration", n_untrained=0)
+    with pytest.raises(CheckpointFault, match="is damaged"):
+        bayesgeom.capture(lively("rotary"), out=folder, n=N, seed=3, n_untrained=1)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "schema": 99}))
+    with pytest.raises(CheckpointFault, match=r"has schema 99; this bayesgeom reads schema 1"):
+        CapturedModel(folder)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OutputFault, match=r"cannot write .*static\.safetensors: No space left on device"):
+        bayesgeom.capture(lively(), out=tmp_path / "c", n=5)
+    assert [path.name for path in (tmp_path / "c").iterdir()] == [MANIFEST]

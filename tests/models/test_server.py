@@ -1,0 +1,236 @@
+"""Models behind a completions endpoint: the numbers of the model itself, and faults that are named."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.core.errors import InvalidArgument, MissingSite, ServerFault
+from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.server import client as clients
+from bayesgeom.models.server.client import Client, client_of
+from bayesgeom.models.server.model import ServedModel
+from bayesgeom.tasks.bijection import Bijection
+from tests.families import N_CTX, _sizes, lively
+
+TASK = Bijection(n_values=5, n_pairs=3)
+KEY = "sk-very-secret"
+
+
+class Letters:
+    """A tokenizer whose ids are letters, after a space."""
+
+    n_ids = 97
+
+    def __len__(self) -> int:
+        return self.n_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        del add_special_tokens
+        return [ord(letter) - 0x4E00 for letter in text]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(chr(0x4E00 + own) for own in token_ids)
+
+
+@dataclass
+class Behavior:
+    """What the server does: `form` of its replies, and faults."""
+
+    form: str = "legacy"
+    takes_ids: bool = True
+    fails: list[int] = field(default_factory=list)
+    body: Any = None
+    names: tuple[str, ...] = ("tiny",)
+    top: int = 97
+    seen: list[Any] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = _sizes(vocab_size=Letters.n_ids, max_position_embeddings=N_CTX)
+    return lively(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))).eval()
+
+
+@pytest.fixture
+def acts() -> Behavior:
+    return Behavior()
+
+
+@pytest.fixture
+def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server over a tiny model."""
+    monkeypatch.setattr(clients, "_WAIT_S", 0.001)
+    letters, lock = Letters(), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._send(200, {"data": [{"id": name} for name in acts.names]})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            acts.seen.append((asked, self.headers.get("Authorization")))
+            if acts.fails:
+                return self._send(acts.fails.pop(0), {"error": f"no, {self.headers.get('Authorization')}"})
+            if acts.body is not None:
+                return self._send(200, acts.body)
+            prompt = asked["prompt"]
+            if not isinstance(prompt, str) and not acts.takes_ids:
+                return self._send(422, {"error": "prompt must be a string"})
+            ids = letters.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+            with lock, torch.no_grad():
+                found = hf(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].double().log_softmax(-1)
+            top = found.topk(min(acts.top, asked["logprobs"]))
+            pairs = [(letters.decode([int(i)]), int(i), round(float(v), 6)) for v, i in zip(*top, strict=True)]
+            if acts.form == "legacy":
+                held: Any = {"top_logprobs": [{text: value for text, _, value in pairs}]}
+            else:
+                listed = [{"token": text, "id": own, "logprob": value} for text, own, value in pairs]
+                held = {"content": [{"token": "x", "logprob": 0.0, "top_logprobs": listed}]}
+            return self._send(200, {"choices": [{"text": "x", "logprobs": held}]})
+
+        def _send(self, code: int, body: Any) -> None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def served(address: str, **options: Any) -> ServedModel:
+    client = client_of(address, top=options.pop("top", 97), **options)
+    return ServedModel(client, Letters(), n_ids=Letters.n_ids)
+
+
+@pytest.mark.parametrize(("form", "takes_ids"), [("legacy", True), ("entries", True), ("legacy", False)])
+def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavior, form: str, takes_ids: bool) -> None:
+    acts.form, acts.takes_ids = form, takes_ids
+    model = served(address)
+    direct = bayesgeom.diagnose(HFModel(hf), TASK, n=7, n_untrained=0, probes="calibration")["calibration"]
+    found = bayesgeom.diagnose(model, TASK, n=7, n_untrained=0)
+    assert set(found) == {"calibration", "relabeling"}  # both read predictions only
+    assert "a server gives predictions only" in found.skipped["key_overlap"]
+    for name in ("kl_bits", "entropy_mae_bits", "off_answer_prob", "total_variation"):
+        one, other = vars(found["calibration"])[name], vars(direct)[name]
+        np.testing.assert_allclose(one.value, other.value, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(one.ends, other.ends, atol=2e-4, err_msg=name)
+    assert isinstance(acts.seen[-1][0]["prompt"], list if takes_ids else str)
+    assert (
+        model.unlisted()["predictions"] >= 7 * 3 and model.unlisted()["share"] == model.unlisted()["largest_mass"] == 0
+    )
+    assert "initialization" in bayesgeom.diagnose(model, TASK, n=2, n_untrained=1).skipped
+
+
+def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(hf: Any, address: str) -> None:
+    model = served(address, top=3)
+    trials = TASK.sample(5, seed=0)
+    found = model.logits(trials).softmax(-1)
+    exact = HFModel(hf).logits(trials).double().softmax(-1)
+    answers = trials.answers
+    top, least = exact.topk(3).indices, exact.topk(3).values[..., -1:]
+    is_listed = (top[..., None] == answers).any(dim=-2)
+    own, true = found[..., answers], exact[..., answers]
+    torch.testing.assert_close(own[is_listed], true[is_listed], atol=2e-5, rtol=0)
+    assert (own[~is_listed] >= true[~is_listed] - 1e-5).all(), "an upper bound"
+    assert (own <= torch.maximum(least, true) + 1e-5).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(5, 3, dtype=torch.float64))
+    open_ = model.unlisted()
+    assert open_["share"] == float((~is_listed).any(dim=-1).double().mean()) > 0
+    bound = float((own * ~is_listed).sum(dim=-1).max())
+    assert open_["largest_mass"] == pytest.approx(bound)
+    report = bayesgeom.diagnose(model, TASK, n=5, n_untrained=0)
+    assert report.provenance["served"]["top"] == 3 and report.provenance["served"]["share"] > 0
+    assert "had an answer that the server did not list" in report.summary()
+
+
+def test_busy_servers_are_asked_again_and_others_are_not(address: str, acts: Behavior) -> None:
+    client = client_of(address, key=KEY)
+    acts.fails = [503, 429, 500]
+    assert client.next_tokens([1, 2, 3]) and len(acts.seen) == 4
+    assert acts.seen[-1][1] == f"Bearer {KEY}"
+    acts.fails = [503] * 9
+    with pytest.raises(ServerFault, match=r"gave no reply in 4 attempts of 60 s: status 503"):
+        client.next_tokens([1])
+    acts.fails, n = [401], len(acts.seen)
+    with pytest.raises(ServerFault, match=r"completions refused the request with status 401 \(.*\(key\)") as caught:
+        client.next_tokens([1])
+    assert len(acts.seen) == n + 1 and KEY not in str(caught.value) and KEY not in repr(client)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<html>", "replied with no JSON: <html>"),
+        ({"choices": []}, "replied without choices"),
+        ({"choices": [{"text": "x", "logprobs": None}]}, "replied without log-probabilities of the next token"),
+        ({"choices": [{"logprobs": {"top_logprobs": [{"a": -0.1, "b": -0.1}]}}]}, r"probabilities sum to 1\.8"),
+        ({"choices": [{"logprobs": {"top_logprobs": [{"a": "high"}]}}]}, "invalid log-probabilities"),
+        ([], "replied without choices"),
+    ],
+)
+def test_wrong_replies_are_named(address: str, acts: Behavior, body: Any, message: str) -> None:
+    client = client_of(address)
+    acts.body = body
+    with pytest.raises(ServerFault, match=message):
+        client.next_tokens([1, 2])
+
+
+def test_addresses(address: str, acts: Behavior) -> None:
+    assert client_of(f"{address}/v1/").model == "tiny"
+    acts.names = ("a", "b")
+    assert client_of(f"{address}/v1#b").model == "b"
+    with pytest.raises(InvalidArgument, match=r"offers 2 models: name one as .*#MODEL, of a, b"):
+        client_of(address)
+    with pytest.raises(InvalidArgument, match="offers no model 'c', but a, b"):
+        client_of(f"{address}#c")
+    with pytest.raises(InvalidArgument, match="leave user and password out"):
+        client_of("http://me:secret@localhost/v1")
+    with pytest.raises(InvalidArgument, match="a server gives no tokenizer: pass that of its model"):
+        bayesgeom.load(address)
+    with pytest.raises(InvalidArgument, match="revision is for models that are loaded here"):
+        bayesgeom.load(address, tokenizer=Letters(), revision="main")
+    with pytest.raises(ServerFault, match=r"gave no reply in 4 attempts .* Connection refused"):
+        client_of("http://127.0.0.1:9/v1")
+
+
+def test_a_loaded_server_runs_nothing_else(address: str) -> None:
+    model = bayesgeom.load(address, tokenizer=Letters(), token=KEY)
+    assert isinstance(model, ServedModel) and model.client.top == 20 and not model.spec.is_identified
+    assert KEY not in repr(model) and KEY not in json.dumps(model.spec.to_dict())
+    with pytest.raises(MissingSite, match="a server gives predictions only"):
+        bayesgeom.diagnose(model, TASK, n=2, n_untrained=0, probes="key_overlap")
+    with pytest.raises(InvalidArgument, match="which gives predictions only: load the model itself"):
+        model.replayer()
+
+
+def test_a_slow_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_WAIT_S", 0.0)
+
+    def slow(*_args: Any, **_options: Any) -> Any:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("urllib.request.urlopen", slow)
+    with pytest.raises(ServerFault, match=r"gave no reply in 2 attempts of 0\.5 s: timed out"):
+        Client(url="http://localhost:1/v1", timeout_s=0.5, attempts=2).models()
