@@ -131,13 +131,13 @@ class Diagnosis(Mapping[str, Report]):
             notes.insert(
                 0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
             )
-        n, kept = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
-        if isinstance(n, int) and isinstance(kept, int) and kept < n:
-            notes.insert(0, f"activations were stored for {kept} of {n} sequences; results from activations use these")
         if served := self.provenance.get(SERVED):
             notes.insert(0, _said_of_server(served))
         if streamed := self.provenance.get(STREAMED):
-            notes.insert(1, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
+            notes.insert(0, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
+        n, kept = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
+        if isinstance(n, int) and isinstance(kept, int) and kept < n:
+            notes.insert(0, f"activations were stored for {kept} of {n} sequences; results from activations use these")
         notes += said_layers(self.provenance.get(LAYERS))
         if self.inapplicable:
             notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
