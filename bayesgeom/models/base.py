@@ -146,14 +146,12 @@ class Model(ABC):
     ) -> Run:
         """Run the model once over batches of sequences: score all, and record sites of the first `n_recorded`.
 
-        The module runs in evaluation mode and without gradients. Afterwards, also after an exception, every submodule
-        is back in its former mode and only the hooks set here are removed. Another thread that uses the same module
-        waits.
+        The module runs in evaluation mode and without gradients. Afterwards, also after an exception, its former modes
+        are restored and only the hooks set here are removed. Another thread that uses the same module waits.
 
         Args:
             blocks: Batches of sequences. A batch that needs too much memory is run in parts.
-            record: Sites to record, each in the layers that have it. A `Stream` is computed during the passes, and does
-                not count against `n_recorded` and the budget.
+            record: Sites to record, each in the layers that have it; a `Stream` is computed during the passes.
             n_recorded: Number of sequences whose activations are recorded; fewer if `budget_bytes` is not enough.
             baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
             budget_bytes: Memory for recorded activations. None: according to the model's `memory_gib`.
@@ -169,11 +167,10 @@ class Model(ABC):
         self.check_surroundings()
         wanted, stream = _split(record)
         budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
-        self.require([site for site in wanted if site not in self.partial_sites], by="this run")
         layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
-        log = BehaviorLog()
-        recorded = {site: self.layers_of(site) for site in wanted if not site.is_static}
-        recorder = Recorder(self.module, self.spec, self.point, recorded, stream)
+        self.require([site for site in wanted if site not in layers], by="this run")
+        places = {site: self.layers_of(site) for site in wanted if not site.is_static}
+        recorder, log = Recorder(self.module, self.spec, self.point, places, stream), BehaviorLog()
         with _evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             kept = self._pass_over(passes, recorder, log, baseline_predictives)
@@ -195,8 +192,8 @@ class Model(ABC):
         )
         if stream is None:
             return run
-        part = {"trials": trials.rows(slice(0, recorder.n_streamed)), "log_answers": log_answers[: recorder.n_streamed]}
-        return replace(run, streamed=replace(run, **part, recorded=static, reduced=recorder.reduced()))
+        cut = {"trials": trials.rows(slice(0, recorder.n_streamed)), "log_answers": log_answers[: recorder.n_streamed]}
+        return replace(run, streamed=replace(run, **cut, recorded=static, reduced=recorder.reduced()))
 
     @final
     def check_fits(self, trials: Trials) -> None:

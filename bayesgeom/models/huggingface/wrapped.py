@@ -1,5 +1,6 @@
 """Hugging Face models inside other objects: PEFT models, adapter directories, compiled modules."""
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -27,16 +28,13 @@ def unwrapped(model: Any) -> Any:
 
         if isinstance(model, OptimizedModule):
             return unwrapped(model._orig_mod)  # noqa: SLF001  (torch has no public way to read it)
-    if "peft" in sys.modules:
-        import peft
-
-        if isinstance(model, peft.PeftModel):
-            if model.active_peft_config.is_prompt_learning:
-                raise InvalidArgument(
-                    f"{type(model).__name__} has an adapter of kind {model.active_peft_config.peft_type}, which puts "
-                    f"learned vectors before the tokens; only adapters of the weights, such as LoRA, are supported."
-                )
-            return unwrapped(model.get_base_model())
+    if (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel):
+        if model.active_peft_config.is_prompt_learning:
+            raise InvalidArgument(
+                f"{type(model).__name__} has an adapter of kind {model.active_peft_config.peft_type}, which puts "
+                f"learned vectors before the tokens; only adapters of the weights, such as LoRA, are supported."
+            )
+        return unwrapped(model.get_base_model())
     if isinstance(model, nn.Module):
         compiled = (name for name, part in model.named_modules() if vars(part).get("_compiled_call_impl") is not None)
         if (name := next(compiled, None)) is not None:
@@ -80,8 +78,7 @@ def with_adapter(hf: Any, path: Path) -> Any:
         CheckpointFault: The adapter does not fit this model.
         InvalidArgument: It is no adapter of the weights.
     """
-    import peft
-
+    peft: Any = importlib.import_module("peft")
     try:
         wrapped = peft.PeftModel.from_pretrained(hf, str(path), is_trainable=False, use_safetensors=True)
     except (ValueError, RuntimeError, KeyError, TypeError, OSError) as error:
