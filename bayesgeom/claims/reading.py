@@ -49,7 +49,7 @@ def value_of(number: Number, reports: Iterable[Report]) -> Value:
 
 def _matching(number: Number, report: Report) -> Iterator[Value]:
     """The matching rows of the report's table: their own numbers, or the level of the named baseline."""
-    rows = [row for row in records_of(report) if row.metric == number.metric]
+    rows = records_of(report, metric=number.metric)
     levels = _levels(number, report, len(rows)) if number.baseline and rows else None
     for index, row in enumerate(rows):
         if not _matches(number, row):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
 from bayesgeom.results.storage import axes_of, quantities_of
 
 if TYPE_CHECKING:
@@ -50,26 +50,27 @@ class Record:
     n: int
 
 
-def records_of(report: Any, *, baselines: bool = False) -> list[Record]:
+def records_of(report: Any, *, baselines: bool = False, metric: str | None = None) -> list[Record]:
     """Return the rows of a report; fields with unnamed axes are left out.
 
     Args:
         report: Any `Report`.
         baselines: Whether to add a row per baseline after each entry.
+        metric: Return the rows of this field alone; None for all.
     """
     held, declared = vars(report), quantities_of(type(report))
     rows = [_row(report, name, value=value) for name, value in held.items() if isinstance(value, float)]
-    for metric, quantity in declared.items():
-        if _is_labeled(held, quantity.dims):
-            rows.extend(row for row in _of_estimate(report, metric, quantity) if baselines or row.role == ESTIMATE)
-    for metric, axes in axes_of(type(report)).items():
-        if metric not in declared and _is_labeled(held, axes):
-            values = held[metric]
+    for name, quantity in declared.items():
+        if metric in (None, name) and _is_labeled(held, quantity.dims):
+            rows.extend(_of_estimate(report, name, quantity, baselines=baselines))
+    for name, axes in axes_of(type(report)).items():
+        if metric in (None, name) and name not in declared and _is_labeled(held, axes):
+            values = held[name]
             rows.extend(
-                _row(report, metric, value=float(values[index]), **_place(held, axes, index))
+                _row(report, name, value=float(values[index]), **_place(held, axes, index))
                 for index in itertools.product(*map(range, values.shape))
             )
-    return rows
+    return [row for row in rows if metric in (None, row.metric)]
 
 
 def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataFrame":
@@ -96,25 +97,42 @@ def _is_labeled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
     return all(axis in _COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
 
 
-def _of_estimate(report: Any, metric: str, quantity: Quantity) -> Iterator[Record]:
+def _of_estimate(report: Any, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
     held = vars(report)
     whole: Estimate = held[metric]
+    (low, high), hardest = whole.ends, _hardest(whole, quantity.better)
+    levels = [_levels(own, whole.value.shape) for own in whole.baselines]
     for index in np.ndindex(whole.value.shape):
-        own = whole[index]
-        (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
-        at = {"unit": quantity.unit, "n": own.n or report.n, **_place(held, quantity.dims, index)}
-        beside = {} if hardest is None else {f"baseline_{part}": level for part, level in _levels(hardest).items()}
-        beside["baseline"] = beside.pop("baseline_value", math.nan)
-        yield _row(report, metric, value=float(own.value), low=float(low), high=float(high), **at, **beside)
-        for level in own.baselines:
-            named = {"baseline_name": level.name, "role": level.kind}
-            yield _row(report, metric, **at, **named, **{k: v for k, v in _levels(level).items() if k in _ENDS})
+        at = {"unit": quantity.unit, "n": whole.n or report.n, **_place(held, quantity.dims, index)}
+        ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
+        beside = {}
+        if (chosen := int(hardest[index])) >= 0:
+            value, *range_ = (float(end[index]) for end in levels[chosen])
+            beside = dict(zip(("baseline", "baseline_low", "baseline_high"), (value, *range_), strict=True))
+            own = whole.baselines[chosen]
+            beside |= {"baseline_name": own.name, "baseline_kind": own.kind}
+        yield _row(report, metric, **at, **ends, **beside)
+        for own, ends_of in zip(whole.baselines, levels, strict=True) if baselines else ():
+            known = dict(zip(_ENDS, (float(end[index]) for end in ends_of), strict=True))
+            yield _row(report, metric, **at, **known, baseline_name=own.name, role=own.kind)
 
 
-def _levels(own: Baseline) -> dict[str, Any]:
-    """Return value, ends, name and kind of a scalar's baseline."""
-    ends = (math.nan if end is None else float(end) for end in (own.value, own.low, own.high))
-    return {**dict(zip(_ENDS, ends, strict=True)), "name": own.name, "kind": own.kind}
+def _hardest(whole: Estimate, better: Better) -> np.ndarray:
+    """Return the place of `Estimate.hardest_baseline` of every entry; -1 where no level is known."""
+    found = np.full(whole.value.shape, -1)
+    bars = np.full(whole.value.shape, -np.inf)
+    sign = -1.0 if better == "lower" else 1.0
+    for place, own in enumerate(whole.baselines):
+        bar = sign * own.bar(better) if better else np.zeros(whole.value.shape)  # without a direction, the first known
+        is_harder = ~np.isnan(own.value) & ((found < 0) | (bar > bars))
+        found, bars = np.where(is_harder, place, found), np.where(is_harder, bar, bars)
+    return found
+
+
+def _levels(own: Baseline, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Return value, low and high of a baseline; NaN where it has no range."""
+    unknown = np.full(shape, np.nan)
+    return own.value, unknown if own.low is None else own.low, unknown if own.high is None else own.high
 
 
 def _row(report: Any, metric: str, **known: Any) -> Record:

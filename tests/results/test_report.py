@@ -15,12 +15,12 @@ import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import report_kinds
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
 from bayesgeom.results.folder import read_parts
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import SCHEMA, axes_of, quantities_of
-from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.results.tidy import Record, _of_estimate, records_of
 from tests.reports import write_resealed
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
@@ -111,6 +111,32 @@ def test_named_axes_are_the_variant(rng: np.random.Generator) -> None:
         assert row.value == report.by_set.value[index, row.head, row.position] and row.layer is None
         assert (row.baseline, row.baseline_name, row.unit) == ((7.0, 11.0)[index], "shuffled", "nats")
         assert math.isnan(row.low) and math.isnan(row.high)
+
+
+@pytest.mark.parametrize("better", ["higher", "lower", ""])
+def test_rows_hold_the_strongest_baseline_of_their_entry(better: Better, rng: np.random.Generator) -> None:
+    """The whole table at once, against one entry after another."""
+
+    def some(share: float) -> np.ndarray:
+        return np.where(rng.random((2, 3, 5)) < share, rng.normal(size=(2, 3, 5)).round(), np.nan)
+
+    levels = [Baseline.of("chance", f"level {i}", some(0.6), low=some(0.6), high=some(0.6)) for i in range(3)]
+    value = Estimate.of(
+        some(0.8), (some(0.8), some(0.8)), baselines=[Baseline.of("baseline", "flat", some(0.6)), *levels]
+    )
+    rows = _of_estimate(
+        replace(planted(rng), by_set=value), "by_set", Quantity("set kv_head position", better=better), baselines=False
+    )
+    seen = set[str]()
+    for index, row in zip(np.ndindex(2, 3, 5), rows, strict=True):
+        own, hardest = value[index], value[index].hardest_baseline(better)
+        ends = (np.nan,) * 3 if hardest is None else (hardest.value, hardest.low, hardest.high)
+        expected = [own.value, *own.ends, *(np.nan if end is None else end for end in ends)]
+        found = [row.value, row.low, row.high, row.baseline, row.baseline_low, row.baseline_high]
+        np.testing.assert_array_equal(np.array(found), np.array(expected, dtype=float))
+        assert (row.baseline_name, row.baseline_kind) == (("", "") if hardest is None else (hardest.name, hardest.kind))
+        seen.add(row.baseline_name)
+    assert len(seen) == 5, "each of the levels, and none, is met"
 
 
 def test_every_baseline_has_a_row_on_request(rng: np.random.Generator) -> None:
