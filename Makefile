@@ -8,6 +8,9 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 
+# Compiled files of the first run save the next ones, and every process that a test starts, seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -7,18 +7,35 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import gc
 import importlib
+import sys
 
 import numpy as np
 import pytest
 
 from tests import shape_checks
 
+
+def hands_out_tests() -> bool:
+    """Whether this process runs no test itself: `pytest -n 2` starts two that do."""
+    _, _, number = " ".join(sys.argv).partition(" -n ")
+    return "PYTEST_XDIST_WORKER" not in os.environ and number.split(" ")[0] not in ("", "0")
+
+
 # While a hooked module loads, jaxtyping's hook hides the compiled files of what that module is the first to import: a
 # third of the time to collect the tests went into compiling the sources of these libraries.
-for library in ("scipy.stats", "sklearn.linear_model", "transformer_lens"):
-    importlib.import_module(library)
-shape_checks.install("bayesgeom")
+if not hands_out_tests():
+    gc.disable()  # until the tests are collected: a quarter of that time went into garbage, and there is none
+    for library in ("scipy.stats", "sklearn.linear_model", "transformer_lens"):
+        importlib.import_module(library)
+    shape_checks.install("bayesgeom")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what the tests make: a pass over all modules and tests takes most of a second."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

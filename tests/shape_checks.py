@@ -6,12 +6,16 @@ beartype cannot tell whose method it is.
 jaxtyping binds the arguments of every call and checks them twice, which took a third of the suite's time. Only a
 function whose annotations name array shapes needs that. `install` gives every other function to beartype alone, which
 makes the same checks at a twentieth of the cost.
+
+A function inside another one is made, and checked, at every call of the outer one: hooks took a tenth of the suite's
+time to be given their checks. They are made once for its code and annotations, and are then bound to each new function.
 """
 
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any, ForwardRef, Literal, Self, TypeVar, get_args, get_origin
 
 import jaxtyping
@@ -24,6 +28,7 @@ checked = beartype(
     )
 )
 _with_shapes = jaxtyping.jaxtyped
+_checks: dict[CodeType, tuple[dict[str, Any], Any]] = {}
 
 
 def install(package: str) -> None:
@@ -42,8 +47,22 @@ def _by_need(fn: T | None = None, *, typechecker: Callable[[T], T]) -> Any:
             fn.__init__ = typechecker(made)
             return fn
     elif inspect.isfunction(fn) and not needs_shapes(fn):
-        return typechecker(fn)
+        return _again(fn, typechecker) if "<locals>" in fn.__qualname__ else typechecker(fn)
     return _with_shapes(fn, typechecker=typechecker)
+
+
+def _again(fn: FunctionType, typechecker: Callable[[T], T]) -> Any:
+    """Return an inner function with its checks, which are made at its first sight alone."""
+    known = _checks.get(fn.__code__)
+    if known is None or known[0] != fn.__annotations__:
+        made: Any = typechecker(fn)
+        if "__beartype_func" in (getattr(made, "__kwdefaults__", None) or {}):
+            _checks[fn.__code__] = (fn.__annotations__, made)
+        return made
+    made = known[1]
+    own = FunctionType(made.__code__, made.__globals__, fn.__name__, made.__defaults__, made.__closure__)
+    own.__kwdefaults__ = made.__kwdefaults__ | {"__beartype_func": fn}
+    return functools.update_wrapper(own, fn)
 
 
 def needs_shapes(fn: Callable[..., object]) -> bool:

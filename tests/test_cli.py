@@ -268,6 +268,7 @@ def test_help_is_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code in (None, 0) and out.startswith("usage: bayesgeom") and err == ""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_boxes_of_either_kind_become_a_line(encoding: str) -> None:
     """tyro draws its box with other characters where the terminal speaks no UTF-8."""
@@ -282,6 +283,7 @@ def test_boxes_of_either_kind_become_a_line(encoding: str) -> None:
     assert done.stderr == f"bayesgeom: {BAD_ARGUMENTS['diagnose tiny --n many']}\n"
 
 
+@pytest.mark.exhaustive
 def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
     """The tests' shape checks refuse some bad values before the package itself does; here they are off."""
     command = [

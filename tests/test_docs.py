@@ -134,9 +134,14 @@ def differing_files(page: str) -> Iterator[str]:
 RUNNABLE = [
     path for path in PAGES if any(own.mark for own in blocks(read(path))) and path != ROOT / "docs/extending.md"
 ]  # of the guide, each block runs alone
+LONG = {"README.md", "docs/interventions.md", "docs/dynamics.md"}  # pages that run for seconds
 
 
-@pytest.mark.parametrize("path", RUNNABLE, ids=label)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.examples if label(path) in LONG else ()) for path in RUNNABLE],
+    ids=label,
+)
 def test_page_runs_as_written(
     path: Path, tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +166,7 @@ def test_the_guide_quotes_every_file_of_the_package() -> None:
     assert set(quoted) == {*files, "tests/third_party/pyproject.toml"} and len(quoted) == len(set(quoted))
 
 
+@pytest.mark.examples
 def test_each_block_of_the_guide_runs_alone(
     tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +329,7 @@ def templates(sources: Iterable[str]) -> set[str]:
 def unknown_messages(page: str, known: set[str]) -> list[str]:
     """Messages, the inline code that opens each heading of level three, that the sources do not hold."""
     quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
-    return [text for text in quoted if not any(squeezed(text) in template for template in known)]
+    return [text for text in quoted if not any(own in template for own in [squeezed(text)] for template in known)]
 
 
 def test_quoted_messages_are_the_packages_own() -> None:

@@ -17,6 +17,7 @@ SMALL = [path for path in EXAMPLES if path.stem != "diagnose_a_language_model"] 
 
 
 @pytest.mark.examples
+@pytest.mark.timeout(900)  # the page on Hugging Face models takes minutes at its full size
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 @pytest.mark.parametrize("checkpoint", ["bijection-v20", "hmm-s5"])
 def test_example_runs(

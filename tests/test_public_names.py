@@ -100,6 +100,7 @@ def test_no_public_function_has_the_name_of_a_package() -> None:
     assert not folders & set(NAMES)
 
 
+@pytest.mark.exhaustive
 def test_help_shows_the_public_functions() -> None:
     code = "import bayesgeom, pydoc; print(pydoc.plain(pydoc.render_doc(bayesgeom)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -241,7 +242,13 @@ def _described(whole: Mapping[str, Any]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that affect results."""
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
+    return {"python": platform.python_version()} | {name: _version(name) for name in VERSIONED}
+
+
+@cache
+def _version(name: str) -> str:
+    """The version of an installed library; its metadata file is read once."""
+    return importlib.metadata.version(name)
 
 
 def read_description(path: Path) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def test_seeds_of_one_name_are_told_apart(run: Path, tmp_path: Path) -> None:
     assert [own.name for own in runs_of([run, other])] == ["small, seed 0", "small, seed 7"]
 
 
-@pytest.mark.parametrize("architecture", ["lstm", "mamba", "mlp"])
+@pytest.mark.parametrize("architecture", ["lstm", pytest.param("mamba", marks=pytest.mark.exhaustive), "mlp"])
 def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) -> None:
     sizes = {"architecture": architecture, "n_layers": 2, "d_model": 22} | (
         {"d_mlp": 13} if architecture == "mlp" else {}

@@ -107,6 +107,7 @@ def test_a_job_computes_with_the_stated_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.exhaustive
 def test_a_pool_of_processes(tmp_path: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         found = Batch(executor=pool, folder=tmp_path).results([job(n) for n in (3, 5, 2)])

@@ -18,9 +18,12 @@ SHARES = {
     "cli": 0.003,
     "huggingface": 0.002,
 }
+LONG = {"report structure"}  # its cases take seconds to make; test_saved_reports has the fast ones
 
 
-@pytest.mark.parametrize("group", SHARES)
+@pytest.mark.parametrize(
+    "group", [pytest.param(own, marks=pytest.mark.exhaustive if own in LONG else ()) for own in SHARES]
+)
 def test_nothing_in_a_sample_is_wrong(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests' shape checks refuse some values of a dataclass before the package does.
     monkeypatch.setattr(faults, "BayesGeomError", (BayesGeomError, jaxtyping.TypeCheckError))

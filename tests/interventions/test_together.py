@@ -143,7 +143,8 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "site"), [("remove", RESID_PRE), ("keep", V), pytest.param("add", V, marks=pytest.mark.exhaustive)]
+    ("kind", "site"),
+    [("remove", RESID_PRE), *(pytest.param(kind, V, marks=pytest.mark.exhaustive) for kind in ("keep", "add"))],
 )
 def test_labeled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
     task, axis = LabeledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardized")
@@ -269,6 +270,7 @@ def command(directory: str, *more: str) -> int:
     return main(["intervene", directory, "--task", task, "--subspace", "entropy_axis", "--kind", "remove", *more])
 
 
+@pytest.mark.exhaustive
 def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     directory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,6 +201,7 @@ def test_without_a_place_for_its_cache_it_compiles_all_the_same(monkeypatch: pyt
     assert twice(3) == 6
 
 
+@pytest.mark.exhaustive
 def test_numba_loads_with_the_first_scan_and_not_before() -> None:
     assert "numba" not in heavy_after("import bayesgeom.models.native.mamba")
     assert "numba" in heavy_after("import numba")

@@ -1,5 +1,6 @@
 """What conftest promises holds: shape checks are on, and every test process computes on one thread."""
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from bayesgeom.core import plugins
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed
-from tests.shape_checks import needs_shapes
+from tests.shape_checks import _by_need, checked, needs_shapes
 
 
 def test_shapes_are_checked() -> None:
@@ -35,6 +36,26 @@ def test_only_what_has_no_shape_does_without_shape_checks() -> None:
 
     assert not needs_shapes(plain)
     assert all(needs_shapes(fn) for fn in (deep, returns, quoted, yields))
+
+
+def test_an_inner_function_is_checked_at_every_making() -> None:
+    def made(factor: object, hint: type) -> Callable[..., int | str]:
+        def inner(n: hint) -> int | str:
+            return n * factor
+
+        return _by_need(inner, typechecker=checked)
+
+    twice, thrice, named = made(2, int), made(3, int), made(2, str)
+    assert (twice(5), thrice(5), named("a")) == (10, 15, "aa")
+    for own, wrong in ((twice, "a"), (thrice, "a"), (named, 5)):
+        with pytest.raises(TypeCheckError, match="inner"):
+            own(wrong)
+    with pytest.raises(TypeCheckError, match="return"):
+        made(0.5, int)(5)
+
+
+def test_garbage_is_collected_while_tests_run() -> None:
+    assert gc.isenabled() and gc.get_freeze_count() > 0
 
 
 def test_one_thread() -> None:

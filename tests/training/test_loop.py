@@ -237,6 +237,7 @@ def test_an_interrupted_run_ends_at_the_same_weights(
         assert load_checkpoint(snapshot).weights_hash == twin.weights_hash
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_run_killed_while_saving_ends_at_the_same_weights(finished: Path, tmp_path: Path) -> None:
     told = [json.dumps(TINY.to_dict()), str(tmp_path / "run")]

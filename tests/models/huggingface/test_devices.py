@@ -70,7 +70,7 @@ def spread(hf: Any) -> Any:
 
         vars(part)["forward"] = forward
 
-    base = hf.base_model
+    base = hf.base_model.decoder if hf.config.model_type == "opt" else hf.base_model
     blocks = next(part for part in base.children() if isinstance(part, nn.ModuleList))
     for layer, block in enumerate(blocks):
         moving(block, (HERE, THERE)[layer % 2])
