@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+LOWEST_ARGS ?=
 WORKERS ?= 2
 
 # Compiled files of the first run save the next ones, and every process that a test starts, seconds.
@@ -17,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tiers test-avx2 test-slow test-hub real-model test-real lint format bench clean
+.PHONY: help demo test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
 
 help: ## list what can be made
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -39,6 +40,13 @@ test-tiers: $(INSTALLED) ## families, examples, exhaustive and slow tests
 # torch, oneDNN and MKL choose their loops by these variables; elsewhere than on x86 they change nothing.
 test-avx2: $(INSTALLED) ## the numerical folders as on a processor without AVX-512
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERICAL) $(PYTEST_ARGS)
+
+# With `LOWEST_ARGS=torch==2.13.0` torch keeps that version: a build for another accelerator takes gigabytes.
+test-lowest: ## the default tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install uv
+	VIRTUAL_ENV=$(VENV)-lowest $(VENV)-lowest/bin/uv pip install --resolution lowest-direct $(LOWEST_ARGS) -e '.[test]'
+	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED) ## the slow tests alone
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
