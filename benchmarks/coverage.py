@@ -30,6 +30,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -41,6 +42,7 @@ from bayesgeom.core.memory import WindowScores, effective_memory
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
 from bayesgeom.models.resolve import as_model, task_of
+from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES, OVERLAP
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.stats.bootstrap import (
@@ -59,6 +61,7 @@ from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreement
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.intervals import CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.readout import balanced_accuracy
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
@@ -309,6 +312,42 @@ def axis_row(name: str, spectrum: np.ndarray) -> Row:
     return Row(f"share of PC1, {name} spectrum", "value manifold", measure)
 
 
+def standardized_shares(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """Share of PC1 + PC2 of standardized values, one point a sequence, of the first 256 sequences."""
+    d, used = 48, min(n, MAX_SEQUENCES)
+    loadings = rng.normal(size=(2, d)) * np.array([[1.0], [0.7]])
+    scale = np.exp(rng.normal(size=d))
+    covariance = loadings.T @ loadings + np.eye(d)
+    sizes = np.sqrt(np.diag(covariance))
+    truth = float(np.linalg.eigvalsh(covariance / np.outer(sizes, sizes))[-2:].sum() / d)
+    weights, found = jackknife_weights(used), []
+    for _ in range(m):
+        points = (rng.normal(size=(used, 2)) @ loadings + rng.normal(size=(used, d))) * scale
+        own = standardized(torch.from_numpy(points))
+        _, axes = cloud_axes(own)
+        shares = refitted_axis_shares(own[:, None].numpy(), axes[:, :2].numpy(), weights).sum(axis=1)
+        found.append(statistic_interval(shares, seed=1, scale="share"))
+    return stacked(found), truth
+
+
+def layers_apart(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """What draws of the share of six layers with an overlap below 0.2 cover: for comparison, no longer reported."""
+    used, found, upper = min(n, MAX_SEQUENCES), [], np.triu_indices(8, 1)
+    means = rng.normal(size=(6, 8, 24)) + np.array([0.0, 0.25, 0.35, 0.4, 0.45, 0.8])[:, None, None]
+    weights = jackknife_weights(used)
+
+    def overlaps(keys: np.ndarray) -> np.ndarray:
+        unit = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
+        return np.asarray(np.abs(unit @ unit.swapaxes(-1, -2))[..., upper[0], upper[1]].mean(axis=-1))
+
+    for _ in range(m):
+        keys = means + rng.normal(size=(used, 6, 8, 24)) + rng.normal(size=(used, 6, 1, 24))
+        drawn = linearized_draws(overlaps(np.tensordot(weights, keys, axes=1)), seed=1)
+        found.append(percentile_interval((drawn < OVERLAP).mean(axis=1)))
+    lo, hi = np.array(found).T
+    return (lo, hi, np.ones(m, dtype=bool)), float((overlaps(means) < OVERLAP).mean())
+
+
 def accuracy_balanced(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     """Balanced accuracy of a decision that finds 80 % of the true and 70 % of the false."""
     weights, found = jackknife_weights(n), []
@@ -453,11 +492,14 @@ def no_order(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return as_reported([trend_of(values.mean(axis=0), one, n=n)[0] for values in profiles]), 1.0
 
 
-def memory(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
-    """The effective memory of a planted predictor that is as good as the observer of three symbols on average."""
+def memory(n: int, m: int, rng: np.random.Generator, factor: float = 4.0) -> tuple[Ends, float]:
+    """The effective memory of a planted predictor that is as good as the observer of three symbols on average.
+
+    Each observer is `factor` times as good as the narrower one.
+    """
     found = []
     for _ in range(m):
-        levels = 0.3 * 4.0 ** -np.arange(8)
+        levels = 0.3 * factor ** -np.arange(8)
         observers = levels[:, None] * rng.gamma(0.7, 1 / 0.7, n) * rng.gamma(4.0, 0.25, (8, n))
         observers[-1] = 0.0
         own = observers[3] + 0.5 * levels[3] * rng.normal(size=n)
@@ -485,17 +527,21 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     yield axis_row("spiked", np.r_[64.0, np.ones(63)])
     yield axis_row("1/i", 1 / np.arange(1.0, 65))
     yield axis_row("flat", np.ones(64))
+    yield Row("share of PC1 + PC2, standardized values", "pass thresholds", standardized_shares)
     yield Row("balanced accuracy", "belief read-out", accuracy_balanced)
     yield Row("adjusted Rand index, clusters fixed", "belief read-out", rand_index)
     yield key_overlap_row("", 1.0)
     yield key_overlap_row(", noise six times as large", 6.0)
-    yield Row("effective memory", "calibration, length, comparison", memory, True, why="an observer's gain has none")
+    memory_users, no_gain = "calibration, length, comparison", "an observer's gain has none"
+    yield Row("effective memory", memory_users, memory, True, why=no_gain)
+    yield Row("effective memory, observers alike", memory_users, partial(memory, factor=1.02), True, why=no_gain)
     yield Row("Spearman of layer with value", "query–key alignment", no_order, why=WHY_NO_ORDER)
     yield Row("first position above a threshold", "length", first_above, why=WHOLE)
     yield Row("tokens to converge", "sweep", converged, why=WHOLE)
     yield trend_row("distinct layers", np.array([0.0, 0.6, 1.4, 2.1, 2.9, 3.6]))
     yield trend_row("two layers alike", np.array([0.0, 0.05, 0.3, 0.25, 0.6, 0.9]))
     yield Row("before: bounds of the first position above a threshold", "nothing any more", bounds_above)
+    yield Row("before: share of layers with keys apart", "nothing any more", layers_apart)
     yield Row("before: bounds of tokens to converge", "nothing any more", bounds_converged)
     for name, draw, truth in named:
         if any(word in name for word in ("σ = 2.0", "failures in 1%", "failures in 5%")):

@@ -82,7 +82,10 @@ class Condition:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """A verdict that does not follow from the numbers alone, with its reason."""
+    """A verdict that does not follow from the numbers alone, with its reason.
+
+    `{number}` in the reason stands for that measured number of the claim, so that both come from one measurement.
+    """
 
     verdict: Verdict
     reason: str

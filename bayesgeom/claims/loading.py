@@ -4,6 +4,7 @@ import functools
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
+from string import Formatter
 from typing import Any
 
 from bayesgeom.checks.arguments import checked
@@ -156,6 +157,8 @@ def _named(claim: Claim) -> Iterator[str]:
     yield from claim.shown
     if claim.against in claim.numbers or (claim.against and " " not in claim.against):
         yield claim.against
+    if claim.hold is not None:
+        yield from (name for _, name, _, _ in Formatter().parse(claim.hold.reason) if name is not None)
     for condition in claim.conditions:
         yield condition.number
         if isinstance(condition.than, str) and condition.than != "baseline":

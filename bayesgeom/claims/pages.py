@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import load
-from bayesgeom.claims.reproduction_report import short, text
+from bayesgeom.claims.reproduction_report import reason, short, text
 from bayesgeom.claims.subspace_page import FOLDER
 from bayesgeom.claims.subspace_page import page as subspace_page
 from bayesgeom.claims.verdicts import verdict
@@ -122,7 +122,7 @@ def _detail(claim: Claim) -> str:
         f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
     ]
     if claim.hold is not None:
-        lines.append(f"- Why there is no verdict: {claim.hold.reason}.")
+        lines.append(f"- Why there is no verdict: {reason(claim)}.")
     if claim.measured is not None:
         shown = (
             f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
@@ -177,7 +177,7 @@ def _beside(claim: Claim, name: str, value: Value) -> str:
 
 def _reason(claim: Claim) -> str:
     if claim.hold is not None:
-        return claim.hold.reason
+        return reason(claim)
     if claim.seeds < claim.seeds_required:
         return f"{claim.seeds} of {claim.seeds_required} trainings"
     return "not measured yet" if claim.measured is None else "the interval includes the threshold"

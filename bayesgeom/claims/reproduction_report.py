@@ -169,7 +169,7 @@ def reproduction_report(
         agrees=np.array([float(agrees.get(name, math.nan)) for name in names], dtype=np.float64),
         verdict=str(verdicts[0]),
         recorded_verdict=str(verdicts[1]),
-        hold="" if claim.hold is None else claim.hold.reason,
+        hold=reason(claim),
         not_run=tuple(not_run),
         output=output,
         n=len(names),
@@ -182,6 +182,15 @@ def text(value: Value, unit: str = "") -> str:
     if value.lo == value.lo and (value.lo, value.hi) != (value.value, value.value):
         told += f" [{short(value.lo)}, {short(value.hi)}]"
     return f"{told} {unit}".strip()
+
+
+def reason(claim: Claim) -> str:
+    """Return why a claim is on hold, with the measured numbers in place of their names; "" if it is not on hold."""
+    if claim.hold is None:
+        return ""
+    recorded = {} if claim.measured is None else claim.measured.numbers
+    told = {name: text(recorded[name], of.unit) if name in recorded else "–" for name, of in claim.numbers.items()}
+    return claim.hold.reason.format_map(told)
 
 
 def short(number: float) -> str:

@@ -26,6 +26,7 @@ WIDEST_BASELINE = 4  # symbols: wider windows are scored here but are not listed
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
 TRANSPORT_WINDOW = 10  # symbols
 TRANSPORT_BITS = 0.02  # least KL of that window's observer on a task that can show transport
+END_LEVEL = 0.035  # probability with which each end of the memory may be wrong; both together cover 93 to 96.5 %
 _STOP_BITS = 1e-8  # wider windows are not computed
 _ROUNDING_BITS = 1e-9
 
@@ -51,8 +52,8 @@ class EffectiveMemory:
         stronger: The start with the lower KL at each width, as an index into `STARTS`.
         gain_bits: KL of the stronger window observer minus KL of the model, at each width.
         gain_ends: Both ends of the paired interval of `gain_bits`.
-        symbols: The effective memory: the smallest width whose observer the model does not beat. NaN (undecided) if the
-            gain over that observer has no interval.
+        symbols: The effective memory: the smallest width whose observer the model does not beat; too large with
+            probability 3.5 %. NaN (undecided) if the gain over that observer has no interval.
         most_symbols: The smallest width whose observer is at least as good with the same confidence, or NaN.
         transport_gap_bits: KL of the stationary observer of the last 10 symbols. 0 for shorter sequences.
     """
@@ -172,10 +173,13 @@ def effective_memory(
     """Compare a model with every window observer of its task.
 
     The effective memory is the smallest w whose stronger observer the model does not beat. It beats an observer if the
-    95 % interval of the paired difference in mean KL, observer minus model, lies above 0. So the window observer of
-    width w itself has effective memory w: it beats w − 1 and ties with w. Observers are tested in order of width, so
-    the probability of overestimating the memory is at most 2.5 %. If the model beats every observer that is at least
-    1e-6 bits from the posterior, its effective memory is the length of the sequence.
+    lower bound of the paired difference in mean KL, observer minus model, lies above 0. So the window observer of
+    width w itself has effective memory w: it beats w − 1 and ties with w. If the model beats every observer that is at
+    least 1e-6 bits from the posterior, its effective memory is the length of the sequence.
+
+    Observers are tested in order of width, so each end of the interval is wrong in at most 3.5 % of samples. Where
+    neighboring observers differ clearly, only the lower end can be wrong, and only if the model ties with one of them:
+    the interval then covers 96.5 %. Where they nearly tie, both ends can be wrong, and it covers 93 % or more.
 
     Wide windows differ from the exact filter in few sequences. A gain in only a few sequences has no interval. It still
     counts if no sequence contradicts it and at least 8 show it (sign test: p = 0.004). Otherwise the memory is NaN
@@ -192,7 +196,8 @@ def effective_memory(
     gain = observer.T - kl_bits.mean(axis=1, dtype=np.float64)[:, None]
     is_tied = np.abs(gain).max(axis=0) <= _ROUNDING_BITS  # tied in every sequence: no interval needed
     lo, hi = (np.where(is_tied, 0.0, end) for end in mean_interval(gain, seed=seed))
-    sure_lo, sure_hi = (_or_one_sided(end, gain) for end in (lo, hi))
+    bounds = (np.where(is_tied, 0.0, end) for end in mean_interval(gain, seed=seed, level=END_LEVEL))
+    sure_lo, sure_hi = (_or_one_sided(end, gain) for end in bounds)
     is_distinct = means.min(axis=0) >= RESOLUTION_BITS
     is_known = len(gain) > 1
     return EffectiveMemory(

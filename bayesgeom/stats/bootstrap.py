@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Shaped
 from scipy.stats import t as student
 
+from bayesgeom.stats.intervals import LEVEL as LEVEL_OF_AN_END
 from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_interval
 
 LEVEL = 0.95
@@ -92,8 +93,14 @@ def percentile_interval(
     return np.asarray(lo), np.asarray(hi)
 
 
-def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: int, draws: int = DRAWS) -> Interval:
-    """Return the 95 % bootstrap-t interval of the mean over sequences; iterating gives both ends.
+def mean_interval(
+    per_sequence: Float[np.ndarray, "sequence *rest"],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+    level: float = LEVEL_OF_AN_END,
+) -> Interval:
+    """Return the bootstrap-t interval of the mean over sequences, 95 % by default; iterating gives both ends.
 
     If the sample is too small or too skewed for an interval that covers, the ends are NaN and `why_not` gives the
     reason.
@@ -102,6 +109,7 @@ def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: in
         per_sequence: One value per sequence; paired differences for a paired interval.
         seed: Seed of the resamples. Equal seeds and lengths give the same resamples.
         draws: Number of resamples.
+        level: Probability with which each end may be wrong.
 
     Example:
         >>> lo, hi = mean_interval(np.random.default_rng(0).exponential(size=200), seed=0)
@@ -109,7 +117,7 @@ def mean_interval(per_sequence: Float[np.ndarray, "sequence *rest"], *, seed: in
         True
     """
     ones = np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1)))
-    return ratio_interval(per_sequence, ones, seed=seed, draws=draws)
+    return ratio_interval(per_sequence, ones, seed=seed, draws=draws, level=level)
 
 
 def seed_interval(
@@ -134,13 +142,14 @@ def ratio_interval(
     *,
     seed: int,
     draws: int = DRAWS,
+    level: float = LEVEL_OF_AN_END,
 ) -> Interval:
-    """Return the 95 % bootstrap-t interval of Σ numerator / Σ denominator; both are resampled together.
+    """Return the bootstrap-t interval of Σ numerator / Σ denominator, 95 % by default; both are resampled together.
 
     An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`.
     """
     above, below = _in_units(numerator), _in_units(denominator)
-    return bootstrap_t(above, below, bootstrap_weights(len(above), seed=seed, draws=draws))
+    return bootstrap_t(above, below, bootstrap_weights(len(above), seed=seed, draws=draws), level=level)
 
 
 def r2_interval(

@@ -43,6 +43,7 @@ MAX_SKEW = 0.25  # standardized skewness of the mean, |Σ d³| / (Σ d²)^1.5; l
 _TAIL_ERRORS = 8.8  # 2.6 standard errors of that tail weight, times √n
 _LIGHT, _RANGE, _SLOPE = 0.7, 0.55, 2.6  # tail weight where the level starts to fall, range, decades per unit
 _STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # tail weight where t starts to grow, range, growth per unit
+_SOONER, _SHORT = 0.8, 0.4  # the same start and range in small samples, where t of a lighter tail grows, too
 _COLUMNS = 1_024  # processed together
 _ROUNDING = 1e-12
 
@@ -137,13 +138,16 @@ def bootstrap_t(
     above: Float[np.ndarray, "sequence *rest"],
     below: Float[np.ndarray, "sequence *#rest"],
     weights: Float64[np.ndarray, "draw sequence"],
+    *,
+    level: float = LEVEL,
 ) -> Interval:
-    """Return the 95 % interval of Σ above / Σ below, or the reason why there is none.
+    """Return the interval of Σ above / Σ below, 95 % by default, or the reason why there is none.
 
     Args:
         above: Numerators; for a mean, the values.
         below: Denominators; for a mean, ones.
         weights: Share of each sequence in each resample, from `bootstrap_weights`.
+        level: Probability with which each end may be wrong.
     """
     n, shape = len(above), above.shape[1:]
     if n < 2:
@@ -152,7 +156,7 @@ def bootstrap_t(
     b = np.broadcast_to(below, above.shape).reshape(n, -1).astype(np.float64)
     is_mean = bool((b == b[:1, :1]).all())
     parts = [slice(start, start + _COLUMNS) for start in range(0, a.shape[1], _COLUMNS)]
-    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights) for p in parts]
+    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level) for p in parts]
     if not found:
         return no_interval(shape, n)
     lo, hi, code, different = (np.concatenate(ends).reshape(shape) for ends in zip(*found, strict=True))
@@ -220,8 +224,15 @@ def tail_level(
 def tail_stretch(
     tail: Float64[np.ndarray, "*rest"], other: Float64[np.ndarray, "*rest"], n: int
 ) -> Float64[np.ndarray, "*rest"]:
-    """Return the factor on t at the end on the side of this tail: 1, or more if no resample reaches far enough."""
-    return np.asarray(1 + _STRETCH * (64 / max(n, 64)) ** 0.3 * _excess(tail, other, _STRETCHED, _FURTHER))
+    """Return the factor on t at the end on the side of this tail: 1, or more if no resample reaches far enough.
+
+    Tails that are equally heavy on both sides need no factor: errors of the two partly cancel. From 0.8 to 1.35 the
+    factor is for small samples, which cannot tell a lognormal tail from one of infinite variance.
+    """
+    few = 64 / max(n, 64)
+    heavy = few**0.3 * _excess(tail, other, _STRETCHED, _FURTHER, shared=1.0)
+    small = few**1.5 * _excess(tail, other, _SOONER, _SHORT, shared=1.0)
+    return np.asarray(1 + _STRETCH * (heavy + small))
 
 
 def heaviest_tail(n: int) -> float:
@@ -236,16 +247,17 @@ def heaviest_tail(n: int) -> float:
     return MAX_TAIL + _TAIL_ERRORS / float(np.sqrt(max(n, 64)))
 
 
-def _excess(tail: np.ndarray, other: np.ndarray, start: float, most: float) -> np.ndarray:
-    """Return the excess of a tail over `start`, up to `most`, minus half of the excess that the other tail shares."""
+def _excess(tail: np.ndarray, other: np.ndarray, start: float, most: float, *, shared: float = 0.5) -> np.ndarray:
+    """Return the excess of a tail over `start`, up to `most`, minus this part of the excess that both tails share."""
     own, others = (np.clip(of - start, 0, most) for of in (tail, other))
-    return np.asarray(own - np.minimum(own, others) / 2)
+    return np.asarray(own - shared * np.minimum(own, others))
 
 
 def _columns(
     a: Float64[np.ndarray, "sequence column"],
     b: Float64[np.ndarray, "sequence #column"],
     weights: Float64[np.ndarray, "draw sequence"],
+    level: float,
 ) -> tuple[np.ndarray, ...]:
     """Return lower end, upper end, code and number of differing sequences of every column."""
     n = len(a)
@@ -261,8 +273,9 @@ def _columns(
     upper, lower = tail_weight(deviations), tail_weight(-deviations)
     t.sort(axis=0)
     is_rare = (different < ENOUGH_DIFFERENT) & (2 * different < n)
-    at_most, at_most_score = (np.where(is_rare, few, LEVEL) for few in (FEW_LEVEL, FEW_LEVEL_SCORE))
-    low, high = (np.minimum(tail_level(*sides, n), at_most) for sides in ((lower, upper), (upper, lower)))
+    at_most, at_most_score = (np.where(is_rare, few, LEVEL) * level / LEVEL for few in (FEW_LEVEL, FEW_LEVEL_SCORE))
+    tails = (tail_level(*sides, n) * level / LEVEL for sides in ((lower, upper), (upper, lower)))
+    low, high = (np.minimum(tail, at_most) for tail in tails)
     with np.errstate(invalid="ignore"):
         lo = ratio - _at(t, 1 - low) * tail_stretch(lower, upper, n) * error
         hi = ratio - _at(t, high) * tail_stretch(upper, lower, n) * error

@@ -94,6 +94,10 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
             r"claim 'Z1' refers to number 'lk'. Its runs define: kl",
         ),
         (
+            ("[[claim.run]]", 'hold = { verdict = "not decided", reason = "it is {lk}" }\n[[claim.run]]'),
+            r"claim 'Z1' refers to number 'lk'. Its runs define: kl",
+        ),
+        (
             ("[[claim.run]]", 'hold = { verdict = "supported", reason = "trust us" }\n[[claim.run]]'),
             r"the hold of claim 'Z1': verdict must be one of not decided, .* got 'supported'",
         ),

@@ -11,7 +11,7 @@ from bayesgeom.claims.claim import Claim, Hold, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.pages import END, PAGE, README, START, findings, refreshed, still_open, summary, write
 from bayesgeom.claims.reading import origin_of, values_of
-from bayesgeom.claims.reproduction_report import short, text
+from bayesgeom.claims.reproduction_report import reason, short, text
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint import read_description
@@ -80,6 +80,18 @@ def test_a_claim_on_hold_leaves_the_findings() -> None:
     claims["B1"] = replace(claims["B1"], hold=hold)
     assert "| B1," not in findings(claims.values())
     assert "| B1, not decided | under revision: a test |" in still_open(claims.values())
+
+
+def test_a_reason_holds_the_measured_number() -> None:
+    """The reason of P1 once said 17 symbols and the number next to it 16."""
+    claim = load()["P1"]
+    assert claim.measured is not None and claim.hold is not None and "{slow_memory}" in claim.hold.reason
+    value = claim.measured.numbers["slow_memory"]
+    assert f"an effective memory of {text(value, 'symbols')} in one training" in reason(claim)
+    other = replace(claim.measured, numbers={**claim.measured.numbers, "slow_memory": replace(value, value=5.0)})
+    assert "an effective memory of 5 [" in reason(replace(claim, measured=other))
+    assert "an effective memory of – in" in reason(replace(claim, measured=None)), "without a number, a dash"
+    assert reason(load()["B1"]) == "" and "{" not in "".join(map(reason, load().values()))
 
 
 def test_every_claim_is_in_the_summary_and_every_row_has_a_reason() -> None:
