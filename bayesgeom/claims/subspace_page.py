@@ -31,6 +31,15 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
 - **R² before**, **R² after**: held-out R² of the quantity before and after removal. Erasure is complete where R² after
   it is at most that of shuffled values.
 """
+_MATRIX = """## What was measured
+
+*stream*: the residual stream, scored at all positions; *later*: the same, one position edited and later ones scored;
+*onwards*: erased in a layer and all later ones; *carried*: the state (h, c) that an LSTM carries, scored at later
+positions. Not measured, because it cannot be edited or fitted: heads' keys and outputs of an LSTM (it has none), trained
+swaps of a carried state (they train through hook points), and the state inside a Mamba's scan (6,144 numbers or more in a
+layer: too many for the 1,024 sequences that a fit uses). For the same reason a Mamba's row has no *carried*.
+"""
+_QUANTITIES = {"entropy": "(entropy", "belief": "(belief", "key frame": "frame", "J-space": "Jacobian"}
 
 
 def page(folder: Path) -> str:
@@ -39,21 +48,34 @@ def page(folder: Path) -> str:
     Raises:
         OutputFault: A folder holds a damaged report.
     """
-    models: dict[str, list[tuple[str, ...]]] = {}
+    models: dict[str, list[InterventionReport | OnwardsReport]] = {}
     for path in sorted(folder.glob(f"*/*/{JSON}")):
-        models.setdefault(path.parent.parent.name, []).extend(_rows(path.parent))
+        for report in Diagnosis.load(path.parent).values():
+            if isinstance(report, InterventionReport | OnwardsReport):
+                models.setdefault(path.parent.parent.name, []).append(report)
     head = ("subspace, scored positions", "", "layers 0, 1, 2, …", "verdict")
-    parts = [f"## {name}\n\n{markdown(head, rows)}\n" for name, rows in models.items()]
-    return "\n".join([_HEAD, *parts])
+    parts = [f"## {name}\n\n{markdown(head, [*_rows(reports)])}\n" for name, reports in models.items()]
+    matrix = markdown(("checkpoint", *_QUANTITIES), [(name, *_cells(reports)) for name, reports in models.items()])
+    return "\n".join([_HEAD, f"{_MATRIX}\n{matrix}\n", *parts])
 
 
-def _rows(path: Path) -> Iterator[tuple[str, ...]]:
-    diagnosis = Diagnosis.load(path)
-    for report in diagnosis.values():
-        if isinstance(report, InterventionReport):
-            yield from _of_intervention(report)
-        elif isinstance(report, OnwardsReport):
-            yield from _of_erasure(report)
+def _cells(reports: list[InterventionReport | OnwardsReport]) -> Iterator[str]:
+    """How each quantity was measured on a checkpoint; a dash where it was not."""
+    for label in _QUANTITIES.values():
+        yield ", ".join(dict.fromkeys(_how(report) for report in reports if label in report.subspace)) or "–"
+
+
+def _how(report: InterventionReport | OnwardsReport) -> str:
+    if isinstance(report, OnwardsReport):
+        return "onwards"
+    if "carried" in report.where:
+        return "carried"
+    return "later" if "later" in report.where else "stream"
+
+
+def _rows(reports: list[InterventionReport | OnwardsReport]) -> Iterator[tuple[str, ...]]:
+    for report in reports:
+        yield from _of_intervention(report) if isinstance(report, InterventionReport) else _of_erasure(report)
 
 
 def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
