@@ -69,6 +69,7 @@ from bayesgeom.stats.resampling import (
     refitted_axis_shares,
     resampled_correlation_at_position,
     resampled_spearman,
+    standardized_axis_shares,
 )
 
 LOW, HIGH = 0.92, 0.97
@@ -323,9 +324,8 @@ def standardized_shares(n: int, m: int, rng: np.random.Generator) -> tuple[Ends,
     weights, found = jackknife_weights(used), []
     for _ in range(m):
         points = (rng.normal(size=(used, 2)) @ loadings + rng.normal(size=(used, d))) * scale
-        own = standardized(torch.from_numpy(points))
-        _, axes = cloud_axes(own)
-        shares = refitted_axis_shares(own[:, None].numpy(), axes[:, :2].numpy(), weights).sum(axis=1)
+        _, axes = cloud_axes(standardized(torch.from_numpy(points)))
+        shares = standardized_axis_shares(points, axes[:, :2].numpy(), weights).sum(axis=1)
         found.append(statistic_interval(shares, seed=1, scale="share"))
     return stacked(found), truth
 

@@ -35,9 +35,10 @@ _MATRIX = """## What was measured
 
 *stream*: the residual stream, scored at all positions; *later*: the same, one position edited and later ones scored;
 *onwards*: erased in a layer and all later ones; *carried*: the state (h, c) that an LSTM carries, scored at later
-positions. Not measured, because it cannot be edited or fitted: heads' keys and outputs of an LSTM (it has none), trained
-swaps of a carried state (they train through hook points), and the state inside a Mamba's scan (6,144 numbers or more in a
-layer: too many for the 1,024 sequences that a fit uses). For the same reason a Mamba's row has no *carried*.
+positions. Not measured, because it cannot be edited or fitted: heads of an LSTM (it has none), trained
+swaps of a carried state (they train through hook points), and the state inside a Mamba's scan (6,144 numbers or more
+in a layer: too many for the 1,024 sequences that a fit uses). So a Mamba has no *carried*. `slow-hmm-lstm` is left out,
+since it did not learn its task, and so are second seeds.
 """
 _QUANTITIES = {"entropy": "(entropy", "belief": "(belief", "key frame": "frame", "J-space": "Jacobian"}
 

@@ -66,6 +66,33 @@ def resampled_axis_shares(
     return np.asarray(variance.T / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
 
 
+def standardized_axis_shares(
+    points: Float[np.ndarray, "sequence d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "row sequence"],
+    *,
+    steps: int = 2,
+) -> Float64[np.ndarray, "row axis"]:
+    """Return the share of variance of standardized coordinates along each principal axis, under each row of weights.
+
+    Coordinates are standardized and axes refitted in each row. If coordinates are standardized once, with all
+    sequences, the jackknife overestimates the spread of the shares. Coordinates that do not vary are left out. NaN
+    where none varies.
+    """
+    exact, found = points.astype(np.float64), []
+    for row in weights:
+        spread = (exact - row @ exact) * np.sqrt(row)[:, None]
+        size = np.sqrt((spread**2).sum(axis=0))
+        varies = size > _ROUNDING * size.max()
+        unit, own = spread[:, varies] / size[varies], axes[varies].astype(np.float64)
+        for _ in range(steps if varies.any() else 0):
+            own = np.linalg.qr(unit.T @ (unit @ own))[0]
+        shares = ((unit @ own) ** 2).sum(axis=0) / max(int(varies.sum()), 1)
+        unused = np.zeros(axes.shape[1] - len(shares))  # fewer coordinates vary than there are axes
+        found.append(np.r_[shares, unused] if varies.any() else np.full(axes.shape[1], np.nan))
+    return np.array(found)
+
+
 def refitted_axis_shares(
     points: Float[np.ndarray, "sequence position d"],
     axes: Float[np.ndarray, "d axis"],

@@ -102,7 +102,9 @@ def test_overlaps_are_means_over_pairs_then_heads(rng: np.random.Generator) -> N
     )
     moved = (bootstrap_weights(N, seed=3) - 1 / N) @ ((N - 1) * (rows[0] - rows[1:]))
     drawn = ((rows[0] + moved) < 0.2).mean(axis=1)
-    assert report.measured[apart].ends == pytest.approx(np.quantile(drawn, [0.025, 0.975]))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert report.verdicts[apart].startswith("undecided") == (low <= 0.5 <= high and low < high)
+    assert np.isnan(report.measured[apart].ends[0]), "a count of layers has no interval"
     columns = report.measured[at(report, "layers with W_K columns apart")]
     assert np.isnan(columns.ends[0]), "weights are no sample"
 
