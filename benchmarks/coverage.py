@@ -38,7 +38,6 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from bayesgeom.core.memory import WindowScores, effective_memory
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
 from bayesgeom.models.resolve import as_model, task_of
@@ -61,6 +60,7 @@ from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreement
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.intervals import CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.stats.memory import WindowScores, effective_memory
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.readout import balanced_accuracy
 from bayesgeom.stats.regression import without_level_means

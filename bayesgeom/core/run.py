@@ -10,10 +10,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.memory import WindowScores
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.memory import WindowScores
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.observers import WindowObservers
+from bayesgeom.stats.observers import WindowObservers
 
 UNASKED = -100  # the label at positions that are not scored; torch's `ignore_index`
 SLACK = 1e-6  # tolerance for the sum of probabilities

@@ -10,11 +10,11 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.core.memory import EffectiveMemory, effective_memory
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
+from bayesgeom.stats.memory import EffectiveMemory, effective_memory
 
 LARGEST_WITHIN = "largest within the training length"
 N_TREND = 5  # positions to which the trend before the discontinuity is fitted

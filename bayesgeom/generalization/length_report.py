@@ -34,7 +34,7 @@ class LengthReport(Report):
     `errors` are the KL and the entropy error: at every position (`error_bits`), as means over whole sequences of each
     length (`whole_error_bits`), and their jump at the training length (`jump_bits`). `critical_length` is infinite if
     no position exceeds `threshold_bits`. Layers that cannot be read are NaN. If the task's hidden state moves,
-    `effective_memory_symbols` (see `bayesgeom.core.memory`) is measured over the longest sequences, and `transport`
+    `effective_memory_symbols` (see `bayesgeom.stats.memory`) is measured over the longest sequences, and `transport`
     states whether such sequences can show transport; on other tasks they are NaN and empty.
     """
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.memory import EffectiveMemory
 from bayesgeom.generalization.arm import Arm, Setting
 from bayesgeom.generalization.curves import mean_along, strongest, whole_means
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import stacked
+from bayesgeom.stats.memory import EffectiveMemory
 
 
 def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.trials import Trials
@@ -46,6 +45,7 @@ from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
 from bayesgeom.results.estimators import of_untrained
 from bayesgeom.stats.best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
+from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.stats.polygon import MAX_CORNERS
 from bayesgeom.stats.readout import (
     BELIEF,

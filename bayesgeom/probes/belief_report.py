@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.memory import WIDEST_BASELINE
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
+from bayesgeom.stats.memory import WIDEST_BASELINE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -1,7 +1,7 @@
 """Calibration: do the model's predictions agree with the exact Bayesian predictive?
 
 On tasks with latent dynamics, the report also states the model's *effective memory*: the number of last symbols that an
-observer must see to predict as well (`bayesgeom.core.memory`).
+observer must see to predict as well (`bayesgeom.stats.memory`).
 
 Entropy error is |H_model − H_exact|, averaged over sequences and positions. A second number averages the entropies over
 sequences first, which hides errors of opposite sign. KL is KL(exact ‖ model).
@@ -20,15 +20,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.memory import (
-    TRANSPORT_BITS,
-    TRANSPORT_WINDOW,
-    WIDEST_BASELINE,
-    effective_memory,
-    window_name,
-    window_predictives,
-)
-from bayesgeom.core.observers import STARTS
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
@@ -36,6 +27,15 @@ from bayesgeom.results.estimators import of_untrained, stacked
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.memory import (
+    TRANSPORT_BITS,
+    TRANSPORT_WINDOW,
+    WIDEST_BASELINE,
+    effective_memory,
+    window_name,
+    window_predictives,
+)
+from bayesgeom.stats.observers import STARTS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -172,8 +172,8 @@ def jackknife_interval(
     """Return the 95 % interval of any smooth statistic of the sequences.
 
     The pseudo-values G θ − (G − 1) θ₍₋g₎ of the G groups are treated as a sample. Their mean is θ minus its jackknife
-    estimate of bias. If the bias is larger than the uncertainty, this interval would not contain θ, and the correction is
-    not reliable. Such an interval is extended to θ, so it then ends there.
+    estimate of bias. If the bias is larger than the uncertainty, this interval would not contain θ, and the correction
+    is not reliable. Such an interval is extended to θ, so it then ends there.
 
     Args:
         replicates: The statistic under each row of `jackknife_weights`.

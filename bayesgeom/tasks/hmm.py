@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.observers import Beliefs, Filter, full_support
 from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
 from bayesgeom.stats.chains import mixing_times, stationary_rows
+from bayesgeom.stats.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
 from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.observers import Beliefs, Filter, full_support
 from bayesgeom.core.trials import Relations, Trials
 from bayesgeom.stats.chains import mixing_times, stationary
+from bayesgeom.stats.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
 

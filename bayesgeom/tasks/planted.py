@@ -9,11 +9,11 @@ from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.behavior import predicted_behavior
-from bayesgeom.core.memory import window_scores
-from bayesgeom.core.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.stats.memory import window_scores
+from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers
 
 
 def planted_run(

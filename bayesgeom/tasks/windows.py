@@ -13,9 +13,9 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.memory import WIDEST_BASELINE, window_name, window_predictives
-from bayesgeom.core.observers import STARTS, Filter, WindowObservers
 from bayesgeom.core.trials import Trials
+from bayesgeom.stats.memory import WIDEST_BASELINE, window_name, window_predictives
+from bayesgeom.stats.observers import STARTS, Filter, WindowObservers
 from bayesgeom.tasks.base import WindTunnel
 
 

@@ -12,11 +12,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
-from bayesgeom.core.observers import STARTS
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
+from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
 

@@ -4,9 +4,9 @@ Run once, from the root of the repository:
 
     python docs/readings/extend_to_estimate.py
 
-The interval of a share of variance or of a mean |cosine| is corrected for bias. If the bias is larger than the uncertainty,
-the corrected interval excludes the estimate, and is extended to it (`bayesgeom.stats.intervals.jackknife_interval`).
-Values stay as they are. Running the script again does nothing.
+The interval of a share of variance or of a mean |cosine| is corrected for bias. If the bias is larger than the
+uncertainty, the corrected interval excludes the estimate, and is extended to it
+(`bayesgeom.stats.intervals.jackknife_interval`). Values stay as they are. Running the script again does nothing.
 """
 
 import sys
@@ -30,7 +30,7 @@ PARTS = ("value", "low", "high")
 def extended(
     scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], int]:
-    """Return the parts of a report with both ends moved to the estimate where it lies outside, and how often it does."""
+    """Return the parts of a report with ends moved to estimates that lie outside, and the number of these."""
     told, held, changed = dict(scalars), dict(arrays), 0
     for name, own in scalars.items():
         if not isinstance(own, Mapping) or "why_not" not in own or own["low"] is None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bayesgeom.core.behavior import predicted_behavior
-from bayesgeom.core.memory import window_scores
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
@@ -16,6 +15,7 @@ from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.memory import window_scores
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.observers import WindowObservers
 from bayesgeom.core.trials import UNASKED, Relations, Trials, checked, concatenate
+from bayesgeom.stats.observers import WindowObservers
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

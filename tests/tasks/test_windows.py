@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
-from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.stats.chains import stationary, stationary_rows
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
+from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bayesgeom.core.behavior import BehaviorLog, predicted_behavior
-from bayesgeom.core.memory import (
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.memory import (
     EffectiveMemory,
     WindowScores,
     effective_memory,
@@ -16,8 +17,7 @@ from bayesgeom.core.memory import (
     window_predictives,
     window_scores,
 )
-from bayesgeom.core.observers import STARTS
-from bayesgeom.core.trials import Trials
+from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.process import Mess3

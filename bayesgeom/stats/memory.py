@@ -1,6 +1,6 @@
 """Effective memory: how many of the last symbols an observer must see to predict as well as a model.
 
-The model is compared with the window observers of `bayesgeom.core.observers`, using the better of the two starts at
+The model is compared with the window observers of `bayesgeom.stats.observers`, using the better of the two starts at
 each width. A predictor that uses only the last w symbols cannot beat the observer of width w, except by the error of
 that observer's prior. A predictor that carries an exact belief beats all of them.
 """
@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
+from bayesgeom.stats.observers import STARTS, window_beliefs
 
 WIDEST_BASELINE = 4  # symbols: wider windows are scored here but are not listed as baselines
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
@@ -36,7 +36,7 @@ _ROUNDING_BITS = 1e-9
 class WindowScores:
     """Mean KL(exact ‖ window observer) of every sequence, in bits.
 
-    The axis `start` follows `bayesgeom.core.observers.STARTS`; `window` is the number of visible symbols, from 0.
+    The axis `start` follows `bayesgeom.stats.observers.STARTS`; `window` is the number of visible symbols, from 0.
     """
 
     kl_bits: Float64[np.ndarray, "start window sequence"]
