@@ -240,8 +240,10 @@ def left_out(diagnosis: Diagnosis) -> dict[str, str]:
 def _is_provenance(held: object) -> bool:
     """Return whether it names model and task; an empty provenance is that of reports made by hand."""
     match held:
-        case {"model": {"name": str(), "architecture": str()}, "task_label": str()}:
-            return True
+        case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
+            return isinstance(rest.get("arguments", {}), Mapping) and fits(
+                rest.get("foreign_hooks", ()), tuple[str, ...]
+            )
         case {}:
             return held == {}
     return False

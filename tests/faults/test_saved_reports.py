@@ -110,3 +110,12 @@ def test_what_is_no_report_is_refused_at_once(case: str, saved: Path, tmp_path: 
     CASES[case](path)
     with pytest.raises(OutputFault, match=str(path)):
         Diagnosis.load(path)
+
+
+@pytest.mark.parametrize("change", [{"arguments": []}, {"arguments": "x"}, {"foreign_hooks": 3}], ids=str)
+def test_a_provenance_of_another_form_is_refused(change: dict[str, Any], saved: Path, tmp_path: Path) -> None:
+    path = copied(saved, tmp_path / "run")
+    held = json.loads((path / JSON).read_text())
+    write_resealed(path, {**held, "provenance": {**held["provenance"], **change}})
+    with pytest.raises(OutputFault, match="does not say of what model and task"):
+        Diagnosis.load(path)

@@ -13,7 +13,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.numbers import number_text
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
-from bayesgeom.generalization.sweeps import sweep, varied_task
+from bayesgeom.generalization.sweeps import _listed, sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -166,3 +166,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "one parameter is varied at a time; got floor=0.1, length=3" in capsys.readouterr().err
     assert main(["sweep", "hmm", "--vary", "floor"]) == 2
     assert "--vary takes NAME=VALUE,VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", [np.array(3), torch.tensor(3)], ids=type)
+def test_an_array_without_axes_is_no_list_of_values(values: object) -> None:
+    with pytest.raises(InvalidArgument, match="values must be a list with at least one value"):
+        inspect.unwrap(_listed)(values)
