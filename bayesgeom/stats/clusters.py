@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesgeom.stats.pca import cloud_axes
 
-MAX_STEPS, N_STARTS, N_AXES = 30, 10, 10
+MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
 _ROUNDING = 1e-12
 
 
