@@ -122,6 +122,14 @@ def put_all_back(folder: Path) -> None:
         put_back(folder / name)
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a regular file is there; False where the system refuses to look: the next read says why."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def is_temporary(name: str) -> bool:
     """Return whether a file name is a temporary name of this module, for any path and process."""
     return _REMAINS.fullmatch(name) is not None

@@ -123,7 +123,7 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     counts = {(section.n, section.counts) for section in sections}
     of = " or ".join(sorted(f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts)) if len(counts) < 3 else ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
-    about = f" ({kind})" if kind and kind != "several" else ""
+    about = f" ({kind})" if kind and kind not in ("several", name) else ""
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
 
 

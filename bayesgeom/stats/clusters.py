@@ -3,8 +3,8 @@
 k-means finds clusters in any data, so silhouettes are compared with those of a Gaussian cloud of the same covariance.
 
 References:
-    Arthur & Vassilvitskii 2007 (k-means++, and its greedy variant); Rousseeuw 1987 (silhouette); Hubert & Arabie 1985 (adjusted Rand);
-    Tibshirani, Walther & Hastie 2001 (comparison with structureless clouds).
+    Arthur & Vassilvitskii 2007 (k-means++, and its greedy variant); Rousseeuw 1987 (silhouette);
+    Hubert & Arabie 1985 (adjusted Rand); Tibshirani, Walther & Hastie 2001 (comparison with structureless clouds).
 """
 
 import math

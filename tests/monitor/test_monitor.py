@@ -129,7 +129,8 @@ def test_the_table_has_the_columns_of_every_report(tmp_path: Path) -> None:
     watch.save(out)
     again = Diagnosis.load(out)["monitor"]
     assert isinstance(again, MonitorReport) and again.steps == ("0", "2")
-    assert "Tested: tiny" in watch.report().to_html() and watch.report().provenance["arguments"]["every"] == 2
+    report = watch.report()
+    assert "Tested: transformer on Bijection" in report.to_html() and report.provenance["arguments"]["every"] == 2
     assert (out / "report.html").stat().st_size > 600_000
 
 

@@ -275,7 +275,7 @@ def test_five_planted_clusters_are_five_and_a_filled_simplex_is_not() -> None:
     assert report.silhouette.value[0, clusters].argmax() == at_five and silhouette.ends[0][clusters] > 0.8
     assert report.rand_index.value[0, clusters, at_five] > 0.95
     assert silhouette.value[simplex] < silhouette.baseline(GAUSSIAN).value[simplex] + 0.15
-    # k-means divides a filled simplex near the borders of the best guesses, so its parts agree with them to some degree.
+    # k-means divides a filled simplex near the borders of the best guesses, so its parts agree with them partly.
     assert report.rand_index.value[0, simplex, at_five] < 0.7 and report.r2.value[0, simplex] > 0.95
     assert report.nearest_centroid_accuracy.value[0, simplex, 0] > 0.7, "the best guess can be told without any cluster"
 

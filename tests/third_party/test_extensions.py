@@ -41,7 +41,7 @@ PROBE_CONTRACT = [
     probe_contract.test_the_figure_names_what_it_draws,
     probe_contract.test_records_are_well_formed,
     probe_contract.test_no_field_is_a_companion_of_another,
-    probe_contract.test_intervals_are_the_right_way_round,
+    probe_contract.test_intervals_contain_their_estimates,
 ]
 TASK_CONTRACT = [
     task_contract.test_tokens_and_answers_are_ids_of_the_vocabulary,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from bayesgeom.core.errors import CheckpointFault, OutputFault
-from bayesgeom.core.files import apart, file_aside
+from bayesgeom.core.files import apart, file_aside, is_file
 from bayesgeom.core.reading import read_json
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import ALL_SITES, Site
@@ -119,7 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def is_capture(folder: Path) -> bool:
     """Return whether a directory holds the manifest of a capture."""
-    return (folder / MANIFEST).is_file()
+    return is_file(folder / MANIFEST)
 
 
 def site_named(name: str) -> Site:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import is_file
 from bayesgeom.core.reading import read_json
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -47,7 +48,7 @@ def unwrapped(model: Any) -> Any:
 
 def is_adapter(path: Path) -> bool:
     """Return whether a directory holds a PEFT adapter without its base model."""
-    return (path / ADAPTER).is_file() and not (path / "config.json").is_file()
+    return is_file(path / ADAPTER) and not is_file(path / "config.json")
 
 
 def base_of(path: Path) -> str:
