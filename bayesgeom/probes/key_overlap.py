@@ -39,6 +39,7 @@ from bayesgeom.stats.cosine import (
     overlaps,
     projected_overlaps,
     random_overlaps,
+    squared_lengths,
     welch_bound,
 )
 from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction
@@ -48,6 +49,7 @@ MAX_SEQUENCES, N_PROJECTIONS = 256, 40
 N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
 MAX_RANDOM = 2**26  # random numbers for the level of random directions
 ROUNDING = 1e-6  # an overlap is exact if leaving out any one sequence changes it by less
+MAX_NOISE = 0.1  # share of sampling noise in the squared length of mean keys above which intervals cover too seldom
 _ORDER = {"inputs": 0, "hypotheses": 1}
 
 
@@ -67,6 +69,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         rows = np.stack([view.rows for view in views], axis=2)
+        noise = np.stack([view.noise for view in views], axis=1)
         levels = np.stack([_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)])
 
         def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
@@ -81,10 +84,9 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
             levels_of_untrained = _untrained(views, untrained)[i]
-            found = Estimate.of(
-                values, _bounds(rows[:, i], run.seed), n=n, baselines=_of_heads(levels[:, i], levels_of_untrained)
-            )
-            mean = values.mean(axis=-1), _bounds(rows[:, i].mean(axis=-1), run.seed)
+            heads = _of_heads(levels[:, i], levels_of_untrained)
+            found = Estimate.of(values, _bounds(rows[:, i], noise[i], run.seed), n=n, baselines=heads)
+            mean = values.mean(axis=-1), _bounds(rows[:, i].mean(axis=-1), noise[i].mean(axis=-1), run.seed)
             return found, Estimate.of(*mean, n=n, baselines=_of_means(levels[:, i]))
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
@@ -126,12 +128,16 @@ def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width."""
+    """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width.
+
+    `noise` is the share of sampling noise in the mean squared length of the vectors, raw and centered.
+    """
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
     rows: Float[np.ndarray, "row 2 layer kv_head"]
     crossfit: Float[np.ndarray, "layer kv_head"]
+    noise: Float[np.ndarray, "2 layer kv_head"]
     n_unseen: int = 0
     inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # for the first layers only
     width: int | None = None  # if the vectors are given in coordinates of their span
@@ -142,6 +148,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     ids, sets = run.trials.token_ids(), run.trials.token_sets
     members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
     unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
+    no_sample = {"rows": unknown, "noise": unknown[0], "crossfit": unknown[0, 0]}
     inputs = run.recorded.get(TOKEN_INPUTS)
     of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
     variants = [_from_activations(run, KEY_SUMS, members, of, "activation", weights)]
@@ -154,8 +161,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
                 name: _View(
                     name=f"{name} / {WEIGHTS}",
                     vectors=keys[:, :, at],
-                    rows=unknown,
-                    crossfit=unknown[0, 0],
+                    **no_sample,
                     inputs=of[name],
                 )
                 for name, at in members.items()
@@ -164,9 +170,9 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
-        views.append(_View(name=COLUMNS, vectors=columns, rows=unknown, crossfit=unknown[0, 0], width=width))
+        views.append(_View(name=COLUMNS, vectors=columns, **no_sample, width=width))
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
-    return views or [_View(name="no tokens named", vectors=nothing, rows=unknown, crossfit=unknown[0, 0])]
+    return views or [_View(name="no tokens named", vectors=nothing, **no_sample)]
 
 
 def _is_rotated(run: Run, n: int) -> bool:
@@ -188,7 +194,7 @@ def _from_activations(
     counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
     halves = random_halves(n, N_SPLITS, seed=run.seed)
     kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
-    vectors, rows, between = ({name: list[Tensor]() for name in members} for _ in range(3))
+    vectors, rows, between, noises = ({name: list[Tensor]() for name in members} for _ in range(4))
     for layer in range(run.spec.n_layers):
         of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
         means = of_tokens.means(np.full((1, n), 1 / n))[0]
@@ -196,16 +202,23 @@ def _from_activations(
         for name, at in kept.items():
             vectors[name].append(means[at].transpose(0, 1))
             between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
+        noise = {name: torch.zeros(2, run.spec.n_kv_heads, dtype=torch.float64) for name in kept}
         for part in in_parts(weights, means.numel()):
             drawn = of_tokens.means(part)
             for name, at in kept.items():
-                rows[name].append(overlaps(drawn[:, at].transpose(1, 2).contiguous()))
+                own = drawn[:, at].transpose(1, 2).contiguous()
+                rows[name].append(overlaps(own))
+                noise[name] += squared_lengths(own - means[at].transpose(0, 1)).sum(dim=0).cpu()
+        for name, at in kept.items():
+            total = squared_lengths(means[None, at].transpose(1, 2))[0].cpu()
+            noises[name].append((n - 1) / n * noise[name] / total)
     return {
         name: _View(
             name=f"{name} / {variant}",
             vectors=torch.stack(vectors[name]),
             rows=torch.cat(rows[name]).unflatten(0, (-1, len(weights))).movedim(0, 2).double().cpu().numpy(),
             crossfit=torch.stack(between[name]).double().cpu().numpy(),
+            noise=torch.stack(noises[name], dim=1).numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
             inputs=None
             if (bare := inputs[name]) is None
@@ -216,10 +229,13 @@ def _from_activations(
 
 
 def _bounds(
-    rows: Float[np.ndarray, "row *rest"], seed: int
+    rows: Float[np.ndarray, "row *rest"], noise: Float[np.ndarray, "*rest"], seed: int
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Return the interval of the overlap, corrected for jackknife bias; the overlap itself if it is exact."""
-    lo, hi = statistic_interval(rows, seed=seed, scale="share")
+    """Return the interval of the overlap, corrected for jackknife bias; the overlap itself if it is exact.
+
+    It is withheld where sampling noise is a large part of the mean keys: no correction of first order suffices there.
+    """
+    lo, hi = (np.where(noise > MAX_NOISE, np.nan, end) for end in statistic_interval(rows, seed=seed, scale="share"))
     is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
     return np.where(is_same, rows[0], lo), np.where(is_same, rows[0], hi)
 

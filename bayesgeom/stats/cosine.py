@@ -132,6 +132,11 @@ def overlaps(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "dra
     return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centered(vectors))], dim=1)
 
 
+def squared_lengths(vectors: Float[Tensor, "draw *batch item d"]) -> Float64[Tensor, "draw 2 *batch"]:
+    """Return the mean squared length of the vectors, raw and with their mean removed."""
+    return torch.stack([x.double().square().sum(dim=-1).mean(dim=-1) for x in (vectors, centered(vectors))], dim=1)
+
+
 def projected_overlaps(
     vectors: Float[Tensor, "*batch item width"], d: int, *, n: int, seed: int
 ) -> Float[Tensor, "draw 2 *batch"]:
