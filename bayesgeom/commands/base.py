@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
 
-KEY_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token or the server's key
+HUB_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token
+KEY_VARIABLE = "BAYESGEOM_SERVER_KEY"  # of an inference server's key, which no other host may get
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
 AskedTask = Annotated[
     str | None,
@@ -81,12 +82,16 @@ class Source:
     local_files_only: bool = False
     """For Hugging Face models: do not ask the hub."""
     tokenizer: str | None = None
-    """Directory, GGUF file or hub name of a tokenizer; required for a server. A key is read from $BAYESGEOM_TOKEN."""
+    """Directory, GGUF file or hub name of a tokenizer; required for a server. Environment: the hub's token is
+    $BAYESGEOM_TOKEN, the key of a server is $BAYESGEOM_SERVER_KEY."""
 
     def load(self) -> "Model":
         """Load the model."""
         from bayesgeom.models.resolve import load
+        from bayesgeom.models.server.client import is_address
 
+        # No arguments: other users of a machine can read those.
+        key = os.environ.get(KEY_VARIABLE) if is_address(self.checkpoint) else None
         return load(
             self.checkpoint,
             device=self.device,
@@ -100,7 +105,8 @@ class Source:
             max_memory=None if self.max_memory is None else {_device(k): v for k, v in self.max_memory.items()},
             quantization_config=_parsed(self.quantization_config),
             local_files_only=self.local_files_only or None,
-            token=os.environ.get(KEY_VARIABLE),  # not an argument: other users of a machine can read those
+            token=os.environ.get(HUB_VARIABLE),
+            server_key=key or None,
         )
 
     def name_alone(self) -> str:

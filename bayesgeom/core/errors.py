@@ -62,7 +62,15 @@ class ExecutorFault(BayesGeomError, RuntimeError):
 
 
 class ServerFault(BayesGeomError, ConnectionError):
-    """An inference server that cannot be reached, or replies without the numbers that are measured."""
+    """An inference server that cannot be reached, or replies without the numbers that are measured.
+
+    Attributes:
+        status: The HTTP status of the last reply; None without a reply, and for a reply of status 200.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:

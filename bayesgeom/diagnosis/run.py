@@ -138,6 +138,8 @@ def _diagnosed(
         found = _sent_untrained(executor, subject, plan, chosen, counts, n_untrained=n_untrained)
     untrained, faults = _collected(plan, found)
     skipped = plan.skipped | faults
+    if isinstance(subject, ServedModel):
+        subject.count_anew()
     run = _run(subject, stream, blocks, plan, seed, budget, n=n)
     reports, faults = _measured(plan, run, {name: own for name, own in untrained.items() if name not in skipped})
     skipped |= faults

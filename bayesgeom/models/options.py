@@ -8,9 +8,11 @@ from bayesgeom.core.errors import InvalidArgument
 
 SOURCE = ("revision", "token", "local_files_only")  # of every file that is fetched
 PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone
+_SECRET = ("token", "server_key")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "revision": ((str,), "text"),
     "token": ((str, bool), "text"),
+    "server_key": ((str,), "text"),
     "local_files_only": ((bool,), "True or False"),
     "device_map": ((str, dict, int), "text or a mapping of modules to devices"),
     "max_memory": ((dict,), "a mapping of devices to memory, such as {0: '20GiB', 'cpu': '64GiB'}"),
@@ -21,7 +23,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check names and types of the options. The value of `token` is never part of a message.
+    """Check names and types of the options. The values of `token` and `server_key` are never part of a message.
 
     Raises:
         InvalidArgument: An option is unknown, or of another type.
@@ -34,5 +36,5 @@ def check_options(options: Mapping[str, Any]) -> None:
         kinds, said = _KINDS[name]
         is_count = name != "batch_size" or (type(value) is int and value > 0)
         if value is not None and not (isinstance(value, kinds) and is_count):
-            got = f"a {type(value).__name__}" if name == "token" else shown(value)
+            got = f"a {type(value).__name__}" if name in _SECRET else shown(value)
             raise InvalidArgument(f"{name} must be {said}, got {got}.")

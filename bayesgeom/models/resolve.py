@@ -32,7 +32,7 @@ from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.options import check_options
+from bayesgeom.models.options import SOURCE, check_options
 from bayesgeom.models.server.client import is_address
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
@@ -132,7 +132,8 @@ def load(
             `bayesgeom.models.budget`).
         **options: `batch_size`: most sequences in a forward pass. For Hugging Face models also `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
-            `from_pretrained`. For a server, `token` is its key.
+            `from_pretrained`; a tokenizer named by `tokenizer` gets `token` and `local_files_only` too, and `revision`
+            if the model is a server or of the same name. For a server, `server_key` is its key.
 
     Returns:
         The model, with its task if known.
@@ -166,11 +167,17 @@ def _loaded(
     device: str | torch.device,
     trust_remote_code: bool,
 ) -> Model:
-    read = _tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    # A revision names a state of one repository: another repository's tokenizer does not have it.
+    own = [*SOURCE] if is_address(name) or str(tokenizer) == str(name) else [n for n in SOURCE if n != "revision"]
+    read = _tokenizer(tokenizer, {n: options.get(n) for n in own}, trust_remote_code=trust_remote_code)
     if is_address(name):
         from bayesgeom.models.server.model import served
 
-        return served(str(name), read, {own: value for own, value in options.items() if value is not None})
+        is_fetched = isinstance(tokenizer, str | Path)
+        given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in SOURCE)}
+        return served(str(name), read, given)
+    if options.get("server_key") is not None:
+        raise InvalidArgument(f"server_key is for the address of an inference server; {name} is none.")
     # A path needs no list of names, which may be unreadable.
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     if isinstance(name, Path) or not _is_hub_name(name):
@@ -252,12 +259,15 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
 
 
-def _tokenizer(given: Tokenizer | str | Path | None, *, trust_remote_code: bool) -> Tokenizer | None:
+def _tokenizer(
+    given: Tokenizer | str | Path | None, options: Mapping[str, Any], *, trust_remote_code: bool
+) -> Tokenizer | None:
     if not isinstance(given, str | Path):
         return given
     from bayesgeom.models.huggingface.loading import load_tokenizer
 
-    return load_tokenizer(given, trust_remote_code=trust_remote_code)
+    read: Tokenizer = load_tokenizer(given, options, trust_remote_code=trust_remote_code)
+    return read
 
 
 @checked("model")

@@ -1,7 +1,9 @@
 """Models behind a completions endpoint: the numbers of the model itself, and faults that are named."""
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,7 +52,10 @@ class Behavior:
     body: Any = None
     names: tuple[str, ...] = ("tiny",)
     top: int = 97
+    drawn: int | None = None  # rank of a sampled token, which vLLM adds to the list
     seen: list[Any] = field(default_factory=list)
+    gets: list[str | None] = field(default_factory=list)
+    fault: Any = None  # body of a failed reply
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +83,15 @@ def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterato
             pass
 
         def do_GET(self) -> None:
+            acts.gets.append(self.headers.get("Authorization"))
             self._send(200, {"data": [{"id": name} for name in acts.names]})
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             acts.seen.append((asked, self.headers.get("Authorization")))
             if acts.fails:
-                return self._send(acts.fails.pop(0), {"error": f"no, {self.headers.get('Authorization')}"})
+                named = {"error": f"no, {self.headers.get('Authorization')}"}
+                return self._send(acts.fails.pop(0), named if acts.fault is None else acts.fault)
             if acts.body is not None:
                 return self._send(200, acts.body)
             prompt = asked["prompt"]
@@ -93,8 +100,12 @@ def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterato
             ids = letters.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
             with lock, torch.no_grad():
                 found = hf(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].double().log_softmax(-1)
-            top = found.topk(min(acts.top, asked["logprobs"]))
-            pairs = [(letters.decode([int(i)]), int(i), round(float(v), 6)) for v, i in zip(*top, strict=True)]
+            ranked, k = found.sort(descending=True), min(acts.top, asked["logprobs"])
+            ranks = [*range(k)] + ([acts.drawn] if acts.drawn is not None and acts.drawn >= k else [])
+            pairs = [
+                (letters.decode([int(ranked.indices[r])]), int(ranked.indices[r]), round(float(ranked.values[r]), 6))
+                for r in ranks
+            ]
             if acts.form == "legacy":
                 held: Any = {"top_logprobs": [{text: value for text, _, value in pairs}]}
             else:
@@ -109,13 +120,22 @@ def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterato
             self.end_headers()
             self.wfile.write(data)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    with serving(Handler) as own:
+        yield own
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server with this handler."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def served(address: str, **options: Any) -> ServedModel:
@@ -142,7 +162,11 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
     assert "initialization" in bayesgeom.diagnose(model, TASK, n=2, n_untrained=1).skipped
 
 
-def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(hf: Any, address: str) -> None:
+@pytest.mark.parametrize("drawn", [None, 96])
+def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(
+    hf: Any, address: str, acts: Behavior, drawn: int | None
+) -> None:
+    acts.drawn = drawn
     model = served(address, top=3)
     trials = TASK.sample(5, seed=0)
     found = model.logits(trials).softmax(-1)
@@ -161,7 +185,30 @@ def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(hf: 
     assert open_["largest_mass"] == pytest.approx(bound)
     report = bayesgeom.diagnose(model, TASK, n=5, n_untrained=0)
     assert report.provenance["served"]["top"] == 3 and report.provenance["served"]["share"] > 0
+    again = bayesgeom.diagnose(model, TASK, n=5, n_untrained=0).provenance["served"]
+    assert again == report.provenance["served"], "counted for each report"
+    assert again["predictions"] == model.unlisted()["predictions"] < 3 * 5 * 3
     assert "had an answer that the server did not list" in report.summary()
+
+
+def test_a_server_that_lists_fewer_tokens_than_requested_may_have_added_the_sampled_one(
+    hf: Any, address: str, acts: Behavior
+) -> None:
+    acts.top, acts.drawn = 3, 96
+    trials = TASK.sample(5, seed=0)
+    found = served(address, top=20).logits(trials).softmax(-1)[..., trials.answers]
+    exact = HFModel(hf).logits(trials).double().softmax(-1)
+    assert (found >= exact[..., trials.answers] - 1e-5).all(), "an upper bound"
+    assert (found <= torch.maximum(exact.topk(3).values[..., -1:], exact[..., trials.answers]) + 1e-5).all()
+
+
+def test_answers_may_be_the_whole_vocabulary(address: str) -> None:
+    everything = torch.arange(Letters.n_ids)
+    row = torch.full((Letters.n_ids,), -1.0, dtype=torch.float64)
+    model = served(address, top=3)
+    listed = model.client.next_tokens([1, 2, 3])
+    model._fill(row, listed, everything.tolist(), None)
+    assert ((row.exp() > 0).sum(), float(row.exp().sum())) == (Letters.n_ids, pytest.approx(1, abs=1e-5))
 
 
 def test_busy_servers_are_asked_again_and_others_are_not(address: str, acts: Behavior) -> None:
@@ -188,6 +235,10 @@ def test_busy_servers_are_asked_again_and_others_are_not(address: str, acts: Beh
         ({"choices": [{"logprobs": {"top_logprobs": [{"a": -0.1, "b": -0.1}]}}]}, r"probabilities sum to 1\.8"),
         ({"choices": [{"logprobs": {"top_logprobs": [{"a": "high"}]}}]}, "invalid log-probabilities"),
         ([], "replied without choices"),
+        (b"[" * 100_003, "replied with no JSON"),
+        (b" " * (2**22 + 1), "replied with more than 4 MiB"),
+        ({"choices": [{"logprobs": {"top_logprobs": [{"a": -(10**400)}]}}]}, "invalid log-probabilities"),
+        ({"choices": [{"logprobs": {"top_logprobs": [7]}}]}, "invalid log-probabilities"),
     ],
 )
 def test_wrong_replies_are_named(address: str, acts: Behavior, body: Any, message: str) -> None:
@@ -206,7 +257,11 @@ def test_addresses(address: str, acts: Behavior) -> None:
     with pytest.raises(InvalidArgument, match="offers no model 'c', but a, b"):
         client_of(f"{address}#c")
     with pytest.raises(InvalidArgument, match="leave user and password out"):
-        client_of("http://me:secret@localhost/v1")
+        bayesgeom.load("http://me:secret@localhost/v1")
+    for wrong in ("http://h/v1?api_key=secret", "http://me:secret@[::1/v1", "http://secret:x/v1", "http://h/secret ü"):
+        with pytest.raises(InvalidArgument, match=r"has the form http://HOST:PORT/v1") as caught:
+            client_of(wrong)
+        assert "secret" not in str(caught.value)
     with pytest.raises(InvalidArgument, match="a server gives no tokenizer: pass that of its model"):
         bayesgeom.load(address)
     with pytest.raises(InvalidArgument, match="revision is for models that are loaded here"):
@@ -216,7 +271,7 @@ def test_addresses(address: str, acts: Behavior) -> None:
 
 
 def test_a_loaded_server_runs_nothing_else(address: str) -> None:
-    model = bayesgeom.load(address, tokenizer=Letters(), token=KEY)
+    model = bayesgeom.load(address, tokenizer=Letters(), server_key=KEY)
     assert isinstance(model, ServedModel) and model.client.top == 20 and not model.spec.is_identified
     assert KEY not in repr(model) and KEY not in json.dumps(model.spec.to_dict())
     with pytest.raises(MissingSite, match="a server gives predictions only"):
@@ -231,6 +286,166 @@ def test_a_slow_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_args: Any, **_options: Any) -> Any:
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr("urllib.request.urlopen", slow)
+    monkeypatch.setattr("socket.create_connection", slow)
     with pytest.raises(ServerFault, match=r"gave no reply in 2 attempts of 0\.5 s: timed out"):
         Client(url="http://localhost:1/v1", timeout_s=0.5, attempts=2).models()
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_reply_that_arrives_byte_by_byte_times_out(part: str) -> None:
+    stop = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"Content-Length: 997\r\n\r\n" if part == "body" else b""))
+            for _ in range(40):
+                if stop.wait(0.05):
+                    return
+                try:
+                    self.wfile.write(b"x")
+                except OSError:
+                    return
+
+    with serving(Handler) as address:
+        start = time.monotonic()
+        with pytest.raises(ServerFault, match=r"gave no reply in 1 attempts of 0\.3 s: timed out"):
+            Client(url=address, timeout_s=0.3, attempts=1).models()
+        stop.set()
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_reply_that_ends_early_is_asked_for_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = list[int]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            n.append(1)
+            self.send_response(200)
+            self.send_header("Content-Length", "997")
+            self.end_headers()
+            self.wfile.write(b'{"data": [')
+
+    del address  # no waits between attempts
+    with serving(Handler) as short, pytest.raises(ServerFault, match="gave no reply in 3 attempts"):
+        Client(url=short, attempts=3).models()
+    assert len(n) == 3
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_the_key_follows_no_redirect(address: str, acts: Behavior, code: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(code)
+            self.send_header("Location", f"{address}/v1/completions?key={KEY}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Location", f"{address}/v1/models")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with serving(Handler) as first:
+        client = Client(url=first, key=KEY)
+        with pytest.raises(ServerFault, match=r"/completions redirects to .*\?key=\(key\), where") as caught:
+            client.next_tokens([1])
+        with pytest.raises(ServerFault, match=r"/models redirects to "):
+            client.models()
+    assert caught.value.status == code and KEY not in str(caught.value) and not acts.gets and not acts.seen
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY}\r\nX: y", f"{KEY}é", f"{KEY} x", f"\0{KEY}"])
+def test_keys_that_no_header_can_carry_are_refused_without_quoting_them(address: str, key: str) -> None:
+    for attempt in (lambda: client_of(address, key=key), lambda: Client(url=address, key=key)):
+        with pytest.raises(InvalidArgument, match="key must consist of printable ASCII characters") as caught:
+            attempt()
+        assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [KEY],
+        {"choices": [{"logprobs": {"top_logprobs": [{KEY: "high"}]}}]},
+        f"<html>{KEY}".encode(),
+        ("x" * 195 + KEY).encode(),
+        (" " * 997 + "x" * 189 + KEY).encode(),
+    ],
+)
+@pytest.mark.parametrize("code", [200, 401, 503])
+def test_no_message_contains_a_part_of_the_key(address: str, acts: Behavior, body: Any, code: int) -> None:
+    client = client_of(address, key=KEY)
+    acts.body = body
+    acts.fails, acts.fault = [] if code == 200 else [code] * 4, body
+    with pytest.raises(ServerFault) as caught:
+        client.next_tokens([1])
+    assert KEY[:5] not in str(caught.value)
+
+
+def test_a_key_with_quotes_is_scrubbed_in_json_too(address: str, acts: Behavior) -> None:
+    client = client_of(address, key='sk-"a\\b')
+    acts.body = ['Bearer sk-"a\\b']
+    with pytest.raises(ServerFault, match=r'without choices: \["Bearer \(key\)"\]'):
+        client.next_tokens([1])
+
+
+def test_only_a_refusal_of_ids_switches_to_text(address: str, acts: Behavior) -> None:
+    trials = TASK.sample(2, seed=0)
+    for code in (503, 429, 500, 401):
+        model, acts.fails = served(address), [code] * (1 if code == 401 else 4)
+        with pytest.raises(ServerFault) as caught:
+            model.logits(trials)
+        assert caught.value.status == code
+        acts.fails = []
+        model.logits(trials)
+        assert isinstance(acts.seen[-1][0]["prompt"], list)
+
+
+def test_the_tokenizer_is_fetched_with_the_options_and_the_server_never_gets_the_token(
+    address: str, acts: Behavior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    seen = list[Any]()
+
+    def fetched(source: Any, **options: Any) -> Letters:
+        seen.append((source, options))
+        return Letters()
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fetched)
+    options: dict[str, Any] = {"token": "hf_x", "revision": "v2", "local_files_only": True}
+    model = bayesgeom.load(address, tokenizer="some/tokenizer", server_key=KEY, **options)
+    assert seen == [("some/tokenizer", {"trust_remote_code": False, **options})]
+    bayesgeom.load(address, tokenizer="some/tokenizer", token="hf_x")
+    model.logits(TASK.sample(2, seed=0))
+    assert acts.gets == [f"Bearer {KEY}", None] and {key for _, key in acts.seen} == {f"Bearer {KEY}"}
+    own = bayesgeom.load("mess3-small", tokenizer="some/tokenizer", token="hf_x")
+    assert own.tokenizer is not None and seen[-1][1] == {"trust_remote_code": False, "token": "hf_x"}
+    with pytest.raises(InvalidArgument, match="server_key is for the address of an inference server") as caught:
+        bayesgeom.load("mess3-small", server_key=KEY)
+    assert KEY not in str(caught.value)
+
+
+def test_the_command_line_has_a_variable_for_each_secret(
+    address: str, acts: Behavior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bayesgeom.commands.base import Source
+
+    monkeypatch.setattr("bayesgeom.models.huggingface.loading.load_tokenizer", lambda *_args, **_options: Letters())
+    monkeypatch.setenv("BAYESGEOM_TOKEN", "hf_x")
+    Source(address, tokenizer="some/tokenizer").load()
+    monkeypatch.setenv("BAYESGEOM_SERVER_KEY", KEY)
+    Source(address, tokenizer="some/tokenizer").load()
+    assert acts.gets == [None, f"Bearer {KEY}"]
+    assert Source("mess3-small").load().spec.n_layers == 3

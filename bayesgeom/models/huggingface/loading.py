@@ -194,8 +194,15 @@ def _task(config: Any) -> WindTunnel | None:
     return None if described is None else task_from_config(described)
 
 
-def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    source: str | Path, options: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False
+) -> Any:
     """Load a tokenizer from a directory, a GGUF file or the hub.
+
+    Args:
+        source: Where it is.
+        options: `token`, `revision` and `local_files_only`, as for `from_pretrained`.
+        trust_remote_code: Whether to run code from the repository.
 
     Raises:
         CheckpointFault: There is none.
@@ -203,12 +210,13 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     from transformers import AutoTokenizer
 
     file = gguf_in(Path(source))
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    fetched: dict[str, Any] = {"trust_remote_code": trust_remote_code, **given}
     if file is not None:
         require_gguf(file)
-        source, options = file.parent, options | {"gguf_file": file.name}
+        source, fetched = file.parent, fetched | {"gguf_file": file.name}
     with without_bars(), without_warnings(), _translated(source):
-        return AutoTokenizer.from_pretrained(source, **options)
+        return AutoTokenizer.from_pretrained(source, **fetched)
 
 
 def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:

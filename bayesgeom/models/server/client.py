@@ -1,25 +1,30 @@
 """Client of an OpenAI-compatible completions endpoint: most probable next tokens with their log-probabilities.
 
 vLLM, SGLang and the server of llama.cpp offer it. One request asks for one token after one prompt, with the
-log-probabilities of the k most probable tokens. Only these are read; what the server samples is ignored.
+log-probabilities of the k most probable tokens. Only these are read. vLLM adds the sampled token if it is not among
+them; it is dropped, because it differs from call to call and is no bound for the tokens that are not listed.
 """
 
 import http.client
 import json
 import math
+import re
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from bayesgeom.core.errors import InvalidArgument, ServerFault
+from bayesgeom.models.server.transport import opener
 
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _WAIT_S, _LONGEST = 0.5, 200  # first wait between attempts, doubled each time; characters of a quoted reply
+_MOST = 4 * 2**20  # bytes of a reply
 _SUM = 1e-3  # rounding of the log-probabilities in a reply
+_VISIBLE = re.compile(r"[!-~]*")  # printable ASCII without the space
 
 
 @final
@@ -40,10 +45,14 @@ class Client:
     Attributes:
         url: Base address, such as http://localhost:8000/v1.
         model: Name under which the server knows the model.
-        key: Bearer token, which no message contains; None without one.
+        key: Bearer token, which no message contains; None without one. It goes to this address only: redirects are
+            refused.
         top: Number of most probable tokens to request.
-        timeout_s: Seconds to wait for a reply.
+        timeout_s: Seconds in which the whole reply must arrive.
         attempts: Number of attempts of a request that failed for a reason that may pass.
+
+    Raises:
+        InvalidArgument: The key contains a character that no header can carry.
     """
 
     url: str
@@ -52,6 +61,13 @@ class Client:
     top: int = 20
     timeout_s: float = 60.0
     attempts: int = 4
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not _VISIBLE.fullmatch(self.key):
+            raise InvalidArgument(
+                "the server's key must consist of printable ASCII characters without spaces; remove spaces and line "
+                "breaks around it."
+            )
 
     def models(self) -> list[str]:
         """Return the names of the models that the server offers.
@@ -64,11 +80,15 @@ class Client:
         names = [own.get("id") for own in entries if isinstance(own, dict)] if isinstance(entries, list) else [None]
         found = [name for name in names if isinstance(name, str)]
         if len(found) < len(names):
-            raise ServerFault(f"{self.url}/models lists no models: {_short(reply)}. Is it an OpenAI-compatible server?")
+            raise ServerFault(
+                f"{self.url}/models lists no models: {self.quoted(reply)}. Is it an OpenAI-compatible server?"
+            )
         return found
 
     def next_tokens(self, prompt: str | Sequence[int]) -> list[Listed]:
-        """Return the most probable tokens after a prompt, given as text or as token ids.
+        """Return the `top` most probable tokens after a prompt, given as text or as token ids; the most probable first.
+
+        There are fewer if the server lists fewer.
 
         Raises:
             ServerFault: The server cannot be reached, refuses, or replies without log-probabilities.
@@ -77,17 +97,30 @@ class Client:
             "model": self.model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": 1,
+            # At temperature 0 some versions of llama.cpp state probability 0 for all tokens but one.
             "temperature": 1.0,
             "logprobs": self.top,
         }
-        return self._read(self._reply("/completions", asked))
+        found = self._read(self._reply("/completions", asked))
+        return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
+
+    def quoted(self, reply: object) -> str:
+        """Return what a server wrote, for a message: on one line, without the key, then shortened."""
+        text = " ".join((reply if isinstance(reply, str) else json.dumps(reply, default=str)).split())
+        if self.key:
+            # The longest form first, because the key may be a part of it.
+            forms = {self.key, json.dumps(self.key)[1:-1], json.dumps(json.dumps(self.key)[1:-1])[1:-1]}
+            forms |= {repr(self.key)[1:-1], urllib.parse.quote(self.key), urllib.parse.quote(self.key, safe="")}
+            for form in sorted(forms, key=len, reverse=True):
+                text = text.replace(form, "(key)")
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
     def _read(self, reply: Any) -> list[Listed]:
         """The tokens of a reply, in either form of the interface: a mapping by text, or a list of entries."""
         choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
         held = choice.get("logprobs") if isinstance(choice, dict) else None
         if not isinstance(choice, dict):
-            raise ServerFault(f"{self.url}/completions replied without choices: {_short(reply)}.")
+            raise ServerFault(f"{self.url}/completions replied without choices: {self.quoted(reply)}.")
         top: Any = None
         if isinstance(held, dict) and (entry := _first(held.get("content"))) is not None:
             top = entry.get("top_logprobs") if isinstance(entry, dict) else None
@@ -99,13 +132,14 @@ class Client:
                 f"Start the server so that it gives them (vLLM: --max-logprobs {self.top}; llama-cpp-python: "
                 f"--logits_all 1)."
             )
-        found = [_listed(item) for item in (top.items() if isinstance(top, dict) else top)]
+        entries = list(top.items()) if isinstance(top, dict) else top if isinstance(top, list) else [top]
+        found = [_listed(item) for item in entries]
         kept = [own for own in found if own is not None]
         total = sum(math.exp(own.log_prob) for own in kept)
         if len(kept) < len(found) or total > 1 + _SUM:
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
-                f"{total:.6g}): {_short(top)}."
+                f"{total:.6g}): {self.quoted(top)}."
             )
         return kept
 
@@ -113,37 +147,44 @@ class Client:
         """The parsed reply; attempts that time out or meet a busy server are repeated."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        headers |= {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-        reason = ""
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        reason, status = "", None
         for attempt in range(self.attempts):
             if attempt:
                 time.sleep(_WAIT_S * 2 ** (attempt - 1))
             request = urllib.request.Request(self.url + path, data=data, headers=headers)  # noqa: S310  (checked: http)
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as response:  # noqa: S310
-                    text = response.read().decode("utf-8", "replace")
+                with opener().open(request, timeout=self.timeout_s) as response:
+                    return self._parsed(path, _content(response))
             except urllib.error.HTTPError as error:
-                reason = f"status {error.code} ({self._without_key(_short(_text_of(error)))})"
+                reason, status = f"status {error.code} ({self.quoted(_text_of(error))})", error.code
+                if 300 <= error.code < 400:
+                    raise ServerFault(
+                        f"{self.url}{path} redirects to {self.quoted(error.headers.get('Location', '?'))}, where the "
+                        f"key is not sent. Pass the server's own address.",
+                        status=status,
+                    ) from None
                 if error.code not in _RETRIED:
-                    raise ServerFault(f"{self.url}{path} refused the request with {reason}.") from None
-                continue
+                    raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status) from None
+            except ServerFault:  # also an OSError
+                raise
             except (OSError, http.client.HTTPException) as error:
                 cause = error.reason if isinstance(error, urllib.error.URLError) else error
-                reason = self._without_key(str(cause) or type(error).__name__)
-                continue
-            try:
-                return json.loads(text)
-            except ValueError:
-                raise ServerFault(
-                    f"{self.url}{path} replied with no JSON: {self._without_key(_short(text))}."
-                ) from None
+                reason, status = self.quoted(str(cause) or type(error).__name__), None
         raise ServerFault(
             f"{self.url}{path} gave no reply in {self.attempts} attempts of {self.timeout_s:g} s: {reason}. Check the "
-            f"address, and that the server runs."
+            f"address, and that the server runs.",
+            status=status,
         )
 
-    def _without_key(self, text: str) -> str:
-        return text if not self.key else text.replace(self.key, "(key)")
+    def _parsed(self, path: str, content: bytes) -> Any:
+        if len(content) > _MOST:
+            raise ServerFault(f"{self.url}{path} replied with more than {_MOST // 2**20} MiB, which are not read.")
+        text = content.decode("utf-8", "replace")
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise ServerFault(f"{self.url}{path} replied with no JSON: {self.quoted(text)}.") from None
 
 
 def client_of(address: str, *, key: str | None = None, top: int = 20, timeout_s: float = 60.0) -> Client:
@@ -153,26 +194,44 @@ def client_of(address: str, *, key: str | None = None, top: int = 20, timeout_s:
         address: The address; MODEL is needed if the server offers several.
         key: Bearer token.
         top: Number of most probable tokens to request.
-        timeout_s: Seconds to wait for a reply.
+        timeout_s: Seconds in which a whole reply must arrive.
 
     Raises:
-        InvalidArgument: The address is not of this form, or the server offers several models and none is named.
+        InvalidArgument: The address is not of this form, the key contains spaces or control characters, or the server
+            offers several models and none is named.
         ServerFault: The server cannot be reached.
     """
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-        raise InvalidArgument(f"a server's address has the form http://HOST:PORT/v1, got {address!r}.")
-    if parts.username or parts.password:
-        raise InvalidArgument("leave user and password out of the address, which reports contain; pass token=….")
-    path = parts.path.rstrip("/")
-    url = f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}"
+    url, model = parts_of(address)
     client = Client(url=url, key=key, top=top, timeout_s=timeout_s)
     there = client.models()
-    if not parts.fragment and len(there) != 1:
-        raise InvalidArgument(f"{url} offers {len(there)} models: name one as {url}#MODEL, of {', '.join(there[:8])}.")
-    if parts.fragment and parts.fragment not in there:
-        raise InvalidArgument(f"{url} offers no model {parts.fragment!r}, but {', '.join(there[:8]) or 'none'}.")
-    return Client(url=url, model=parts.fragment or there[0], key=key, top=top, timeout_s=timeout_s)
+    listed = client.quoted(", ".join(there[:8])) or "none"
+    if not model and len(there) != 1:
+        raise InvalidArgument(f"{url} offers {len(there)} models: name one as {url}#MODEL, of {listed}.")
+    if model and model not in there:
+        raise InvalidArgument(f"{url} offers no model {model!r}, but {listed}.")
+    return replace(client, model=model or there[0])
+
+
+def parts_of(address: str) -> tuple[str, str]:
+    """Return the base address of a server, which ends in /v1, and the name of the model or "".
+
+    Raises:
+        InvalidArgument: It has another form. The message does not contain it, because it may contain a password.
+    """
+    try:
+        parts = urllib.parse.urlsplit(address)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.query or not _VISIBLE.fullmatch(address.partition("#")[0]):
+        raise InvalidArgument(
+            "a server's address has the form http://HOST:PORT/v1, with #MODEL if it offers several; the one passed "
+            "has not."
+        )
+    if parts.username or parts.password:
+        raise InvalidArgument("leave user and password out of the address, which reports contain; pass server_key=….")
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}", parts.fragment
 
 
 def is_address(name: object) -> bool:
@@ -189,25 +248,34 @@ def _listed(item: Any) -> Listed | None:
             pass
         case _:
             return None
-    if math.isnan(value) or value > _SUM:
+    try:
+        log_prob = float(value)
+    except OverflowError:
+        return None
+    if math.isnan(log_prob) or log_prob > _SUM:
         return None
     own = item.get("id") if isinstance(item, dict) else None
     if text.startswith("token_id:") and text[9:].isdigit():
         own = int(text[9:])
-    return Listed(text, own if type(own) is int else None, float(value))
+    return Listed(text, own if type(own) is int else None, log_prob)
 
 
 def _first(items: Any) -> Any:
     return items[0] if isinstance(items, list) and items else None
 
 
+def _content(response: http.client.HTTPResponse) -> bytes:
+    """The body; one byte more than the limit if it is longer. A body that ends early raises `HTTPException`."""
+    content = response.read(_MOST + 1)
+    if len(content) <= _MOST and response.length:
+        raise http.client.IncompleteRead(content, response.length)
+    return content
+
+
 def _text_of(error: urllib.error.HTTPError) -> str:
     try:
-        return error.read().decode("utf-8", "replace")
+        content = error.read(_MOST + 1)
     except (OSError, http.client.HTTPException):
         return str(error.reason)
-
-
-def _short(reply: object) -> str:
-    text = " ".join((reply if isinstance(reply, str) else json.dumps(reply, default=str)).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    # The end of a longer text could be a part of the key.
+    return content.decode("utf-8", "replace") if len(content) <= _MOST else str(error.reason)

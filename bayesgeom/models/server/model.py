@@ -16,10 +16,11 @@ from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.models.server.client import Client, Listed, client_of
+from bayesgeom.models.server.client import Client, Listed, client_of, parts_of
 from bayesgeom.tasks.text import Tokenizer
 
 AT_ONCE = 4  # requests at the same time
+_NO_IDS = (400, 422)  # statuses of servers that accept text only
 _NOTHING = -1e4  # log-probability of ids that are in no reply; finite, because infinite logits mean a broken model
 
 
@@ -58,8 +59,7 @@ class ServedModel(Model):
         self.withheld = dict.fromkeys(ALL_SITES, "a server gives predictions only")
         self._texts = _Texts(tokenizer)
         self._as_ids = as_ids
-        self._n = self._n_open = 0
-        self._most_open = 0.0
+        self.count_anew()
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -80,11 +80,17 @@ class ServedModel(Model):
     def unlisted(self) -> Mapping[str, float]:
         """Return what the replies left open: the share of predictions with an unlisted answer, and its bound.
 
-        `predictions` is the number of predictions so far, `share` that of those with at least one answer that is not
-        among the listed tokens, and `largest_mass` the largest probability that such answers can have together.
+        `predictions` is the number of predictions since `count_anew`, which `diagnose` calls first. `share` is that of
+        predictions with at least one answer that is not among the listed tokens, and `largest_mass` the largest
+        probability that such answers can have together.
         """
         share = self._n_open / self._n if self._n else 0.0
         return {"predictions": self._n, "share": share, "largest_mass": self._most_open}
+
+    def count_anew(self) -> None:
+        """Start the counts of `unlisted` again."""
+        self._n = self._n_open = 0
+        self._most_open = 0.0
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -102,29 +108,38 @@ class ServedModel(Model):
         with ThreadPoolExecutor(AT_ONCE) as pool:
             replies = list(pool.map(lambda ids: self.client.next_tokens(self._prompt(ids)), prompts))
         rows = torch.full((len(prompts), self.spec.d_vocab), _NOTHING, dtype=torch.float64)
-        rest = next(i for i in range(self.spec.d_vocab) if i not in answers)
+        rest = next((i for i in range(self.spec.d_vocab) if i not in answers), None)
         for row, listed in zip(rows, replies, strict=True):
             self._fill(row, listed, answers, rest)
         return rows.reshape(*places.shape, -1)
 
     def _fill(
-        self, row: Float[Tensor, " d_vocab"], listed: Sequence[Listed], answers: Sequence[int], rest: int
+        self, row: Float[Tensor, " d_vocab"], listed: Sequence[Listed], answers: Sequence[int], rest: int | None
     ) -> None:
         """Enter the listed answers, the bound for the others, and what remains in another id."""
         of_answer = self._texts.answers(listed, answers)
         total = math.fsum(math.exp(own.log_prob) for own in listed)
-        least = math.exp(min(own.log_prob for own in listed))
         missing = [i for i in answers if i not in of_answer]
         # An unlisted token is at most as probable as the last listed one, and all of them share what is left.
-        bound = min(least, max(0.0, 1 - total) / len(missing)) if missing else 0.0
+        bound = min(self._least(listed), max(0.0, 1 - total) / len(missing)) if missing else 0.0
         for i in answers:
             log_prob = of_answer.get(i, math.log(bound) if bound > 0 else _NOTHING)
             row[i] = max(log_prob, _NOTHING)
         left = 1 - math.fsum(math.exp(float(row[i])) for i in answers)
-        row[rest] = math.log(left) if left > 0 else _NOTHING
+        if rest is not None:
+            row[rest] = math.log(left) if left > 0 else _NOTHING
         self._n += 1
         self._n_open += bool(missing)
         self._most_open = max(self._most_open, bound * len(missing))
+
+    def _least(self, listed: Sequence[Listed]) -> float:
+        """A probability that no unlisted token exceeds, from a list in descending order.
+
+        A server that lists fewer tokens than requested may have added the sampled one, which can be less probable than
+        unlisted ones: the last token is no bound then, but the one before it is.
+        """
+        n = len(listed) - (len(listed) < self.client.top)
+        return math.exp(listed[n - 1].log_prob) if n else 1.0
 
     def _prompt(self, ids: Sequence[int]) -> str | list[int]:
         return list(ids) if self._as_ids else self._texts.text(ids)
@@ -134,7 +149,7 @@ class ServedModel(Model):
         try:
             self.client.next_tokens(ids)
         except ServerFault as fault:
-            if "refused the request" in str(fault) or "gave no reply" in str(fault):
+            if fault.status in _NO_IDS:
                 self.client.next_tokens(self._texts.text(ids))
                 return False
             raise
@@ -153,21 +168,20 @@ def served(address: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
     Args:
         address: `http(s)://HOST[:PORT][/v1][#MODEL]`.
         tokenizer: The tokenizer of the served model.
-        options: `token`, the server's key, if it needs one.
+        options: `server_key`, if the server needs one. `token`, which is for the hub, is not sent.
 
     Raises:
         InvalidArgument: There is no tokenizer, or an option that does not apply.
         ServerFault: The server cannot be reached.
     """
-    if wrong := sorted(options.keys() - {"token"}):
-        raise InvalidArgument(f"{', '.join(wrong)} is for models that are loaded here; {address} is a server.")
+    url, _ = parts_of(address)
+    if wrong := sorted(options.keys() - {"server_key", "token"}):
+        raise InvalidArgument(f"{', '.join(wrong)} is for models that are loaded here; {url} is a server.")
     if tokenizer is None:
-        raise InvalidArgument(f"a server gives no tokenizer: pass that of its model, load({address!r}, tokenizer=…).")
-    key = options.get("token")
+        raise InvalidArgument(f"a server gives no tokenizer: pass that of its model, load({url!r}, tokenizer=…).")
     if not isinstance(tokenizer, Sized):
         raise InvalidArgument(f"the tokenizer must state its number of ids as len(tokenizer), got {type(tokenizer)}.")
-    client = client_of(address, key=key if isinstance(key, str) else None)
-    return ServedModel(client, tokenizer, n_ids=len(tokenizer))
+    return ServedModel(client_of(address, key=options.get("server_key")), tokenizer, n_ids=len(tokenizer))
 
 
 @final
