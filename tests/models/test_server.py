@@ -1,6 +1,7 @@
 """Models behind a completions endpoint: the numbers of the model itself, and faults that are named."""
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -203,12 +204,11 @@ def test_a_server_that_lists_fewer_tokens_than_requested_may_have_added_the_samp
 
 
 def test_answers_may_be_the_whole_vocabulary(address: str) -> None:
-    everything = torch.arange(Letters.n_ids)
-    row = torch.full((Letters.n_ids,), -1.0, dtype=torch.float64)
-    model = served(address, top=3)
-    listed = model.client.next_tokens([1, 2, 3])
-    model._fill(row, listed, everything.tolist(), None)
-    assert ((row.exp() > 0).sum(), float(row.exp().sum())) == (Letters.n_ids, pytest.approx(1, abs=1e-5))
+    trials = TASK.sample(2, seed=0)
+    flat = torch.full((*trials.tokens.shape, Letters.n_ids), 1 / Letters.n_ids, dtype=torch.float64)
+    trials = dataclasses.replace(trials, answers=torch.arange(Letters.n_ids), predictive=flat)
+    total = served(address, top=3).logits(trials).exp().sum(-1)
+    torch.testing.assert_close(total, torch.ones(2, 3, dtype=torch.float64))
 
 
 def test_busy_servers_are_asked_again_and_others_are_not(address: str, acts: Behavior) -> None:
@@ -317,7 +317,7 @@ def test_a_reply_that_arrives_byte_by_byte_times_out(part: str) -> None:
     assert time.monotonic() - start < 1.5
 
 
-def test_a_reply_that_ends_early_is_asked_for_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_ends_early_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     n = list[int]()
 
     class Handler(BaseHTTPRequestHandler):
@@ -331,7 +331,7 @@ def test_a_reply_that_ends_early_is_asked_for_again(address: str, monkeypatch: p
             self.end_headers()
             self.wfile.write(b'{"data": [')
 
-    del address  # no waits between attempts
+    monkeypatch.setattr(clients, "_WAIT_S", 0.0)
     with serving(Handler) as short, pytest.raises(ServerFault, match="gave no reply in 3 attempts"):
         Client(url=short, attempts=3).models()
     assert len(n) == 3

@@ -24,6 +24,9 @@ _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _WAIT_S, _LONGEST = 0.5, 200  # first wait between attempts, doubled each time; characters of a quoted reply
 _MOST = 4 * 2**20  # bytes of a reply
 _SUM = 1e-3  # rounding of the log-probabilities in a reply
+_FORM = (
+    "a server's address has the form http://HOST:PORT/v1, with #MODEL if it offers several; the one passed has another."
+)
 _VISIBLE = re.compile(r"[!-~]*")  # printable ASCII without the space
 
 
@@ -220,14 +223,12 @@ def parts_of(address: str) -> tuple[str, str]:
     """
     try:
         parts = urllib.parse.urlsplit(address)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        host, _ = parts.hostname, parts.port  # both are checked when they are read
     except ValueError:
-        is_valid = False
-    if not is_valid or parts.query or not _VISIBLE.fullmatch(address.partition("#")[0]):
-        raise InvalidArgument(
-            "a server's address has the form http://HOST:PORT/v1, with #MODEL if it offers several; the one passed "
-            "has not."
-        )
+        raise InvalidArgument(_FORM) from None
+    is_plain = not parts.query and _VISIBLE.fullmatch(address.partition("#")[0])
+    if parts.scheme not in ("http", "https") or not host or not is_plain:
+        raise InvalidArgument(_FORM)
     if parts.username or parts.password:
         raise InvalidArgument("leave user and password out of the address, which reports contain; pass server_key=….")
     path = parts.path.rstrip("/")
