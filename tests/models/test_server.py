@@ -358,19 +358,20 @@ def test_the_key_follows_no_redirect(address: str, acts: Behavior, code: int) ->
 
     with serving(Handler) as first:
         client = Client(url=first, key=KEY)
-        with pytest.raises(ServerFault, match=r"/completions redirects to .*\?key=\(key\), where") as caught:
+        with pytest.raises(ServerFault, match=r"/completions is redirected to .*\?key=\(key\), where") as caught:
             client.next_tokens([1])
-        with pytest.raises(ServerFault, match=r"/models redirects to "):
+        with pytest.raises(ServerFault, match=r"/models is redirected to "):
             client.models()
     assert caught.value.status == code and KEY not in str(caught.value) and not acts.gets and not acts.seen
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY}\r\nX: y", f"{KEY}é", f"{KEY} x", f"\0{KEY}"])
 def test_keys_that_no_header_can_carry_are_refused_without_quoting_them(address: str, key: str) -> None:
-    for attempt in (lambda: client_of(address, key=key), lambda: Client(url=address, key=key)):
-        with pytest.raises(InvalidArgument, match="key must consist of printable ASCII characters") as caught:
-            attempt()
-        assert KEY not in str(caught.value)
+    with pytest.raises(InvalidArgument, match="key must consist of printable ASCII characters") as caught:
+        client_of(address, key=key)
+    assert KEY not in str(caught.value)
+    with pytest.raises(InvalidArgument, match="key must consist of printable ASCII characters"):
+        Client(url=address, key=key)
 
 
 @pytest.mark.parametrize(

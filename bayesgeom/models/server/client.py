@@ -48,8 +48,8 @@ class Client:
     Attributes:
         url: Base address, such as http://localhost:8000/v1.
         model: Name under which the server knows the model.
-        key: Bearer token, which no message contains; None without one. It goes to this address only: redirects are
-            refused.
+        key: Bearer token, which no message contains; None without one. It goes to this address only: a
+            request that is redirected is an error.
         top: Number of most probable tokens to request.
         timeout_s: Seconds in which the whole reply must arrive.
         attempts: Number of attempts of a request that failed for a reason that may pass.
@@ -162,9 +162,10 @@ class Client:
             except urllib.error.HTTPError as error:
                 reason, status = f"status {error.code} ({self.quoted(_text_of(error))})", error.code
                 if 300 <= error.code < 400:
+                    other = self.quoted(error.headers.get("Location", "?"))
                     raise ServerFault(
-                        f"{self.url}{path} redirects to {self.quoted(error.headers.get('Location', '?'))}, where the "
-                        f"key is not sent. Pass the server's own address.",
+                        f"{self.url}{path} is redirected to {other}, where the key is not sent. Pass the server's own "
+                        f"address.",
                         status=status,
                     ) from None
                 if error.code not in _RETRIED:

@@ -1,4 +1,4 @@
-"""HTTP for inference servers: no redirects, and one deadline for a whole reply."""
+"""HTTP for inference servers: requests go to no other host, and one deadline for a whole reply."""
 
 import functools
 import http.client
@@ -11,10 +11,10 @@ from typing import Any, final
 
 @functools.cache
 def opener() -> urllib.request.OpenerDirector:
-    """Return an opener whose timeout is that of the whole reply. A redirect is an `HTTPError`.
+    """Return an opener whose timeout is that of the whole reply. A reply of status 3xx is an `HTTPError`.
 
-    urllib sends a redirected request with all headers, and thus the key, to the other host. Its own timeout starts
-    anew with every received byte.
+    urllib sends a request that is redirected with all headers, and thus the key, to the other host. Its own timeout
+    starts anew with every received byte.
     """
     return urllib.request.build_opener(_NoRedirect, _Http, _Https)
 
