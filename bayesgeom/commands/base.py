@@ -82,8 +82,10 @@ class Source:
     local_files_only: bool = False
     """For Hugging Face models: do not ask the hub."""
     tokenizer: str | None = None
-    """Directory, GGUF file or hub name of a tokenizer; required for a server. Environment: the hub's token is
-    $BAYESGEOM_TOKEN, the key of a server is $BAYESGEOM_SERVER_KEY."""
+    """Directory, GGUF file or hub name; required for a server, whose key is $BAYESGEOM_SERVER_KEY.
+
+    The hub's token is $BAYESGEOM_TOKEN.
+    """
 
     def load(self) -> "Model":
         """Load the model."""
