@@ -10,7 +10,7 @@ The hash is SHA-256 over pieces of every tensor, in as many threads as torch use
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 PIECE = 2**20  # bytes that one thread hashes at a time
 _NOT_THE_FUNCTION = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 _HOOK = "_hf_hook"  # where accelerate keeps its own
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters")  # PEFT's class attributes until they are set
 
 
 @torch.no_grad()
 def weights_identity(hf: "PreTrainedModel") -> str:
-    """Return the first 16 hex digits of the SHA-256 over the config and every tensor of the state.
+    """Return the first 16 hex digits of the SHA-256 over the config, every tensor of the state and PEFT's settings.
 
     Two models have the same hash only if they compute the same function with the same numbers. It does not depend on
     the device of the weights or on the directory they came from.
@@ -53,6 +55,8 @@ def weights_identity(hf: "PreTrainedModel") -> str:
                     entries[entry] = f"{entry} {tuple(tensor.shape)} {tensor.dtype}".encode() + known[place]
     for entry in sorted(entries):
         digest.update(entries[entry])
+    if settings := {path: own for path, module in hf.named_modules() if (own := _adapter_settings(module))}:
+        digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 
@@ -97,10 +101,48 @@ def _is_offloaded(module: nn.Module) -> bool:
 
 
 def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's parameters and persistent buffers, without those of its parts."""
+    """A module's parameters and buffers, without those of its parts.
+
+    Buffers that are not saved follow from the config, except in PEFT's modules: there a seed may have drawn them.
+    """
     yield from module.named_parameters(recurse=False)
-    transient = module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public way to read it)
+    unsaved = module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public way to read it)
+    transient = frozenset[str]() if _is_of_peft(type(module)) else unsaved
     yield from ((name, own) for name, own in module.named_buffers(recurse=False) if name not in transient)
+
+
+def _is_of_peft(kind: type) -> bool:
+    return any(parent.__module__.partition(".")[0] == "peft" for parent in kind.__mro__)
+
+
+def _adapter_settings(module: nn.Module) -> dict[str, Any]:
+    """The values besides tensors that decide what a PEFT module computes; empty for other modules.
+
+    They include the scaling, the active adapters, whether adapters are disabled or merged, and the variants (DoRA,
+    rank-stabilized LoRA). PEFT's layers differ in their attributes, so all attributes with JSON values are included.
+    """
+    if not _is_of_peft(type(module)):
+        return {}
+    parents = [vars(kind) for kind in reversed(type(module).__mro__)]
+    switches = {name: held[name] for held in parents for name in _SWITCHES if name in held and _is_plain(held[name])}
+    own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+    found = {name: _plain(value) for name, value in {**switches, **own}.items()}
+    if isinstance(active := found.get("_active_adapter"), str):
+        found["_active_adapter"] = [active]  # PEFT stores one name as text or as a list
+    return {"class": type(module).__qualname__, **found}
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)
+
+
+def _plain(value: object) -> Any:
+    """A value as JSON types; of another object, the name of its class, such as that of a variant of LoRA."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    return value if _is_plain(value) else type(value).__qualname__
 
 
 def _pointer(tensor: Shaped[Tensor, "..."]) -> int:
