@@ -79,7 +79,7 @@ def load_adapter(
 
     Args:
         path: Directory of the adapter.
-        options: Options for the base model, as of `load_huggingface`.
+        options: Options for the base model, as of `load_huggingface`. `revision` is the adapter's own by default.
         device: Device of the model.
         trust_remote_code: Whether to run code from the base model's repository.
 
@@ -87,9 +87,11 @@ def load_adapter(
         CheckpointFault: The base model cannot be loaded, or the adapter does not fit it.
         InvalidArgument: The package peft is not installed, or it is no adapter of the weights.
     """
-    source: str | Path = base_of(path)
-    source = Path(source) if Path(source).is_dir() else source
-    return load_huggingface(source, options, device=device, trust_remote_code=trust_remote_code, adapter=path)
+    base, revision = base_of(path)
+    source = Path(base) if Path(base).is_dir() else base
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen = given if revision is None else {"revision": revision, **given}
+    return load_huggingface(source, chosen, device=device, trust_remote_code=trust_remote_code, adapter=path)
 
 
 def load_gguf(

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,25 +52,29 @@ def is_adapter(path: Path) -> bool:
     return is_file(path / ADAPTER) and not is_file(path / "config.json")
 
 
-def base_of(path: Path) -> str:
-    """Return the directory or hub name of an adapter's base model.
+def base_of(path: Path) -> tuple[str, str | None]:
+    """Return the directory or hub name of an adapter's base model, and the revision that the adapter names, if any.
 
     Raises:
-        CheckpointFault: The adapter's config names none, or its weights are no safetensors file.
+        CheckpointFault: The adapter's config names no base model, or a revision that is no text, or the adapter's
+            weights are no safetensors file.
         InvalidArgument: The package peft is not installed.
     """
     held = read_json(path / ADAPTER)
-    base = held.get("base_model_name_or_path") if isinstance(held, Mapping) else None
+    known = held if isinstance(held, Mapping) else {}
+    base, revision = known.get("base_model_name_or_path"), known.get("revision")
     if not isinstance(base, str) or not base:
         raise CheckpointFault(
             f"{path / ADAPTER} names no base model. Write its directory or hub name there as base_model_name_or_path, "
             f"or merge the adapter with peft's merge_and_unload and save the model."
         )
+    if revision is not None and not isinstance(revision, str):
+        raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text or null. Restore it.")
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise CheckpointFault(f"{path} holds no {ADAPTER_WEIGHTS}; adapters in pickles are not read. Save it again.")
     if importlib.util.find_spec("peft") is None:
         raise InvalidArgument(f"{path} is a PEFT adapter: install peft (pip install peft) to load it.")
-    return base
+    return base, revision or None
 
 
 def with_adapter(hf: Any, path: Path) -> Any:
@@ -81,8 +86,36 @@ def with_adapter(hf: Any, path: Path) -> Any:
     """
     peft: Any = importlib.import_module("peft")
     try:
-        wrapped = peft.PeftModel.from_pretrained(hf, str(path), is_trainable=False, use_safetensors=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # raised below, by name
+            wrapped = peft.PeftModel.from_pretrained(hf, str(path), is_trainable=False, use_safetensors=True)
+        adapter = unwrapped(wrapped)
+        absent, foreign = _differences(peft, wrapped, path)
     except (ValueError, RuntimeError, KeyError, TypeError, OSError) as error:
-        said = " ".join(str(error).split())
-        raise CheckpointFault(f"the adapter in {path} does not fit {type(hf).__name__}: {said[:200]}.") from error
-    return unwrapped(wrapped)
+        reason = " ".join(str(error).split())
+        raise CheckpointFault(f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}.") from error
+    for tensors, fault in ((absent, "lacks"), (foreign, "holds, for no layer of this model,")):
+        if tensors:
+            raise CheckpointFault(
+                f"the adapter in {path} does not fit {type(hf).__name__}: {ADAPTER_WEIGHTS} {fault} {len(tensors)} "
+                f"tensor(s): {', '.join(tensors[:4])}. Load it with the base model that it was trained on."
+            )
+    return adapter
+
+
+def _differences(peft: Any, wrapped: Any, path: Path) -> tuple[list[str], list[str]]:
+    """The adapter's tensors that its file lacks, and the tensors of the file that have no place in the model.
+
+    PEFT itself puts the file in place a second time, because it knows the names that earlier versions wrote. A tensor
+    that several layers share is saved once; what PEFT would not save is not absent.
+    """
+    name = wrapped.active_adapter
+    weights = peft.load_peft_weights(str(path), device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of weights that accelerate offloads: there is nothing to copy them to
+        result = peft.set_peft_model_state_dict(wrapped, weights, adapter_name=name)
+    saved = {
+        own.replace(f".{name}", "") for own in peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    }
+    absent = [own for key in result.missing_keys if (own := key.replace(f".{name}", "")) in saved]
+    return sorted(absent), sorted(result.unexpected_keys)

@@ -1,14 +1,21 @@
 """Quantized, compiled and adapted models: unwrapped, with the numbers of the model inside, or refused."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torchao import quantization
 
 import bayesgeom
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.huggingface import loading
+from bayesgeom.models.huggingface.identity import weights_identity
 from bayesgeom.models.huggingface.model import HFModel
 from tests.families import _sizes, lively
 from tests.models.huggingface.test_sites import text
@@ -42,7 +49,6 @@ def test_a_module_that_was_compiled_in_place_is_refused() -> None:
 
 def adapted(**options: Any) -> Any:
     """A model with a LoRA adapter of its queries and keys that changes its predictions."""
-    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM", **options)
     model = peft.get_peft_model(llama(), config)
     generator = torch.Generator().manual_seed(1)
@@ -66,12 +72,110 @@ def test_an_adapted_model_is_measured_with_its_adapter() -> None:
     assert len({own.spec.weights_hash for own in (model, merged, plain)}) == 3
 
 
-def test_adapter_directories(tmp_path: Path) -> None:
-    base, folder = tmp_path / "base", tmp_path / "adapter"
+def hash_of(wrapped: Any) -> str:
+    return weights_identity(wrapped.get_base_model())
+
+
+@pytest.mark.parametrize("options", [{"lora_alpha": 64}, {"use_rslora": True}, {"use_dora": True}])
+def test_the_hash_tells_adapters_of_the_same_tensors_apart(options: dict[str, Any]) -> None:
+    assert hash_of(adapted(lora_alpha=2)) == hash_of(adapted(lora_alpha=2))
+    assert hash_of(adapted(lora_alpha=2)) != hash_of(adapted(**{"lora_alpha": 2, **options}))
+
+
+def test_the_hash_names_the_adapters_that_are_active() -> None:
     wrapped = adapted()
+    wrapped.add_adapter("second", peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM"))
+    first = hash_of(wrapped)
+    with wrapped.disable_adapter():
+        disabled = hash_of(wrapped)
+    assert hash_of(wrapped) == first  # enabled again
+    wrapped.set_adapter("second")
+    second = hash_of(wrapped)
+    assert len({first, second, disabled}) == 3
+    wrapped.set_adapter("default")
+    assert hash_of(wrapped) == first
+
+
+def test_the_hash_reads_projections_that_are_not_saved() -> None:
+    def of_seed(seed: int) -> str:
+        config = peft.VeraConfig(
+            r=2, target_modules=["q_proj"], save_projection=False, projection_prng_key=seed, task_type="CAUSAL_LM"
+        )
+        return hash_of(peft.get_peft_model(llama(), config))
+
+    with pytest.warns(UserWarning, match="save_projection"):
+        assert of_seed(0) == of_seed(0) != of_seed(1)
+
+
+def saved(tmp_path: Path, **options: Any) -> Path:
+    """The directory of an adapter, next to that of its base model."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    wrapped = adapted(**options)
     llama().save_pretrained(base)
     wrapped.peft_config["default"].base_model_name_or_path = str(base)
     wrapped.save_pretrained(folder)
+    return folder
+
+
+def rewritten(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_directories_that_differ_in_lora_alpha_have_different_hashes(tmp_path: Path) -> None:
+    folder = saved(tmp_path, lora_alpha=2)
+    first = bayesgeom.load(folder)
+    rewritten(folder / "adapter_config.json", lora_alpha=64)
+    second = bayesgeom.load(folder)
+    assert (first.logits(text()) - second.logits(text())).abs().max() > 0.1
+    assert first.spec.weights_hash != second.spec.weights_hash
+
+
+@pytest.mark.parametrize(
+    ("renamed", "fault"),
+    [
+        (lambda name: name.replace("layers.1.", "layers.11."), r"lacks \d+ tensor\(s\): .*layers\.1\.self_attn"),
+        (lambda name: f"module.{name}", r"lacks \d+ tensor\(s\): base_model"),
+    ],
+)
+def test_an_adapter_whose_names_do_not_match_is_refused(tmp_path: Path, renamed: Any, fault: str) -> None:
+    file = saved(tmp_path) / "adapter_model.safetensors"
+    save_file({renamed(name): tensor for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(CheckpointFault, match=fault):
+        bayesgeom.load(file.parent)
+
+
+def test_an_adapter_of_a_deeper_model_is_refused(tmp_path: Path) -> None:
+    file = saved(tmp_path) / "adapter_model.safetensors"
+    held = load_file(file)
+    deeper = {name.replace("layers.1.", "layers.11."): tensor.clone() for name, tensor in held.items()}
+    save_file({**held, **deeper}, file)
+    with pytest.raises(CheckpointFault, match=r"holds, for no layer of this model, \d+ tensor\(s\): .*layers\.11\."):
+        bayesgeom.load(file.parent)
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "v1"), ({"revision": None}, "v1"), ({"revision": "v2"}, "v2")])
+def test_the_base_model_has_the_revision_of_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], used: str
+) -> None:
+    folder = saved(tmp_path)
+    rewritten(folder / "adapter_config.json", base_model_name_or_path="owner/base", revision="v1")
+    calls: list[tuple[Any, Any]] = []
+    made = HFModel(llama())
+
+    def recorded(source: Any, options: Any, **_: Any) -> HFModel:
+        calls.append((source, options))
+        return made
+
+    monkeypatch.setattr(loading, "load_huggingface", recorded)
+    loading.load_adapter(folder, given)
+    assert calls == [("owner/base", {"revision": used})]
+    rewritten(folder / "adapter_config.json", revision=3)
+    with pytest.raises(CheckpointFault, match="names the revision 3; it must be text or null"):
+        loading.load_adapter(folder, {})
+
+
+def test_adapter_directories(tmp_path: Path) -> None:
+    folder, wrapped = saved(tmp_path), adapted()
     found = bayesgeom.load(folder)
     assert found.spec.name == "adapter"
     torch.testing.assert_close(found.logits(text()), bayesgeom.as_model(wrapped).logits(text()), atol=1e-5, rtol=1e-5)
@@ -92,14 +196,12 @@ def test_an_adapter_without_base_model_or_package_is_named(tmp_path: Path, monke
 
 
 def test_learned_prompts_are_refused() -> None:
-    peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     with pytest.raises(InvalidArgument, match="puts learned vectors before the tokens"):
         bayesgeom.as_model(peft.get_peft_model(llama(), config))
 
 
 def test_weights_of_int8_are_measured_as_they_multiply() -> None:
-    quantization = pytest.importorskip("torchao.quantization")
     hf, plain = llama(), HFModel(llama())
     quantization.quantize_(hf.model, quantization.Int8WeightOnlyConfig())
     model = HFModel(hf)
