@@ -23,7 +23,7 @@ def unwrapped(model: Any) -> Any:
     The active adapters of a PEFT model stay in place, so the model computes what the PEFT model computes.
 
     Raises:
-        InvalidArgument: The adapter changes the prompt instead of the weights, or the model was compiled in place.
+        InvalidArgument: The adapter changes more than the weights, or the model was compiled in place.
     """
     if "torch._dynamo" in sys.modules:
         from torch._dynamo.eval_frame import OptimizedModule
@@ -31,10 +31,10 @@ def unwrapped(model: Any) -> Any:
         if isinstance(model, OptimizedModule):
             return unwrapped(model._orig_mod)  # noqa: SLF001  (torch has no public way to read it)
     if (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel):
-        if model.active_peft_config.is_prompt_learning:
+        if (effect := _beyond_weights(model.active_peft_config)) is not None:
             raise InvalidArgument(
-                f"{type(model).__name__} has an adapter of kind {model.active_peft_config.peft_type}, which puts "
-                f"learned vectors before the tokens; only adapters of the weights, such as LoRA, are supported."
+                f"{type(model).__name__} has an adapter of kind {model.active_peft_config.peft_type}, which {effect}; "
+                f"only adapters of the weights, such as LoRA, are supported."
             )
         return unwrapped(model.get_base_model())
     if isinstance(model, nn.Module):
@@ -45,6 +45,17 @@ def unwrapped(model: Any) -> Any:
                 f"may do nothing. Pass the model before it is compiled; torch.compile(model) leaves it as it is."
             )
     return model
+
+
+def _beyond_weights(config: Any) -> str | None:
+    """What an adapter does that the model inside, called without PEFT, does not do; None for one of the weights."""
+    if config.is_prompt_learning:
+        return "puts learned vectors before the tokens"
+    if config.is_adaption_prompt:
+        return "adds learned prompts to the attention"
+    if vars(config).get("alora_invocation_tokens"):
+        return "acts only after its invocation tokens (activated LoRA)"
+    return None
 
 
 def is_adapter(path: Path) -> bool:
