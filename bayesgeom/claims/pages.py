@@ -138,12 +138,12 @@ def _detail(claim: Claim) -> str:
 
 def _origins(claim: Claim) -> str:
     assert claim.measured is not None, "only of what was measured"
-    told = []
+    origins = []
     for origin in claim.measured.origins.values():
         weights = f", weights `{origin.weights_hash}`" if origin.weights_hash else ""
         n = f", n = {origin.n}" if origin.n else ""
-        told.append(f"{origin.model}{weights}{n}, seed {origin.seed}")
-    return "; ".join(dict.fromkeys(told))
+        origins.append(f"{origin.model}{weights}{n}, seed {origin.seed}")
+    return "; ".join(dict.fromkeys(origins))
 
 
 def _measured(claim: Claim) -> str:

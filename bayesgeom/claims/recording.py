@@ -80,5 +80,5 @@ def _block(claim_id: str, measured: Measurement) -> str:
 
 
 def _fields(entry: Mapping[str, object]) -> str:
-    told = {name: json.dumps(value) if isinstance(value, str) else repr(value) for name, value in entry.items()}
-    return ", ".join(f"{name} = {value}" for name, value in told.items())
+    fields = {name: json.dumps(value) if isinstance(value, str) else repr(value) for name, value in entry.items()}
+    return ", ".join(f"{name} = {value}" for name, value in fields.items())

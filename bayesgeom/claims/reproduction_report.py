@@ -178,10 +178,10 @@ def reproduction_report(
 
 def text(value: Value, unit: str = "") -> str:
     """Return a number with its interval and unit."""
-    told = short(value.value)
+    written = short(value.value)
     if value.lo == value.lo and (value.lo, value.hi) != (value.value, value.value):
-        told += f" [{short(value.lo)}, {short(value.hi)}]"
-    return f"{told} {unit}".strip()
+        written += f" [{short(value.lo)}, {short(value.hi)}]"
+    return f"{written} {unit}".strip()
 
 
 def reason(claim: Claim) -> str:
@@ -189,8 +189,8 @@ def reason(claim: Claim) -> str:
     if claim.hold is None:
         return ""
     recorded = {} if claim.measured is None else claim.measured.numbers
-    told = {name: text(recorded[name], of.unit) if name in recorded else "–" for name, of in claim.numbers.items()}
-    return claim.hold.reason.format_map(told)
+    numbers = {name: text(recorded[name], of.unit) if name in recorded else "–" for name, of in claim.numbers.items()}
+    return claim.hold.reason.format_map(numbers)
 
 
 def short(number: float) -> str:

@@ -33,8 +33,8 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise InvalidArgument(
                 f"load has no option {name!r}. It has: device, dtype, tokenizer, memory_gib, {', '.join(_KINDS)}."
             )
-        kinds, said = _KINDS[name]
+        kinds, allowed = _KINDS[name]
         is_count = name != "batch_size" or (type(value) is int and value > 0)
         if value is not None and not (isinstance(value, kinds) and is_count):
             got = f"a {type(value).__name__}" if name in _SECRET else shown(value)
-            raise InvalidArgument(f"{name} must be {said}, got {got}.")
+            raise InvalidArgument(f"{name} must be {allowed}, got {got}.")

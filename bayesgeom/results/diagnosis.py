@@ -132,18 +132,18 @@ class Diagnosis(Mapping[str, Report]):
                 0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
             )
         if served := self.provenance.get(SERVED):
-            notes.insert(0, _said_of_server(served))
+            notes.insert(0, _unlisted_share(served))
         if streamed := self.provenance.get(STREAMED):
             notes.insert(0, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
-        n, kept = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
-        if isinstance(n, int) and isinstance(kept, int) and kept < n:
-            notes.insert(0, f"activations were stored for {kept} of {n} sequences; results from activations use these")
+        n, held = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
+        if isinstance(n, int) and isinstance(held, int) and held < n:
+            notes.insert(0, f"activations were stored for {held} of {n} sequences; results from activations use these")
         notes += said_layers(self.provenance.get(LAYERS))
         if self.inapplicable:
             notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
-        said = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
-        return summary(self.title, said, lines, notes)
+        conclusions = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
+        return summary(self.title, conclusions, lines, notes)
 
     def plot(self) -> "Figure":
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.
@@ -224,12 +224,12 @@ class Diagnosis(Mapping[str, Report]):
         return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
 
 
-def _said_of_server(served: Mapping[str, Any]) -> str:
+def _unlisted_share(served: Mapping[str, Any]) -> str:
     """Return how much of the predictions a server left open."""
-    said = f"{served['share']:.1%} of the predictions had an answer that the server did not list (top {served['top']})"
+    part = f"{served['share']:.1%} of the predictions had an answer that the server did not list (top {served['top']})"
     if not served["share"]:
-        return said
-    return f"{said}; these answers have the largest probability possible, together at most {served['largest_mass']:.3g}"
+        return part
+    return f"{part}; these answers have the largest probability possible, together at most {served['largest_mass']:.3g}"
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:

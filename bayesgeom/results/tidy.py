@@ -105,12 +105,12 @@ def _of_estimate(report: Any, metric: str, quantity: Quantity, *, baselines: boo
     for index in np.ndindex(whole.value.shape):
         at = {"unit": quantity.unit, "n": whole.n or report.n, **_place(held, quantity.dims, index)}
         ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
-        beside: dict[str, Any] = {}
+        baseline: dict[str, Any] = {}
         if (chosen := int(hardest[index])) >= 0:
             own, columns = whole.baselines[chosen], ("baseline", "baseline_low", "baseline_high")
-            beside = {"baseline_name": own.name, "baseline_kind": own.kind}
-            beside |= {column: float(end[index]) for column, end in zip(columns, levels[chosen], strict=True)}
-        yield _row(report, metric, **at, **ends, **beside)
+            baseline = {"baseline_name": own.name, "baseline_kind": own.kind}
+            baseline |= {column: float(end[index]) for column, end in zip(columns, levels[chosen], strict=True)}
+        yield _row(report, metric, **at, **ends, **baseline)
         for own, ends_of in zip(whole.baselines, levels, strict=True) if baselines else ():
             known = dict(zip(_ENDS, (float(end[index]) for end in ends_of), strict=True))
             yield _row(report, metric, **at, **known, baseline_name=own.name, role=own.kind)

@@ -58,8 +58,8 @@ class Forward:
         """Return the logits at the scored positions; others are not computed if the model supports it."""
         if "logits_to_keep" not in self._takes:
             return trials.at_scored(self.logits(trials.tokens))
-        kept, place = trials.scored_positions().unique(return_inverse=True)
-        logits = self.logits(trials.tokens, logits_to_keep=kept)
-        if len(kept) == trials.n_scored:  # the same positions in every sequence
+        positions, place = trials.scored_positions().unique(return_inverse=True)
+        logits = self.logits(trials.tokens, logits_to_keep=positions)
+        if len(positions) == trials.n_scored:  # the same positions in every sequence
             return logits
         return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))

@@ -176,7 +176,7 @@ def _model(
     )
     hf, found = loaded
     if wrong := sorted(found["mismatched_keys"]):
-        listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(asked)}" for name, there, asked in wrong[:4])
+        listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:4])
         raise CheckpointFault(
             f"the weights of {source} do not have the shapes that its {CONFIG} requires in {len(wrong)} tensor(s): "
             f"{listed}. Restore the {CONFIG} that was saved with the weights."
