@@ -104,8 +104,8 @@ def first_place(at: Int[np.ndarray, " position"], is_there: Bool[np.ndarray, " p
     """Return the first position where a condition holds, without an interval; infinite if it holds nowhere.
 
     A position is a whole number. Intervals from the first possible to the first certain position cover the true one in
-    98 to 100 % of planted data sets (`benchmarks/coverage.py`), too often for a 95 % interval. The intervals of the
-    means show which positions are close to the threshold.
+    98 to 100 % of planted data sets (`benchmarks/interval_coverage.py`), too often for a 95 % interval. The intervals
+    of the means show which positions are close to the threshold.
 
     Args:
         at: The positions, ascending.

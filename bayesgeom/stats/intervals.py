@@ -18,7 +18,7 @@ than 8 sequences differ from the median. This rule selects samples that overesti
 above the limit both ends are taken at a lower level, `FEW_LEVEL`.
 
 The constants were set on lognormal, gamma, Weibull and Pareto values, on their differences and on the KL of shipped
-models, with other seeds than those of `benchmarks/coverage.py`, which measures the coverage.
+models, with other seeds than those of `benchmarks/interval_coverage.py`, which measures the coverage.
 
 References:
     Wilson 1927, JASA 22 (the score interval of a proportion).

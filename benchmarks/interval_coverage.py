@@ -20,9 +20,9 @@ Verdicts:
 
 Rows that begin with "before" are what is no longer reported, for comparison. Every row has a seed of its own.
 
-    python benchmarks/coverage.py                # all rows, some minutes on a quiet machine; rows appear as they end
-    python benchmarks/coverage.py --quick        # fewer data sets, 64 and 256 sequences, no shipped model: a minute
-    python benchmarks/coverage.py --rows mean    # rows whose name holds this text
+    python benchmarks/interval_coverage.py              # all rows, some minutes on a quiet machine; each appears as it ends
+    python benchmarks/interval_coverage.py --quick      # fewer data sets, 64 and 256 sequences, no shipped model: 1 min
+    python benchmarks/interval_coverage.py --rows mean  # rows whose name holds this text
 """
 
 import argparse

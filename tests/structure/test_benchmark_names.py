@@ -1,0 +1,22 @@
+"""A script's folder comes first on the search path, so a script must not have the name of a module that others import."""
+
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+IMPORTED_IF_PRESENT = {"coverage", "IPython", "yaml", "pytest"}  # by numba, torch and others, installed or not
+
+
+def shadowing(names: set[str]) -> set[str]:
+    """The names that are also modules of the standard library or of a package."""
+    return names & (sys.stdlib_module_names | packages_distributions().keys() | IMPORTED_IF_PRESENT)
+
+
+def test_no_benchmark_shadows_a_module() -> None:
+    names = {path.stem for path in BENCHMARKS.glob("*.py")}
+    assert names and not shadowing(names)
+
+
+def test_a_shadowing_name_is_found() -> None:
+    assert shadowing({"coverage", "numba", "profile", "interval_coverage"}) == {"coverage", "numba", "profile"}
