@@ -20,7 +20,7 @@ Verdicts:
 
 Rows that begin with "before" are what is no longer reported, for comparison. Every row has a seed of its own.
 
-    python benchmarks/interval_coverage.py              # all rows, some minutes on a quiet machine; each appears as it ends
+    python benchmarks/interval_coverage.py              # all rows, some minutes on a quiet machine; printed as they end
     python benchmarks/interval_coverage.py --quick      # fewer data sets, 64 and 256 sequences, no shipped model: 1 min
     python benchmarks/interval_coverage.py --rows mean  # rows whose name holds this text
 """

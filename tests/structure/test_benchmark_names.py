@@ -1,4 +1,4 @@
-"""A script's folder comes first on the search path, so a script must not have the name of a module that others import."""
+"""A script's folder comes first on the search path, so no script may have the name of a module that others import."""
 
 import sys
 from importlib.metadata import packages_distributions

@@ -80,7 +80,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
             f"or merge the adapter with peft's merge_and_unload and save the model."
         )
     if revision is not None and not isinstance(revision, str):
-        raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text or null. Restore it.")
+        raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text. Restore the file.")
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise CheckpointFault(f"{path} holds no {ADAPTER_WEIGHTS}; adapters in pickles are not read. Save it again.")
     if importlib.util.find_spec("peft") is None:
