@@ -31,7 +31,6 @@ from bayesgeom.results.layers import LAYERS, on_layers
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
-from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
 N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
@@ -459,7 +458,7 @@ def _reads(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
     return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
 
 
-def _layers(model: Model, sites: Iterable[Site]) -> dict[Site | Reduction, tuple[int, ...]]:
+def _layers(model: Model, sites: Iterable[Site]) -> dict[Site, tuple[int, ...]]:
     """The layers in which each site is recorded during a pass."""
     return {site: model.layers_of(site) for site in sites if not site.is_static}
 

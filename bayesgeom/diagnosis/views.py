@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxtyping import Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
@@ -17,7 +16,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
     """Return the run of a model that has only these layers, with those of the sites that exist in all of them."""
-    found: dict[Site, Shaped[Tensor, layer * axes]] = {}
+    found = dict[Site, Tensor]()
     for site in sites:
         own = run.layers.get(site, tuple(range(run.spec.n_layers)))
         if site in run.recorded and set(layers) <= set(own):

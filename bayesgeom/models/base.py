@@ -26,7 +26,7 @@ from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
 
 BUDGET_BYTES = PASS_BYTES
-NullPredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
+BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
 
 
 class Model(ABC):
@@ -140,7 +140,7 @@ class Model(ABC):
         *,
         record: Iterable[Site | Stream] = (),
         n_recorded: int = 0,
-        baseline_predictives: NullPredictives | None = None,
+        baseline_predictives: BaselinePredictives | None = None,
         budget_bytes: int | None = None,
         seed: int = 0,
     ) -> Run:
@@ -192,8 +192,14 @@ class Model(ABC):
         )
         if stream is None:
             return run
-        cut = {"trials": trials.rows(slice(0, recorder.n_streamed)), "log_answers": log_answers[: recorder.n_streamed]}
-        return replace(run, streamed=replace(run, **cut, recorded=static, reduced=recorder.reduced()))
+        streamed = replace(
+            run,
+            trials=trials.rows(slice(0, recorder.n_streamed)),
+            log_answers=log_answers[: recorder.n_streamed],
+            recorded=static,
+            reduced=recorder.reduced(),
+        )
+        return replace(run, streamed=streamed)
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -279,7 +285,7 @@ class Model(ABC):
         passes: Iterable[tuple[Trials, bool]],
         recorder: Recorder,
         log: BehaviorLog,
-        baseline_predictives: NullPredictives | None,
+        baseline_predictives: BaselinePredictives | None,
     ) -> "list[_Kept]":
         """Run every pass, score it into the log, and return what is kept of the recorded ones."""
         kept, n_bad = list[_Kept](), 0

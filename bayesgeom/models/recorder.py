@@ -142,7 +142,9 @@ class Recorder:
             )
 
 
-def bytes_per_sequence(spec: ModelSpec, layers: Mapping[Site | Reduction, Sequence[int]], trials: Trials) -> int:
+def bytes_per_sequence(
+    spec: ModelSpec, layers: Mapping[Site, Sequence[int]] | Mapping[Reduction, Sequence[int]], trials: Trials
+) -> int:
     """Return the bytes of one sequence, over all sites or reductions and their layers, in float32."""
     n_pos = trials.tokens.shape[1]
     sizes = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos} | _widths(spec)

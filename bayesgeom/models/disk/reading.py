@@ -14,7 +14,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ALL_SITES, Site
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.base import Model, NullPredictives
+from bayesgeom.models.base import BaselinePredictives, Model
 from bayesgeom.models.disk.manifest import MANIFEST, STATIC, check_shard, read_manifest
 from bayesgeom.models.disk.writing import ENTROPY, LOG_ANSWERS, OFF_ANSWER
 from bayesgeom.models.recorder import Stream, bytes_per_sequence
@@ -74,7 +74,7 @@ class CapturedModel(Model):
         *,
         record: Iterable[Site | Stream],
         n_recorded: int,
-        baseline_predictives: NullPredictives,
+        baseline_predictives: BaselinePredictives,
         budget_bytes: int,
         seed: int,
     ) -> Run:
@@ -125,8 +125,14 @@ class CapturedModel(Model):
         )
         if not (n := stream.n):
             return run
-        part = {"trials": whole.rows(slice(0, n)), "log_answers": torch.cat(answers)[:n], "reduced": stream.finished()}
-        return replace(run, streamed=replace(run, **part, recorded=static))
+        streamed = replace(
+            run,
+            trials=whole.rows(slice(0, n)),
+            log_answers=torch.cat(answers)[:n],
+            recorded=static,
+            reduced=stream.finished(),
+        )
+        return replace(run, streamed=streamed)
 
     def _read_static(self, sites: Iterable[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         wanted = list(sites)
@@ -186,7 +192,7 @@ class _Shard:
             )
 
     def scored(
-        self, log: BehaviorLog, trials: Trials, baseline_predictives: NullPredictives
+        self, log: BehaviorLog, trials: Trials, baseline_predictives: BaselinePredictives
     ) -> Float[Tensor, "batch query_pos answer"]:
         """Score the captured predictions into the log, and return the answer log-probabilities."""
         if not trials.has_posterior:
