@@ -122,7 +122,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
         spec=model.spec.to_dict(),
         task=task.config(),
         layers={site.name: own for site, own in recorded.items()},
-        static=[site.name for site in sites if site.is_static],
+        static={site.name: model.layers_of(site) for site in sites if site.is_static},
         dtype=selection.dtype,
         n=n,
         seed=seed,

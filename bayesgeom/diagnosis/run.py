@@ -13,7 +13,7 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.diagnosis.views import captured_arguments, within
+from bayesgeom.diagnosis.views import captured_arguments, captured_provenance, within
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
@@ -67,7 +67,8 @@ def diagnose(
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
         probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
-        seed: Seed of the sequences and of the intervals.
+        seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
+            `provenance` states; any third seed is an error.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.engine`); the model is then given by
@@ -148,6 +149,7 @@ def _diagnosed(
     reports, skipped = reports | further, skipped | reasons
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
+    where |= captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
     where |= {LAYERS: {name: list(own) for name, own in partly.items()}} if partly else {}
     where |= {SERVED: {"top": subject.client.top, **subject.unlisted()}} if isinstance(subject, ServedModel) else {}
     where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}

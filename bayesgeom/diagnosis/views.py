@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +24,14 @@ def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
             held = run.recorded[site]
             found[site] = held if tuple(layers) == own else held[[own.index(layer) for layer in layers]]
     return replace(run, spec=replace(run.spec, n_layers=len(layers)), recorded=found, layers={}, streamed=None)
+
+
+def captured_provenance(model: CapturedModel) -> dict[str, Any]:
+    """Return what provenance takes from the capture: the model on its device, foreign hooks, and the versions then."""
+    held = model.manifest
+    hooks = {"foreign_hooks": list(held.foreign_hooks)} if held.foreign_hooks else {}
+    capture = {"seed": held.seed, "n": held.n, "dtype": held.dtype, "versions": dict(held.versions)}
+    return {"model": held.model_spec.to_dict(), **hooks, "capture": capture}
 
 
 def captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:

@@ -139,6 +139,27 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
         bayesgeom.capture(lively(), out=tmp_path / "other")
 
 
+def change(folder: Path, **fields: Any) -> None:
+    for path in folder.rglob(MANIFEST):
+        held = json.loads(path.read_text())
+        path.write_text(json.dumps(held | fields | {"spec": held["spec"] | fields.get("spec", {})}))
+
+
+def test_a_capture_from_an_accelerator_is_read_on_a_cpu(folder: Path) -> None:
+    change(folder, spec={"device": "cuda:5"}, foreign_hooks=["blocks.0"])
+    loaded = bayesgeom.load(folder)
+    assert loaded.spec.device == "cpu"
+    found = bayesgeom.diagnose(loaded, n_untrained=1, probes=["calibration", "key_overlap"])
+    assert set(found) == {"calibration", "key_overlap"} and not found.skipped
+    assert found.provenance["model"]["device"] == "cuda:5" and found.provenance["foreign_hooks"] == ["blocks.0"]
+
+
+def test_the_seed_of_a_capture_is_stated(folder: Path) -> None:
+    one, other = (bayesgeom.diagnose(folder, seed=seed, n_untrained=0, probes="calibration") for seed in (0, 3))
+    assert one.provenance == other.provenance and one.provenance["arguments"]["seed"] == 3
+    assert one.provenance["capture"]["seed"] == 3
+
+
 @pytest.mark.usefixtures("small_shards")
 def test_damage_is_noticed(folder: Path) -> None:
     shard = sorted(folder.glob("shard-*"))[1]
@@ -151,7 +172,7 @@ def test_damage_is_noticed(folder: Path) -> None:
         bayesgeom.capture(lively("rotary"), out=folder, n=N, seed=3, n_untrained=1)
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, "schema": 99}))
-    with pytest.raises(CheckpointFault, match=r"has schema 99; this bayesgeom reads schema 1"):
+    with pytest.raises(CheckpointFault, match=r"has schema 99; this bayesgeom reads schema 2"):
         CapturedModel(folder)
 
 

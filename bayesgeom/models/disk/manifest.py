@@ -18,7 +18,7 @@ from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import ALL_SITES, Site
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"
-SCHEMA = 1
+SCHEMA = 2
 _CHUNK = 2**22  # bytes hashed at once
 
 
@@ -30,8 +30,8 @@ class Manifest:
     Attributes:
         spec: The model, as `ModelSpec.to_dict` gives it.
         task: The task, as `WindTunnel.config` gives it.
-        layers: Captured layers of each site, by its name.
-        static: Names of the captured sites that are read from the weights.
+        layers: Captured layers of each site that a pass records, by its name.
+        static: Captured layers of each site that is read from the weights, by its name.
         dtype: Data type of the activations.
         n: Number of sequences.
         seed: Seed of the sequences.
@@ -45,7 +45,7 @@ class Manifest:
     spec: Mapping[str, Any]
     task: Mapping[str, Any]
     layers: Mapping[str, Sequence[int]]
-    static: Sequence[str]
+    static: Mapping[str, Sequence[int]]
     dtype: str
     n: int
     seed: int
@@ -59,6 +59,11 @@ class Manifest:
     def sites(self) -> dict[Site, tuple[int, ...]]:
         """Captured layers of each site that a pass records."""
         return {site_named(name): tuple(own) for name, own in self.layers.items()}
+
+    @property
+    def static_sites(self) -> dict[Site, tuple[int, ...]]:
+        """Captured layers of each site that is read from the weights."""
+        return {site_named(name): tuple(own) for name, own in self.static.items()}
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -111,7 +116,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointFault(f"{path} has schema {schema!r}; this bayesgeom reads schema {SCHEMA}. Capture again.")
     try:
         found = Manifest(**held)
-        _ = found.sites, found.model_spec, found.slices()
+        _ = found.sites, found.static_sites, found.model_spec, found.slices()
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
     return found

@@ -37,11 +37,10 @@ class CapturedModel(Model):
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.manifest = folder, read_manifest(folder)
-        self.spec, self.module = self.manifest.model_spec, nn.Module()
+        self.spec, self.module = replace(self.manifest.model_spec, device="cpu"), nn.Module()  # files hold no device
         self.task: WindTunnel | None = task_from_config(self.manifest.task)
         every = tuple(range(self.spec.n_layers))
-        static = {site: every for site in ALL_SITES if site.name in self.manifest.static}
-        self._layers = {**self.manifest.sites, **static}
+        self._layers = self.manifest.sites | self.manifest.static_sites
         self.partial_sites = {site: own for site, own in self._layers.items() if own != every}
         missing = "it was not captured: capture again with this site and these layers"
         self.withheld = dict.fromkeys((site for site in ALL_SITES if self._layers.get(site) != every), missing)

@@ -18,6 +18,7 @@ from bayesgeom.models.resolve import load
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import D_VOCAB, N_CTX, _sizes, lively
 from tests.models.huggingface.test_sites import first, text
+from tests.probes.test_streamed import assert_alike
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
@@ -144,6 +145,20 @@ def test_probes_measure_the_layers_that_have_their_sites() -> None:
     assert found.provenance["layers"]["qk_alignment"] == [1]
     untrained = entropy.entropy_bits.baselines[0].value
     assert np.isfinite(untrained).all(axis=1).tolist() == [False, True, False]
+
+
+def test_a_capture_of_a_hybrid_holds_the_layers_of_every_site(tmp_path: Path) -> None:
+    model, task = HFModel(built("OlmoHybrid", **_OLMO)), Bijection(n_values=11, n_pairs=5)
+    names = ["qk_alignment", "attention_entropy"]
+    out = bayesgeom.capture(model, task, out=tmp_path / "c", n=17)
+    captured = load(out)
+    partial = captured.partial_sites
+    assert {s.K, s.PATTERN, s.W_K_GRAM} < set(partial) and set(partial.values()) == {(1,)}
+    direct = bayesgeom.diagnose(model, task, n=17, n_untrained=0, probes=names)
+    found = bayesgeom.diagnose(out, n_untrained=0, probes=names)
+    assert found.provenance["layers"] == direct.provenance["layers"] == dict.fromkeys(names, [1])
+    for name in names:
+        assert_alike(direct[name], found[name])
 
 
 def test_masks_by_keyword() -> None:
