@@ -16,6 +16,7 @@ from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.memory import WindowScores
 
 _HASH = re.compile(r"[0-9a-f]{16}")
+_UNTRAINED = "untrained, seed "
 
 
 @final
@@ -64,7 +65,12 @@ class ModelSpec:
 
 def untrained(seed: int) -> str:
     """Return the text that replaces the hash of an untrained network, whose weights follow from its seed."""
-    return f"untrained, seed {seed}"
+    return f"{_UNTRAINED}{seed}"
+
+
+def is_untrained(spec: ModelSpec) -> bool:
+    """Return whether the spec is that of an untrained network."""
+    return spec.weights_hash.startswith(_UNTRAINED)
 
 
 @final

@@ -73,13 +73,15 @@ def capture(
         sites: Names of sites, or a `Selection` of sites, layers and data type. Default: all sites that a probe reads.
         n: Number of sequences.
         seed: Seed of the sequences, as that of `diagnose`.
-        n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
+        n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each. It may be
+            another one than that of a capture that is there.
 
     Returns:
         The directory; docs/captures.md describes its files.
 
     Raises:
-        InvalidArgument: n is below 1, or the model has no such layers.
+        InvalidArgument: n is below 1, the model has no such layers, or no untrained network can be built.
+        NonFinite: An activation is larger than the largest number of the data type.
         MissingSite: The model does not provide a site.
         OutputFault: The directory holds something else, or cannot be written.
         CheckpointFault: A finished shard was damaged.
@@ -102,15 +104,21 @@ def capture(
     selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
     copies = [derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
+    for own in copies[:1]:
+        _untrained(subject, own)  # before anything is written, so that no work is lost
     _write(subject, chosen, replace(manifest, untrained=copies), folder)
     for index, own in enumerate(copies):
-        try:
-            copy = subject.fresh(own)
-        except NoCopy as reason:
-            raise InvalidArgument(f"n_untrained must be 0 here: {reason}") from reason
+        copy = _untrained(subject, own)
         part = _manifest(copy, chosen, selection, n=min(n, N_RECORDED), seed=seed)
         _write(copy, chosen, part, folder / UNTRAINED.format(index))
     return folder
+
+
+def _untrained(model: Model, seed: int) -> Model:
+    try:
+        return model.fresh(seed)
+    except NoCopy as reason:
+        raise InvalidArgument(f"n_untrained must be 0 here: {reason}") from reason
 
 
 def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, seed: int) -> Manifest:

@@ -133,8 +133,9 @@ def _diagnosed(
         found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
         each = _bytes_of_one(subject, plan.sites, one)
-        n_rows = min(n_seen, max(2, budget // max(1, each)))
-        counts = {"n": n_seen if plan.streamed else n_rows, "seed": seed, "bytes": n_rows * each}
+        streamed = plan.n_streamed * _bytes_streamed(subject, [plan.served[name] for name in plan.streamed], one)
+        n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
+        counts = {"n": n_seen if plan.streamed else n_rows, "seed": seed, "bytes": streamed + n_rows * each}
         found = _sent_untrained(executor, subject, plan, chosen, counts, n_untrained=n_untrained)
     untrained, faults = _collected(plan, found)
     skipped = plan.skipped | faults
@@ -393,30 +394,40 @@ def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) 
     """Stream or remove probes until the memory holds the activations of `n` sequences, or at least of enough.
 
     Probes whose statistics can be computed during the pass are streamed if the activations of all `n` sequences do not
-    fit. Then probes are removed until those of enough sequences fit, the one with the largest activations first. A
-    named probe raises `InvalidArgument` instead.
+    fit. Then probes are removed until activations and statistics of enough sequences fit: first those whose statistics
+    alone do not fit, then the one with the largest activations. A named probe raises `InvalidArgument` instead.
+    Statistics of as many sequences as fit next to the activations of enough are computed; activations get the rest.
     """
     least = min(n, LEAST_RECORDED)
     served, skipped = dict(plan.served), dict(plan.skipped)
+    streamed = _streamed(plan, model, trials, _bytes_of_one(model, _sites(model, served.values()), trials) * n > budget)
 
-    def cost(*probes: AnyProbe) -> int:
-        return bytes_per_sequence(model.spec, _layers(model, _sites(model, probes)), trials)
+    def stored_bytes(names: Iterable[str]) -> int:
+        probes = [plan.served[name] for name in names if name not in streamed]
+        return _bytes_of_one(model, _sites(model, probes), trials)
 
-    streamed = _streamed(plan, model, trials, cost(*served.values()) * n > budget)
-    stored = {name: probe for name, probe in served.items() if name not in streamed}
-    each = max(1, _bytes_streamed(model, [served[name] for name in streamed], trials))
-    while cost(*stored.values()) * least > budget:
-        name = max(stored, key=lambda own: cost(stored[own]))
-        gib, kept = cost(stored.pop(name)) * least / 2**30, budget / 2**30
+    def streamed_bytes(names: Iterable[str]) -> int:
+        return _bytes_streamed(model, [plan.served[name] for name in names if name in streamed], trials)
+
+    def rank(name: str) -> tuple[bool, int, int]:
+        alone = streamed_bytes([name])
+        return alone * least > budget, stored_bytes([name]), alone
+
+    while (stored_bytes(served) + streamed_bytes(served)) * least > budget:
+        name = max(served, key=rank)
+        gib, kept = (stored_bytes([name]) + streamed_bytes([name])) * least / 2**30, budget / 2**30
         del served[name]
+        what = "statistics" if name in streamed else "activations"
         skipped[name] = (
-            f"probe {name!r} reads activations of at least {least} sequences, which take {gib:.3g} GiB; the limit for "
-            f"all probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
+            f"probe {name!r} reads {what} of at least {least} sequences, which take {gib:.3g} GiB; the limit for all "
+            f"probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
         )
         if plan.is_named:
             raise InvalidArgument(skipped[name])
     plan = replace(plan, served=served, skipped=skipped)
-    return _with_streams(plan, model, streamed, max(least, min(n, budget // each)))
+    rest = budget - least * stored_bytes(served)
+    n_streamed = min(n, rest // max(1, streamed_bytes(served)))
+    return _with_streams(plan, model, streamed.intersection(served), n_streamed)
 
 
 def _with_streams(plan: _Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> _Plan:

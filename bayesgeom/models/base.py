@@ -20,7 +20,7 @@ from bayesgeom.core.sites import W_K, W_K_GRAM, Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.budget import PASS_BYTES, is_out_of_memory, pass_bytes, recording_bytes
-from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass, bytes_per_sequence
+from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
@@ -154,7 +154,7 @@ class Model(ABC):
             record: Sites to record, each in the layers that have it; a `Stream` is computed during the passes.
             n_recorded: Number of sequences whose activations are recorded; fewer if `budget_bytes` is not enough.
             baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
-            budget_bytes: Memory for recorded activations. None: according to the model's `memory_gib`.
+            budget_bytes: Memory for activations and statistics together. None: according to the model's `memory_gib`.
             seed: Seed of a probe's own resampling.
 
         Raises:
@@ -178,13 +178,14 @@ class Model(ABC):
         log_answers = torch.cat([part.log_answers for part in kept])
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
         scored, exact, baselines = log.finished()
+        n_kept = recorder.room or recorder.n_streamed  # a run has at least one sequence
         run = Run(
             spec=self.spec,
             behavior=scored,
             exact_behavior=exact,
             baseline_behaviors=baselines,
-            trials=trials.rows(slice(0, recorder.room)),
-            log_answers=log_answers[: recorder.room],
+            trials=trials.rows(slice(0, n_kept)),
+            log_answers=log_answers[:n_kept],
             recorded=recorder.finished() | static,
             layers=layers,
             seed=seed,
@@ -241,8 +242,7 @@ class Model(ABC):
         for block in blocks:
             self.check_fits(block)
             if not start:
-                each = bytes_per_sequence(self.spec, recorder.layers, block)
-                recorder.make_room(max(1, min(n_recorded, budget_bytes // max(1, each))))
+                recorder.make_room(recorder.room_for(block, most=n_recorded, budget_bytes=budget_bytes))
             # Split a block at the end of the storage, so that the rest of it runs without hooks.
             ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):

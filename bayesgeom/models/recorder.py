@@ -55,6 +55,10 @@ class Recorder:
         """Number of sequences whose statistics are computed during the pass."""
         return 0 if self.stream is None else len(self.stream.trials)
 
+    def room_for(self, trials: Trials, *, most: int, budget_bytes: int) -> int:
+        """Return of how many sequences, at most `most`, the activations fit into a budget (see `room_for`)."""
+        return room_for(self.spec, self.layers, trials, stream=self.stream, most=most, budget_bytes=budget_bytes)
+
     def make_room(self, n_sequences: int) -> None:
         """Set the number of sequences to record. Storage is allocated at the first pass, when shapes are known."""
         self.room = n_sequences
@@ -156,6 +160,25 @@ def bytes_per_sequence(
         return of.size(spec, trials)
 
     return 4 * sum(len(own) * width(of) for of, own in layers.items())
+
+
+def room_for(
+    spec: ModelSpec,
+    layers: Mapping[Site, Sequence[int]],
+    trials: Trials,
+    *,
+    stream: Stream | None,
+    most: int,
+    budget_bytes: int,
+) -> int:
+    """Return of how many sequences, at most `most`, the activations fit into what the statistics leave of a budget.
+
+    It is at least one, except where statistics are computed and nothing is stored.
+    """
+    streamed = 0 if stream is None else len(stream.trials) * bytes_per_sequence(spec, stream.layers, trials)
+    if each := bytes_per_sequence(spec, layers, trials):
+        return max(1, min(most, (budget_bytes - streamed) // each))
+    return max(most, int(stream is None))
 
 
 def _each(calls: Sequence[Change]) -> Change:

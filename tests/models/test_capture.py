@@ -11,7 +11,17 @@ from safetensors.torch import load_file
 
 import bayesgeom
 from bayesgeom.core import sites as s
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, MissingSite, OutputFault, TaskMismatch
+from bayesgeom.core.errors import (
+    CheckpointFault,
+    InvalidArgument,
+    MissingSite,
+    NoCopy,
+    NonFinite,
+    OutputFault,
+    TaskMismatch,
+)
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.disk import writing
 from bayesgeom.models.disk.manifest import MANIFEST
 from bayesgeom.models.disk.reading import CapturedModel
@@ -158,6 +168,51 @@ def test_the_seed_of_a_capture_is_stated(folder: Path) -> None:
     one, other = (bayesgeom.diagnose(folder, seed=seed, n_untrained=0, probes="calibration") for seed in (0, 3))
     assert one.provenance == other.provenance and one.provenance["arguments"]["seed"] == 3
     assert one.provenance["capture"]["seed"] == 3
+
+
+def without_copies(_model: Any, _seed: int) -> Any:
+    raise NoCopy("it has no configuration.")
+
+
+def test_untrained_networks_are_tried_first_and_may_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "c"
+    with monkeypatch.context() as patched:
+        patched.setattr(HookedModel, "fresh", without_copies)
+        with pytest.raises(InvalidArgument, match="n_untrained must be 0 here: it has no configuration"):
+            bayesgeom.capture(lively(), out=out, n=5, sites="k", n_untrained=1)
+        assert not out.exists()
+        bayesgeom.capture(lively(), out=out, n=5, sites="k")
+    before = files_of(out)
+    for n_untrained in (1, 2):
+        bayesgeom.capture(lively(), out=out, n=5, sites="k", n_untrained=n_untrained)
+    after = files_of(out)
+    assert {name for name, held in before.items() if after[name] != held} == {MANIFEST}
+    found = bayesgeom.diagnose(out, n_untrained=2, probes="key_overlap")
+    assert found["key_overlap"].mean_overlap.baselines and not found.skipped
+
+
+def test_numbers_above_the_largest_of_the_type_are_an_error(tmp_path: Path) -> None:
+    model = lively()
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "W_V" in name or "value" in name or name.endswith("v.weight"):
+                parameter.mul_(1e6)
+    for dtype in ("bfloat16", "float32"):
+        bayesgeom.capture(model, out=tmp_path / dtype, n=5, sites=bayesgeom.Selection(sites="v", dtype=dtype))
+    with pytest.raises(NonFinite, match=r"site 'v' reach .*above the largest float16 number, 6\.55e\+04.*bfloat16"):
+        bayesgeom.capture(model, out=tmp_path / "half", n=5, sites=bayesgeom.Selection(sites="v", dtype="float16"))
+
+
+def test_a_shard_is_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, own = list[int](), HookedModel.logits
+
+    def logits(model: HookedModel, trials: Trials) -> Any:
+        sizes.append(len(trials))
+        return own(model, trials)
+
+    monkeypatch.setattr(HookedModel, "logits", logits)
+    bayesgeom.capture(lively(), out=tmp_path / "c", n=11, sites="k")
+    assert sizes == [11]  # neither a pass of one sequence first, nor one for sites that are not requested
 
 
 @pytest.mark.usefixtures("small_shards")

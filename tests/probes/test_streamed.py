@@ -13,7 +13,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.recorder import Stream
+from bayesgeom.models.recorder import Recorder, Stream
 from bayesgeom.probes.attention_entropy import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.report import Report
@@ -94,6 +94,28 @@ def test_probes_without_stream_are_skipped_and_cost_the_others_nothing() -> None
     found = bayesgeom.diagnose(model, TASK, n=23, n_untrained=0, seed=0)
     assert set(STREAMED) < set(found) and "reads activations of at least 16" in found.skipped["qk_alignment"]
     assert found["attention_entropy"].n == 23 and np.isfinite(found["attention_entropy"].entropy_bits.value).all()
+
+
+class Peak:
+    """Bytes of the largest storage of any recorder."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.n_bytes, own = 0, Recorder.finished
+
+        def finished(recorder: Recorder) -> Any:
+            held = [*recorder._storage.values()]
+            self.n_bytes = max(self.n_bytes, sum(part.numel() * part.element_size() for part in held))
+            return own(recorder)
+
+        patched.setattr(Recorder, "finished", finished)
+
+
+@pytest.mark.parametrize("n_bytes", [20_000, 140_000, 250_000])
+def test_activations_and_statistics_share_the_memory(n_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    peak, model = Peak(monkeypatch), lively("rotary")
+    model.memory_gib = n_bytes / 2**30
+    found = bayesgeom.diagnose(model, TASK, n=37, n_untrained=1, seed=0)
+    assert n_bytes / 3 < peak.n_bytes <= n_bytes, sorted(found)
 
 
 def test_every_stream_reads_a_site_of_its_probe() -> None:

@@ -14,7 +14,7 @@ from typing import Any, final
 from bayesgeom.core.errors import CheckpointFault, OutputFault
 from bayesgeom.core.files import apart, file_aside, is_file
 from bayesgeom.core.reading import read_json
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, is_untrained
 from bayesgeom.core.sites import ALL_SITES, Site
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"
@@ -95,8 +95,9 @@ class Manifest:
             aside.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
 
     def differences(self, other: "Manifest") -> str:
-        """Return how another capture differs in anything but finished files; "" if it does not."""
-        mine, theirs = (json.loads(json.dumps({**asdict(own), "shards": None})) for own in (self, other))
+        """Return how a capture differs, apart from finished files and untrained networks; "" if it does not."""
+        apart_from = {"shards": None, "untrained": None}
+        mine, theirs = (json.loads(json.dumps(asdict(own) | apart_from)) for own in (self, other))
         return apart(mine, theirs)
 
 
@@ -171,8 +172,9 @@ def check_same(there: Manifest, asked: Manifest, folder: Path) -> None:
     """
     if difference := there.differences(asked):
         raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
-    if there.shards and not asked.model_spec.is_identified:
+    spec = asked.model_spec
+    if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
         raise OutputFault(
-            f"{folder} holds an unfinished capture, and the weights of {asked.model_spec.name} have no hash, so it "
+            f"{folder} holds an unfinished capture, and the weights of {spec.name} have no hash, so it "
             f"could be another model's. Delete it first."
         )

@@ -17,7 +17,7 @@ from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.base import BaselinePredictives, Model
 from bayesgeom.models.disk.manifest import MANIFEST, STATIC, check_shard, read_manifest
 from bayesgeom.models.disk.writing import ENTROPY, LOG_ANSWERS, OFF_ANSWER
-from bayesgeom.models.recorder import Stream, bytes_per_sequence
+from bayesgeom.models.recorder import Stream, room_for
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
@@ -84,7 +84,7 @@ class CapturedModel(Model):
             record: Sites to read, and statistics to compute from one shard at a time.
             n_recorded: Number of sequences whose activations are read; fewer if `budget_bytes` is not enough.
             baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
-            budget_bytes: Memory for activations.
+            budget_bytes: Memory for activations and statistics together.
             seed: Seed of a probe's own resampling.
 
         Raises:
@@ -92,9 +92,11 @@ class CapturedModel(Model):
         """
         given, whole = tuple(record), concatenate(list(blocks))
         wanted = tuple(dict.fromkeys(own for own in given if isinstance(own, Site)))
-        stream = _Streamed(next((own for own in given if isinstance(own, Stream)), None), self._layers)
+        streamed = next((own for own in given if isinstance(own, Stream)), None)
+        stream = _Streamed(streamed, self._layers)
         rows = {site: self._layers[site] for site in wanted if not site.is_static}
-        room = max(1, min(n_recorded, len(whole), budget_bytes // max(1, bytes_per_sequence(self.spec, rows, whole))))
+        most = min(n_recorded, len(whole))
+        room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
         log, recorded, answers = BehaviorLog(), dict[Site, Tensor](), list[Tensor]()
         for name, at in self.manifest.slices_of(len(whole)):
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
@@ -124,14 +126,14 @@ class CapturedModel(Model):
         )
         if not (n := stream.n):
             return run
-        streamed = replace(
+        of_stream = replace(
             run,
             trials=whole.rows(slice(0, n)),
             log_answers=torch.cat(answers)[:n],
             recorded=static,
             reduced=stream.finished(),
         )
-        return replace(run, streamed=streamed)
+        return replace(run, streamed=of_stream)
 
     def _read_static(self, sites: Iterable[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         wanted = list(sites)

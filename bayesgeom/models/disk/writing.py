@@ -1,6 +1,7 @@
 """Writing of captures: one forward pass per shard, whose activations leave memory before the next one."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -8,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.errors import NonFinite, OutputFault
 from bayesgeom.core.files import file_aside
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
@@ -23,7 +24,6 @@ from bayesgeom.models.disk.manifest import (
     hash_of,
     is_capture,
     read_manifest,
-    site_named,
 )
 from bayesgeom.models.recorder import Stream, bytes_per_sequence
 from bayesgeom.stats.reduction import Reduction
@@ -68,12 +68,14 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
 
     Raises:
         OutputFault: The directory holds another capture or other files, or cannot be written.
+        NonFinite: An activation is larger than the largest number of the data type.
         CheckpointFault: A finished shard is damaged.
     """
     manifest = _begun(folder, manifest)
     if STATIC not in manifest.shards:
         one = task.sample(1, seed=0, device=model.spec.device)
-        found = model.run([one], record=[site_named(name) for name in manifest.static]).recorded
+        wanted = list(manifest.static_sites)
+        found = model.run([one], record=wanted).recorded if wanted else {}
         arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
         manifest = _kept(arrays, STATIC, manifest, folder)
     dtype, cut = getattr(torch, manifest.dtype), Cutter(blocks)
@@ -88,11 +90,18 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
 
 
 def _copy_of(site: Site, dtype: torch.dtype) -> Reduction:
-    return Reduction(site.name, site, partial(_converted, dtype), lambda _spec, _trials: 0)
+    return Reduction(site.name, site, partial(_converted, site, dtype), lambda _spec, _trials: 0)
 
 
-def _converted(dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
-    return values.to(dtype)
+def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
+    found = values.to(dtype)
+    if bool((found.isinf() & values.isfinite()).any()):
+        name = str(dtype).removeprefix("torch.")
+        raise NonFinite(
+            f"activations of site {site.name!r} reach {values[values.isfinite()].abs().max():.3g}, above the largest "
+            f"{name} number, {torch.finfo(dtype).max:.3g}. Capture in bfloat16 or float32 in another directory."
+        )
+    return found
 
 
 def _begun(folder: Path, asked: Manifest) -> Manifest:
@@ -100,6 +109,9 @@ def _begun(folder: Path, asked: Manifest) -> Manifest:
     if is_capture(folder):
         there = read_manifest(folder)
         check_same(there, asked, folder)
+        if list(there.untrained) != list(asked.untrained):
+            there = replace(there, untrained=asked.untrained)
+            there.write(folder)
         return there
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")

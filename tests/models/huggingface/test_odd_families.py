@@ -147,6 +147,7 @@ def test_probes_measure_the_layers_that_have_their_sites() -> None:
     assert np.isfinite(untrained).all(axis=1).tolist() == [False, True, False]
 
 
+@pytest.mark.families
 def test_a_capture_of_a_hybrid_holds_the_layers_of_every_site(tmp_path: Path) -> None:
     model, task = HFModel(built("OlmoHybrid", **_OLMO)), Bijection(n_values=11, n_pairs=5)
     names = ["qk_alignment", "attention_entropy"]
@@ -156,7 +157,7 @@ def test_a_capture_of_a_hybrid_holds_the_layers_of_every_site(tmp_path: Path) ->
     assert {s.K, s.PATTERN, s.W_K_GRAM} < set(partial) and set(partial.values()) == {(1,)}
     direct = bayesgeom.diagnose(model, task, n=17, n_untrained=0, probes=names)
     found = bayesgeom.diagnose(out, n_untrained=0, probes=names)
-    assert found.provenance["layers"] == direct.provenance["layers"] == dict.fromkeys(names, [1])
+    assert found.provenance["layers"] == direct.provenance["layers"] == {name: [1] for name in names}
     for name in names:
         assert_alike(direct[name], found[name])
 
