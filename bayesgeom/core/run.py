@@ -128,6 +128,7 @@ class Run:
         recorded: Activations of every layer, by site, on `trials`.
         layers: Layers of the sites that only some layers have; the layer axis in `recorded` is that of these.
         reduced: Statistics of `trials` that were computed during the pass, by the name of their `Reduction`.
+        reduced_layers: Layers of the statistics that were not computed in all layers; the first axis is that of these.
         streamed: The same pass with `reduced` on more sequences.
         seed: Seed of a probe's own resampling.
         windows: The window observers' scores on all `n` sequences. None if the task has no latent dynamics.
@@ -144,6 +145,7 @@ class Run:
     windows: WindowScores | None = None
     layers: Mapping[Site, tuple[int, ...]] = field(default_factory=dict)
     reduced: Mapping[str, Shaped[Tensor, "reduced_layer *reduced"]] = field(default_factory=dict)
+    reduced_layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     streamed: "Run | None" = None
 
     @property

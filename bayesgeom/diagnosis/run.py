@@ -142,10 +142,10 @@ def _diagnosed(
     if isinstance(subject, ServedModel):
         subject.count_anew()
     run = _run(subject, stream, blocks, plan, seed, budget, n=n)
-    reports, faults = _measured(plan, run, {name: own for name, own in untrained.items() if name not in skipped})
+    before = {name: own for name, own in untrained.items() if name not in skipped}
+    reports, faults = _measured(plan, run, before, on_all_layers=True)
     skipped |= faults
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
-    reports |= {name: on_layers(reports[name], own, subject.spec.n_layers) for name, own in partly.items()}
     further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     reports, skipped = reports | further, skipped | reasons
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
@@ -516,8 +516,13 @@ def _untrained(model: Model, plan: _Plan, stream: _Stream, index: int, *, n: int
     return _measured(plan, run, {name: [] for name in plan.served})
 
 
-def _measured(plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]) -> Found:
-    """Return the reports of the probes in `untrained` on a run, and why plug-ins failed."""
+def _measured(
+    plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, on_all_layers: bool = False
+) -> Found:
+    """Return the reports of the probes in `untrained` on a run, and why plug-ins failed.
+
+    A report on some layers gets NaN in the others if `on_all_layers`; those of untrained networks keep their layers.
+    """
     reports, faults = dict[str, Report](), dict[str, str]()
     shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
     for name, before in shown:
@@ -527,7 +532,9 @@ def _measured(plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]]) 
             seen = run.streamed if name in plan.streamed else run
             assert seen is not None, "it was streamed if a probe of the plan is"
             report = probe.measure(within(seen, plan.layers[name], needed), before)
-            reports[name] = _usable(report) if name in plan.contained else report
+            report = _usable(report) if name in plan.contained else report
+            is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
+            reports[name] = on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
         if measuring.fault:
             faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
             if plan.is_named:

@@ -16,14 +16,21 @@ from bayesgeom.tasks.base import WindTunnel
 
 
 def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
-    """Return the run of a model that has only these layers, with those of the sites that exist in all of them."""
-    found = dict[Site, Tensor]()
+    """Return the run of a model that has only these layers, with the sites and statistics that exist in all of them."""
+    every = tuple(range(run.spec.n_layers))
+
+    def cut(held: Tensor, own: tuple[int, ...]) -> Tensor:
+        return held if tuple(layers) == own else held[[own.index(layer) for layer in layers]]
+
+    recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
     for site in sites:
-        own = run.layers.get(site, tuple(range(run.spec.n_layers)))
-        if site in run.recorded and set(layers) <= set(own):
-            held = run.recorded[site]
-            found[site] = held if tuple(layers) == own else held[[own.index(layer) for layer in layers]]
-    return replace(run, spec=replace(run.spec, n_layers=len(layers)), recorded=found, layers={}, streamed=None)
+        if site in run.recorded and set(layers) <= set(own := run.layers.get(site, every)):
+            recorded[site] = cut(run.recorded[site], own)
+    for name, held in run.reduced.items():
+        if set(layers) <= set(own := run.reduced_layers.get(name, every)):
+            reduced[name] = cut(held, own)
+    spec = replace(run.spec, n_layers=len(layers))
+    return replace(run, spec=spec, recorded=recorded, layers={}, reduced=reduced, reduced_layers={}, streamed=None)
 
 
 def captured_provenance(model: CapturedModel) -> dict[str, Any]:

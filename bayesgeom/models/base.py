@@ -199,6 +199,7 @@ class Model(ABC):
             log_answers=log_answers[: recorder.n_streamed],
             recorded=static,
             reduced=recorder.reduced(),
+            reduced_layers=stream.layers_by_name(),
         )
         return replace(run, streamed=streamed)
 

@@ -28,6 +28,10 @@ class Stream:
     layers: Mapping[Reduction, Sequence[int]]
     trials: Trials
 
+    def layers_by_name(self) -> dict[str, tuple[int, ...]]:
+        """Return the layers of each statistic, by the name of its reduction."""
+        return {reduction.name: tuple(own) for reduction, own in self.layers.items()}
+
 
 @final
 class Recorder:

@@ -1,7 +1,7 @@
 """Reports on some layers of a model: NaN in the layers that lack the measured sites."""
 
-import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
     Raises:
         InvalidArgument: A field along `layer` has no NaN, because its numbers are integers.
     """
-    found = copy.copy(report)
+    wider = dict[str, Any]()
     for name, axes in axes_of(type(report)).items():
         if _AXIS not in axes:
             continue
@@ -41,8 +41,8 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
             wide[(slice(None),) * at + (list(layers),)] = values
             return wide
 
-        vars(found)[name] = own.mapped(spread) if isinstance(own, Estimate) else spread(own)
-    return found
+        wider[name] = own.mapped(spread) if isinstance(own, Estimate) else spread(own)
+    return replace(report, **wider)
 
 
 def said_layers(held: Any) -> list[str]:

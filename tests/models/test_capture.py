@@ -1,8 +1,10 @@
 """Captures: the same numbers from disk, resumed to the same bytes, and refused by name."""
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, final
 
 import numpy as np
 import pytest
@@ -20,14 +22,18 @@ from bayesgeom.core.errors import (
     OutputFault,
     TaskMismatch,
 )
+from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
+from bayesgeom.diagnosis import run as diagnosing
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.disk import writing
 from bayesgeom.models.disk.manifest import MANIFEST
 from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively
 from tests.probes.test_streamed import assert_alike
+from tests.results.test_layers import Counted
 
 PROBES = ("calibration", "belief_readout", "key_overlap", "attention_entropy", "value_manifold", "qk_alignment")
 N = 23
@@ -69,6 +75,30 @@ def test_a_diagnosis_from_disk_streams_when_memory_is_small(folder: Path) -> Non
     assert found.provenance["streamed"] == {"attention_entropy": N, "pass_thresholds": N}
     for name in found:
         assert_alike(direct[name], found[name], within=1e-3)  # passes of other sizes round differently
+
+
+@final
+@dataclass(frozen=True)
+class Counting(Probe[Counted]):
+    """Stands for a plug-in whose report holds integers along `layer`."""
+
+    name: ClassVar[str] = "counted"
+    needs: ClassVar[Needs] = Needs(sites=(s.K,))
+
+    def measure(self, run: Run, untrained: Sequence[Counted] = ()) -> Counted:
+        return Counted(rows=np.arange(run.spec.n_layers), n=run.n)
+
+    def controls(self) -> Iterator[Control[Counted]]:
+        return iter(())
+
+
+def test_a_plug_in_without_nan_loses_only_its_own_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = bayesgeom.capture(lively(), out=tmp_path / "c", n=5, sites=bayesgeom.Selection(sites="k", layers=[1]))
+    known = {"counted": Counting(), "calibration": diagnosing.all_probes()["calibration"]}
+    monkeypatch.setattr(diagnosing, "all_probes", lambda: known)
+    monkeypatch.setattr(diagnosing, "is_foreign", lambda kind: kind is Counting)
+    found = bayesgeom.diagnose(out, n_untrained=1)
+    assert set(found) == {"calibration"} and "rows cannot be NaN in the layers" in found.skipped["counted"]
 
 
 class Killed(BaseException):

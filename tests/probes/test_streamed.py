@@ -12,6 +12,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis.run import all_probes
+from bayesgeom.diagnosis.views import within
 from bayesgeom.models.base import Model
 from bayesgeom.models.recorder import Recorder, Stream
 from bayesgeom.probes.attention_entropy import SUMS
@@ -94,6 +95,18 @@ def test_probes_without_stream_are_skipped_and_cost_the_others_nothing() -> None
     found = bayesgeom.diagnose(model, TASK, n=23, n_untrained=0, seed=0)
     assert set(STREAMED) < set(found) and "reads activations of at least 16" in found.skipped["qk_alignment"]
     assert found["attention_entropy"].n == 23 and np.isfinite(found["attention_entropy"].entropy_bits.value).all()
+
+
+@pytest.mark.parametrize(("computed", "layers"), [((0, 1), (1,)), ((1,), (1,)), ((0, 1), (1, 0))])
+def test_a_view_of_layers_cuts_statistics_too(computed: tuple[int, ...], layers: tuple[int, ...]) -> None:
+    stream = Stream(layers={LAST_VALUES: computed, KEY_SUMS: (0,)}, trials=concatenate(passes()))
+    model = lively("rotary")
+    whole = model.run(passes(), record=[s.V], n_recorded=15)
+    found = within(model.run(passes(), record=[stream]).streamed, layers, (s.V, s.K))
+    for row, layer in enumerate(layers):
+        expected = LAST_VALUES.at(whole, layer, 15)
+        torch.testing.assert_close(LAST_VALUES.at(found, row, 15), expected, rtol=1e-4, atol=1e-4)
+    assert not KEY_SUMS.is_in(found), "it was not computed in these layers"
 
 
 class Peak:

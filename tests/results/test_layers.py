@@ -54,21 +54,32 @@ def test_unmeasured_layers_are_nan_everywhere(rng: np.random.Generator) -> None:
     assert said_layers({"layered": [1, 4]}) == ["layered: only layers 1, 4 have its sites"] and said_layers(None) == []
 
 
+def test_the_report_is_checked_again_and_keeps_its_provenance() -> None:
+    report = Layered(
+        kl_bits=Estimate.of(np.ones((2, 3))), whole=Estimate.of(1.0), spread=np.ones((3, 2)), n=7, provenance={"a": 1}
+    )
+    assert on_layers(report, (1, 4), 5).provenance == {"a": 1}
+    vars(report)["spread"] = np.ones((2, 2))  # two heads, not three
+    with pytest.raises(ValueError, match="head"):
+        on_layers(report, (1, 4), 5)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Counted(Report):
+    name: ClassVar[str] = "counted"
+    title: ClassVar[str] = "Counted"
+    about: ClassVar[str] = ""
+    rows: Int[np.ndarray, " layer"]
+    n: int
+
+    def headlines(self) -> list[Headline]:
+        return []
+
+    def plot(self) -> "Figure":
+        raise NotImplementedError
+
+
 def test_integers_cannot_be_missing() -> None:
-    @final
-    @dataclass(frozen=True, kw_only=True, repr=False)
-    class Counted(Report):
-        name: ClassVar[str] = "counted"
-        title: ClassVar[str] = "Counted"
-        about: ClassVar[str] = ""
-        rows: Int[np.ndarray, " layer"]
-        n: int
-
-        def headlines(self) -> list[Headline]:
-            return []
-
-        def plot(self) -> "Figure":
-            raise NotImplementedError
-
     with pytest.raises(InvalidArgument, match=r"Counted\.rows cannot be NaN in the layers that lack its site"):
         on_layers(Counted(rows=np.arange(2), n=1), (0, 2), 3)

@@ -124,14 +124,16 @@ class CapturedModel(Model):
             seed=seed,
             windows=log.windows(),
         )
-        if not (n := stream.n):
+        if streamed is None:
             return run
+        n = len(streamed.trials)
         of_stream = replace(
             run,
             trials=whole.rows(slice(0, n)),
             log_answers=torch.cat(answers)[:n],
             recorded=static,
             reduced=stream.finished(),
+            reduced_layers=streamed.layers_by_name(),
         )
         return replace(run, streamed=of_stream)
 
