@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -162,6 +162,18 @@ class Run:
     def has_posterior(self) -> bool:
         """Whether the exact posterior of these trials is known."""
         return self.trials.has_posterior
+
+    def with_statistics(
+        self,
+        reduced: Mapping[str, Shaped[Tensor, "reduced_layer *reduced"]],
+        layers: Mapping[str, tuple[int, ...]],
+        trials: Trials,
+        log_answers: Float[Tensor, "streamed query_pos answer"],
+    ) -> "Run":
+        """Return the run with `streamed`: these statistics of these sequences, in these layers."""
+        static = {site: own for site, own in self.recorded.items() if site.is_static}
+        own = replace(self, trials=trials, log_answers=log_answers, recorded=static)
+        return replace(self, streamed=replace(own, reduced=reduced, reduced_layers=layers))
 
     def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
         """Return the entropy that geometry is compared with, for the recorded sequences.

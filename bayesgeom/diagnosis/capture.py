@@ -73,8 +73,7 @@ def capture(
         sites: Names of sites, or a `Selection` of sites, layers and data type. Default: all sites that a probe reads.
         n: Number of sequences.
         seed: Seed of the sequences, as that of `diagnose`.
-        n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each. It may be
-            another one than that of a capture that is there.
+        n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each. May change.
 
     Returns:
         The directory; docs/captures.md describes its files.

@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import final
@@ -173,9 +173,7 @@ class Model(ABC):
         recorder, log = Recorder(self.module, self.spec, self.point, places, stream), BehaviorLog()
         with _evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
-            kept = self._pass_over(passes, recorder, log, baseline_predictives)
-        trials = concatenate([part.trials for part in kept])
-        log_answers = torch.cat([part.log_answers for part in kept])
+            trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
         scored, exact, baselines = log.finished()
         n_kept = recorder.room or recorder.n_streamed  # a run has at least one sequence
@@ -193,15 +191,8 @@ class Model(ABC):
         )
         if stream is None:
             return run
-        streamed = replace(
-            run,
-            trials=trials.rows(slice(0, recorder.n_streamed)),
-            log_answers=log_answers[: recorder.n_streamed],
-            recorded=static,
-            reduced=recorder.reduced(),
-            reduced_layers=stream.layers_by_name(),
-        )
-        return replace(run, streamed=streamed)
+        reduced, n = recorder.reduced(), recorder.n_streamed
+        return run.with_statistics(reduced, stream.layers_by_name(), trials.rows(slice(0, n)), log_answers[:n])
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -287,8 +278,8 @@ class Model(ABC):
         recorder: Recorder,
         log: BehaviorLog,
         baseline_predictives: BaselinePredictives | None,
-    ) -> "list[_Kept]":
-        """Run every pass, score it into the log, and return what is kept of the recorded ones."""
+    ) -> tuple[Trials, Float64[Tensor, "batch query_pos answer"]]:
+        """Run every pass, score it into the log, and return the kept sequences and their answer log-probabilities."""
         kept, n_bad = list[_Kept](), 0
         for trials, is_kept, logits in self._in_memory(passes, recorder):
             if trials.has_posterior:
@@ -313,7 +304,7 @@ class Model(ABC):
                 f"{self.spec.name} returned NaN or infinite logits in {n_bad} of {log.n} sequences. Check its weights "
                 f"and edits."
             )
-        return kept
+        return concatenate([part.trials for part in kept]), torch.cat([part.log_answers for part in kept])
 
 
 @final

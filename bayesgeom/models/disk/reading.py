@@ -110,7 +110,6 @@ class CapturedModel(Model):
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
                 recorded[site][:, at.start : stop] = values
-        static = self._read_static([site for site in wanted if site.is_static])
         scored, exact, baselines = log.finished()
         run = Run(
             spec=self.spec,
@@ -119,23 +118,15 @@ class CapturedModel(Model):
             baseline_behaviors=baselines,
             trials=whole.rows(slice(0, room)),
             log_answers=torch.cat(answers)[:room],
-            recorded=recorded | static,
+            recorded=recorded | self._read_static([site for site in wanted if site.is_static]),
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
         )
         if streamed is None:
             return run
-        n = len(streamed.trials)
-        of_stream = replace(
-            run,
-            trials=whole.rows(slice(0, n)),
-            log_answers=torch.cat(answers)[:n],
-            recorded=static,
-            reduced=stream.finished(),
-            reduced_layers=streamed.layers_by_name(),
-        )
-        return replace(run, streamed=of_stream)
+        seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
+        return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
 
     def _read_static(self, sites: Iterable[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         wanted = list(sites)
