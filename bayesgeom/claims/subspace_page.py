@@ -12,6 +12,7 @@ from bayesgeom.interventions.report import REMOVAL, STAGES, VARIANCE, Interventi
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
+from bayesgeom.subspaces.matching import WHOLE
 
 FOLDER = Path("docs/readings/interventions")
 _HEAD = """# Intervention readings
@@ -27,6 +28,9 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
 - **indirect**: the movement without the direct path from the edited site to the output; **indirect controls**: the
   largest of the same controls, also without theirs.
 - **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
+  *1 whole complement*: in these layers only all other directions together have about as much variance. This one
+  subspace is then the only control of its kind, and reports of before 22 November 2026 count it as 20. In six rows
+  a layer is called "used" on its strength.
 - **KL increase**: cost of removing the subspace, in bits. The model's own KL is in the first column.
 - **R² before**, **R² after**: held-out R² of the quantity before and after removal. Erasure is complete where R² after
   it is at most that of shuffled values.
@@ -90,11 +94,18 @@ def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
         return
     is_used = [verdict == "used" for verdict in report.verdict_by_layer]
     yield what, "movement", _numbers(report.movement.value[:, 0], is_used), report.verdict
-    yield own, "controls", _numbers(largest_control(report.movement)[:, 0]), ""
+    yield own, "controls", _numbers(largest_control(report.movement)[:, 0]), _single(report)
     yield "", "indirect", _numbers(report.indirect_movement.value[:, 0]), ""
     yield "", "indirect controls", _numbers(largest_control(report.indirect_movement)[:, 0]), ""
     yield "", "KL increase (bits)", removal, ""
     yield from _holdings(report)
+
+
+def _single(report: InterventionReport) -> str:
+    """The layers called "used" whose only control with as much variance is the whole complement."""
+    verdicts = zip(report.verdict_by_layer, report.reason_by_layer, strict=True)
+    layers = [str(at) for at, (verdict, reason) in enumerate(verdicts) if verdict == "used" and WHOLE in reason]
+    return f"1 whole complement in layer{'s' * (len(layers) > 1)} {', '.join(layers)}" if layers else ""
 
 
 def _holdings(report: InterventionReport) -> Iterator[tuple[str, ...]]:

@@ -241,7 +241,7 @@ class Intervention:
         """Return the ceiling, then random subspaces, then those with the same share of variance."""
         arms = self.arms(sample, layer)
         controls = arms.controls(matched)
-        controls *= -(-self.design.n_matched // len(controls))  # the whole complement may be the only control
+        controls *= -(-self.design.n_matched // len(controls))  # one whole complement fills its arms and counts as 1
         return [arms.ceiling(), *arms.controls(random, own), *controls]
 
     def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:

@@ -15,7 +15,7 @@ from bayesgeom.interventions.verdicts import Effect, Evidence, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.subspaces.matching import Matched
+from bayesgeom.subspaces.matching import WHOLE, Matched
 from bayesgeom.subspaces.overlap import Overlap
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.subspace import Subspace
@@ -141,8 +141,9 @@ def where_text(site: str, positions: str, donors: str) -> str:
 
 
 def drawn_text(matched: Matched) -> str:
-    """Return how controls with the same share of variance were drawn, and their rank."""
-    return matched.by if "rank" in matched.by else f"{matched.by}, rank {matched.rank}"
+    """Return how controls with the same share of variance were drawn, their rank, and their number if it is 1."""
+    drawn = matched.by if "rank" in matched.by else f"{matched.by}, rank {matched.rank}"
+    return f"1 ({drawn})" if matched.n_distinct == 1 else drawn
 
 
 def reason_text(reason: str, drawn: str) -> str:
@@ -217,7 +218,9 @@ class _Scores:
         n_random, n_matched = _count(self.context.controls.random), _count(self.context.controls.matched)
         scored_on = "pairs" if self.context.kind == "swap" else "sequences"
         n = int(self.control.counts.sum())
-        return f"controls: {n_random} random and {n_matched} variance-matched subspaces, on {n} {scored_on}"
+        single = [str(layer) for layer, own in self.context.controls.found.items() if own.by == WHOLE and n_matched > 1]
+        fewer = f" (1, the whole complement, in layer{'s' * (len(single) > 1)} {', '.join(single)})" if single else ""
+        return f"controls: {n_random} random and {n_matched} variance-matched subspaces{fewer}, on {n} {scored_on}"
 
     @property
     def own_kl(self) -> float:

@@ -18,9 +18,10 @@ SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained net
 RULE = (
     "Used: a swap moves the model's own value towards the donor's. The 95 % interval of that movement (and, for a "
     "belief or log-odds, of the answer shift) lies above zero and above every control: random subspaces of the same "
-    f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. A subspace of a quantity "
-    "must also meet three conditions: the quantity is decodable at the site; erasing the quantity there by LEACE costs "
-    "more than the margin below; and the movement without the direct path from the site to the output lies above zero "
+    f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. Where only the whole "
+    "complement has as much variance, it is the one control of the second kind. A subspace of a quantity must also "
+    "meet three conditions: the quantity is decodable at the site; erasing the quantity there by LEACE costs more than "
+    "the margin below; and the movement without the direct path from the site to the output lies above zero "
     "and above that of every control subspace without its direct path. Not used (linearly, at this site and these "
     f"positions): after removal, a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
     f"shuffled values. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "

@@ -31,6 +31,7 @@ from bayesgeom.stats.memory import (
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     WIDEST_BASELINE,
+    EffectiveMemory,
     effective_memory,
     window_name,
     window_predictives,
@@ -70,8 +71,9 @@ class CalibrationReport(Report):
         "predictor, the best single constant entropy, and the task's own shortcuts. A model that only learned a "
         "shortcut lies on its gray line. The table lists the strongest baseline first, then the others. On tasks with "
         "latent dynamics, window observers are among them: exact filters of the last few symbols, which carry no "
-        "belief. The effective memory is the number of symbols that such an observer needs to predict as well as the "
-        "model. Carrying the belief differs from rereading the last symbols only where ten symbols are too few."
+        "belief. They see up to four symbols; for KL there is one more, the narrowest that the model does not beat, or "
+        "that of ten symbols if it beats all up to ten. The effective memory is the number of symbols that such an "
+        "observer needs to predict as well as the model. Carrying the belief differs from rereading the last symbols only where ten symbols are too few."
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]
@@ -157,7 +159,7 @@ class CalibrationReport(Report):
 
     def _with_best_window(self) -> "CalibrationReport":
         """Return the report with only the best window observer among its baselines."""
-        windows = {_shown(window_name(width, start)) for width in range(1, WIDEST_BASELINE + 1) for start in STARTS}
+        windows = {_shown(window_name(width, start)) for width in range(1, TRANSPORT_WINDOW + 1) for start in STARTS}
 
         def listed(own: Estimate) -> Estimate:
             best = min((b for b in own.baselines if b.name in windows), key=lambda b: float(b.value), default=None)
@@ -186,10 +188,11 @@ class Calibration(Probe[CalibrationReport]):
         fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
         fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
         error, kl_error, scalars = _estimates(seen, errors, run.seed)
+        memory = None if run.windows is None else effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
         exactly = Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n)
         return CalibrationReport(
             entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=(*_baselines(error_of), *fresh_error)),
-            kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl), *fresh_kl)),
+            kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl | wider_window(memory)), *fresh_kl)),
             total_variation=scalars["total_variation"],
             off_answer_prob=scalars["off_answer_prob"],
             accuracy=stacked([exactly, scalars["accuracy"]]),
@@ -202,7 +205,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             n=run.n,
-            **_memory_fields(run),
+            **_memory_fields(memory, run.n),
         )
 
     def controls(self) -> Iterator[Control[CalibrationReport]]:
@@ -274,9 +277,18 @@ def _estimates(
     return profiles[0], profiles[1], numbers
 
 
-def _memory_fields(run: Run) -> dict[str, Any]:
+def wider_window(memory: EffectiveMemory | None) -> dict[str, np.float64]:
+    """Return the KL of the window observer that decides, by name, if it is wider than a task's own baselines."""
+    if memory is None or memory.deciding_window <= WIDEST_BASELINE:
+        return {}
+    width = memory.deciding_window
+    start = int(memory.kl_bits[:, width].argmin())
+    return {window_name(width, STARTS[start]): np.float64(memory.kl_bits[start, width])}
+
+
+def _memory_fields(found: EffectiveMemory | None, n: int) -> dict[str, Any]:
     """Return the fields on effective memory; NaN or empty without latent dynamics."""
-    if run.windows is None:
+    if found is None:
         none = np.zeros(0)
         return {
             "window_kl_bits": Estimate.of(none.reshape(0, 0)),
@@ -286,14 +298,13 @@ def _memory_fields(run: Run) -> dict[str, Any]:
             "effective_memory_symbols": Estimate.of(np.nan),
             "transport": "",
         }
-    found = effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
     equal = Baseline.of("baseline", "equal to the window observer", 0.0)
     return {
-        "window_kl_bits": Estimate.of(found.kl_bits, n=run.n),
-        "window_gain_bits": Estimate.of(found.gain_bits, found.gain_ends, n=run.n, baselines=[equal]),
+        "window_kl_bits": Estimate.of(found.kl_bits, n=n),
+        "window_gain_bits": Estimate.of(found.gain_bits, found.gain_ends, n=n, baselines=[equal]),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),
-        "effective_memory_symbols": Estimate.of(found.symbols, found.symbols_ends, n=run.n),
+        "effective_memory_symbols": Estimate.of(found.symbols, found.symbols_ends, n=n),
         "transport": found.verdict,
     }
 

@@ -22,7 +22,7 @@ from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
 from bayesgeom.stats.observers import STARTS, window_beliefs
 
-WIDEST_BASELINE = 4  # symbols: wider windows are scored here but are not listed as baselines
+WIDEST_BASELINE = 4  # symbols: of wider windows, only the one that decides is listed as a baseline
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
 TRANSPORT_WINDOW = 10  # symbols
 TRANSPORT_BITS = 0.02  # least KL of that window's observer on a task that can show transport
@@ -77,6 +77,11 @@ class EffectiveMemory:
         return int(self.kl_bits.shape[1]) - 1
 
     @property
+    def deciding_window(self) -> int:
+        """See `deciding_window`."""
+        return deciding_window(self.kl_bits, self.symbols)
+
+    @property
     def can_show_transport(self) -> bool:
         """Whether the last ten symbols lose enough bits to distinguish a carried belief from rereading."""
         return self.transport_gap_bits >= TRANSPORT_BITS
@@ -113,6 +118,26 @@ def window_name(width: int, start: str) -> str:
         ('window_3_stationary', 'stationary')
     """
     return f"window_{width}_{start}" if width else start
+
+
+def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> int:
+    """Return the width of the window observer with which a model's KL has to be compared.
+
+    This is the narrowest one that the model does not beat. If it beats all of up to ten symbols, or if that is not
+    decided, it is the one of ten symbols, or the widest that is at least 1e-6 bits from the posterior.
+
+    Args:
+        kl_bits: KL of every window observer.
+        symbols: The effective memory, or NaN.
+
+    Example:
+        >>> kl_bits = np.array([[0.4, 0.1, 0.01, 1e-9, 0.0]] * 2)
+        >>> deciding_window(kl_bits, 1.0), deciding_window(kl_bits, 4.0)
+        (1, 2)
+    """
+    differ = np.logical_and.accumulate(kl_bits.min(axis=0) >= RESOLUTION_BITS)
+    widest = min(TRANSPORT_WINDOW, max(int(differ.sum()) - 1, 0))
+    return widest if math.isnan(symbols) else min(int(symbols), widest)
 
 
 def transport_note(gap_bits: float) -> str:

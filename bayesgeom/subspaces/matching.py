@@ -38,6 +38,12 @@ class Matched:
         """Dimensions of each subspace."""
         return self.bases.shape[2]
 
+    @property
+    def n_distinct(self) -> int:
+        """Number of different subspaces. The whole complement is one, however often its effect is counted."""
+        is_one = len(self.bases) > 1 and bool((self.bases == self.bases[:1]).all())
+        return 1 if is_one else len(self.bases)
+
 
 def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
     """Return subspaces with the same share of variance as `own`, within `TOLERANCE`."""

@@ -56,7 +56,8 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
     claim = find(claim_id)
     assert re.fullmatch(r"[A-Z]\d+", claim.id)
     assert re.search(r"supported|contradicted|[Uu]sed", claim.criterion) or claim.criterion.startswith("As ")
-    assert len(claim.criterion.split()) > 3 and claim.runs
+    assert len(claim.criterion.split()) > 3
+    assert claim.runs or (claim.hold is not None and ": missing " in claim.hold.reason), "a way, or what is missing"
     assert claim.conditions or claim.hold is not None, "without tests there must be a reason"
     assert claim.measured is None or (claim.shown and claim.against and claim.does_not_show)
     assert not claim.in_readme or claim.finding or claim.hold is not None
@@ -142,7 +143,7 @@ def test_a_number_that_is_not_recorded_yet_decides_nothing() -> None:
 def test_a_criterion_written_after_a_first_measurement_is_marked() -> None:
     """A claim leaves the first set only if the history of the files shows its criterion before its measurement."""
     measured = {claim.id for claim in load().values() if claim.measured is not None}
-    earlier_readings = {"H4", "H5", "P1", "P2", "P3", "J5"}  # comparison and formation, one training each
+    earlier_readings = {"H4", "H5", "P1", "P2", "P3", "J5", "Y2"}  # comparison and formation, one training each
     first = {"J1"}  # its criterion was committed before any report held the overlap
     first |= {"L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8"}  # committed before a language model had been read
     marked = {claim.id for claim in load().values() if claim.is_criterion_later}

@@ -42,6 +42,15 @@ def test_recorded_numbers_are_those_of_the_committed_reports(claim: Claim) -> No
         np.testing.assert_array_equal(list(vars(value).values()), list(vars(claim.measured.numbers[name]).values()))
 
 
+@pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
+def test_a_recorded_interval_holds_its_number(claim: Claim) -> None:
+    assert claim.measured is not None
+    for name, own in claim.measured.numbers.items():
+        ends = [end for end in (own.lo, own.hi) if not math.isnan(end)]
+        assert all((own.value - end) * side >= 0 for end, side in zip(ends, (1, -1), strict=False)), name
+        assert len(ends) in (0, 2), name
+
+
 def test_measurements_are_of_the_shipped_weights() -> None:
     shipped = {name: read_description(path)["weights_hash"] for name, path in checkpoints().items()}
     seen = 0

@@ -1,6 +1,7 @@
 """Erasers by their defining properties and against the authors' package; controls by their share; R² by a slow twin."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.interventions.summary import drawn_text
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
 from bayesgeom.subspaces.matching import HEADROOM, TOLERANCE, matched_subspaces
@@ -146,6 +148,9 @@ def test_what_cannot_be_matched_is_said() -> None:
     assert second.by == "complement, rank 2" and second.rank == 2 and second.is_matched
     most = matched_subspaces(Subspace("PC1 and PC2", leading[:, :2]), covariance, draws=20, seed=0)
     assert most.by == "whole complement" and most.bases.shape == (1, 7, 5)
+    assert (most.n_distinct, drawn_text(most)) == (1, "1 (whole complement, rank 5)")
+    twenty = replace(most, bases=most.bases.expand(20, -1, -1))
+    assert twenty.n_distinct == 1, "twenty copies of one subspace are one control"
     assert most.share == pytest.approx(values[:-2].sum() / values.sum()) and most.share < HEADROOM * 12 / 15.4
     everything = matched_subspaces(Subspace("all", torch.eye(7, dtype=torch.float64)), covariance, draws=20, seed=0)
     assert everything.by == "not matched" and not everything.is_matched

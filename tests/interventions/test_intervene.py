@@ -63,7 +63,9 @@ def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: Interventi
     assert all("no control subspace has the same share" in reason for reason in swapped.reason_by_layer)
     np.testing.assert_allclose(swapped.movement.value[:, 0], 1, atol=1e-3)
     assert (swapped.n, list(swapped.rank)) == (N, [5, 5])
-    assert f"20 random and 20 variance-matched subspaces, on {N} pairs" in swapped.where
+    single = "(1, the whole complement, in layers 0, 1)"
+    assert f"20 random and 20 variance-matched subspaces {single}, on {N} pairs" in swapped.where
+    assert all("(variance-matched controls: 1 (whole complement, rank " in reason for reason in swapped.reason_by_layer)
 
 
 @pytest.mark.parametrize("kind", ["swap", "remove"])
