@@ -73,7 +73,8 @@ class CalibrationReport(Report):
         "latent dynamics, window observers are among them: exact filters of the last few symbols, which carry no "
         "belief. They see up to four symbols; for KL there is one more, the narrowest that the model does not beat, or "
         "that of ten symbols if it beats all up to ten. The effective memory is the number of symbols that such an "
-        "observer needs to predict as well as the model. Carrying the belief differs from rereading the last symbols only where ten symbols are too few."
+        "observer needs to predict as well as the model. Carrying the belief differs from rereading the last symbols "
+        "only where ten symbols are too few."
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]

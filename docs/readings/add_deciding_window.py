@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT)]
 
 from bayesgeom.core.files import directory_aside
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results.diagnosis import load_report
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.folder import METRICS, write_parts
 from bayesgeom.results.storage import JSON, read
@@ -46,13 +46,13 @@ def main() -> None:
         folder, text = path.parent, path.read_text(encoding="utf-8")
         if '"calibration"' not in text or '"effective_memory_symbols"' not in text:
             continue
-        found = load_report(folder)
-        own = found["calibration"]
+        found = Diagnosis.load(folder)
+        own = found[CalibrationReport]
         if (new := converted(own)) is own:
             continue
         with directory_aside(folder) as aside:
             write_parts(aside, {**found, "calibration": new}, read(folder)[1])
-        load_report(folder).to_pandas().to_parquet(folder / METRICS)
+        Diagnosis.load(folder).to_pandas().to_parquet(folder / METRICS)
         print(folder.relative_to(ROOT), new.kl_bits.baselines[-2:], new.kl_bits.clears("lower"))
 
 

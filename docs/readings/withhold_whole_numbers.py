@@ -5,8 +5,8 @@ Run once, from the root of the repository:
     python docs/readings/withhold_whole_numbers.py
 
 The first place over a threshold, tokens to converge and the order of layers take few values. Their intervals held the
-true value in 98 to 100 % of planted data sets (`benchmarks/interval_coverage.py`), more than a 95 % interval may. Values stay
-as they are. Running the script again does nothing.
+true value in 98 to 100 % of planted data sets (`benchmarks/interval_coverage.py`), more than a 95 % interval may.
+Values stay as they are. Running the script again does nothing.
 """
 
 import sys
