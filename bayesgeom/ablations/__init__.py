@@ -1,7 +1,8 @@
 """Ablations: how much worse a model predicts without one of its components, measured against the exact posterior."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from bayesgeom.core.lazy import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.ablations.batteries import cumulative as cumulative
@@ -33,13 +34,4 @@ _HOMES = {
     "attribution_preview": "run",
 }
 __all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -74,9 +74,9 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
     places = [_place(source) for source in sources]
     are_checkpoints = [(place / CONFIG).is_file() for place in places]
     if any(are_checkpoints) and not all(are_checkpoints):
-        loner = places[are_checkpoints.index(True)]
+        single = places[are_checkpoints.index(True)]
         raise InvalidArgument(
-            f"{loner} is a single checkpoint, other arguments are runs: pass either runs or checkpoints."
+            f"{single} is a single checkpoint, other arguments are runs: pass either runs or checkpoints."
         )
     runs = (_of_checkpoints(places),) if all(are_checkpoints) else tuple(_of_run(place) for place in places)
     _check_seeds(runs)

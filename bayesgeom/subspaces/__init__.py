@@ -4,8 +4,9 @@ from bayesgeom import subspaces
 subspaces.covariance("entropy"), subspaces.leace("belief"), subspaces.top_jacobian(16)
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from bayesgeom.core.lazy import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.subspaces.fits import basis as basis
@@ -39,13 +40,4 @@ _HOMES = dict.fromkeys(
     "fits",
 )
 __all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Arguments compared with annotations, beside beartype's answer to the same question."""
+"""Arguments compared with annotations, compared with the answer of beartype."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
