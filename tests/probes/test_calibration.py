@@ -187,9 +187,11 @@ def test_a_model_is_compared_with_the_narrowest_window_that_it_does_not_beat() -
         expected = [] if width <= 4 else [f"window {width} stationary"]
         assert named == expected, "this planted run has no baselines of its own"
         assert width <= 4 or report.kl_bits.clears("lower").item() != "yes", "it cannot beat itself"
-    exact = Calibration().measure(planted_run(slow, {}))
-    assert list(levels(exact.kl_bits)) == ["window 10 stationary"]
-    assert exact.kl_bits.clears("lower").item() == "yes" and float(exact.effective_memory_symbols) == 43
+    # A little off in every sequence: what the filter itself diverges by is rounding, and depends on the processor.
+    exact = slow.at_scored(slow.predictive)
+    close = Calibration().measure(planted_run(slow, {}, model=0.999 * exact + 0.001 / exact.shape[-1]))
+    assert list(levels(close.kl_bits)) == ["window 10 stationary"]
+    assert close.kl_bits.clears("lower").item() == "yes" and float(close.effective_memory_symbols) == 43
 
 
 @pytest.mark.parametrize(("symbols", "width"), [(0.0, 0), (2.0, 2), (3.0, 3), (5.0, 3), (math.nan, 3)])
