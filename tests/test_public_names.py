@@ -22,6 +22,13 @@ from tests.structure.source import ROOT, package_sources
 from tests.tasks.tokenizers import word_tokenizer
 
 NAMES = [name for name in bayesgeom.__all__ if callable(getattr(bayesgeom, name))]
+PACKAGES = (bayesgeom, tasks, ablations, subspaces, monitor)
+PUBLIC = [
+    pytest.param(own, id=f"{package.__name__}.{name}")
+    for package in PACKAGES
+    for name in package.__all__
+    if callable(own := getattr(package, name))
+]
 OPTIONS = doctest.ELLIPSIS
 WITH_EXAMPLES = sorted(own.module for own in package_sources() if ">>> " in own.text)
 
@@ -47,9 +54,9 @@ def lacking(name: str, own: Any) -> Iterator[str]:
         yield from (f"{name}: no {part}" for part in (gives, "Raises") if part not in found)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_public_names_have_complete_docstrings(name: str) -> None:
-    assert list(lacking(name, getattr(bayesgeom, name))) == []
+@pytest.mark.parametrize("own", PUBLIC)
+def test_public_names_have_complete_docstrings(own: Any) -> None:
+    assert list(lacking(own.__name__, own)) == []
 
 
 def test_an_incomplete_docstring_is_found() -> None:
@@ -81,7 +88,7 @@ def test_a_wrong_example_is_found() -> None:
     assert doctest.DocTestRunner().run(test, out=lambda text: None).failed == 1
 
 
-@pytest.mark.parametrize("module", [bayesgeom, tasks, ablations, subspaces, monitor], ids=lambda own: own.__name__)
+@pytest.mark.parametrize("module", PACKAGES, ids=lambda own: own.__name__)
 def test_dir_lists_what_is_public_and_nothing_else(module: ModuleType) -> None:
     assert dir(module) == sorted(module.__all__)
     assert all(getattr(module, name) is not None for name in module.__all__)

@@ -17,7 +17,21 @@ KINDS = ("head", "attention", "mlp", "block")
 @final
 @dataclass(frozen=True, order=True)
 class Component:
-    """A head, an attention sublayer, an MLP, or a whole block."""
+    """A head, an attention sublayer, an MLP, or a whole block.
+
+    Args:
+        layer: Layer, counted from 0.
+        kind: "head", "attention", "mlp" or "block".
+        head: Number of the head, counted from 0; None for the other kinds.
+
+    Raises:
+        InvalidArgument: The kind does not exist, or only one of `kind` and `head` names a head.
+
+    Example:
+        >>> from bayesgeom import ablations
+        >>> ablations.Component(2, "head", 3).label
+        'L2H3'
+    """
 
     layer: int
     kind: Kind
@@ -53,6 +67,20 @@ class Ablation:
     """Components that are ablated together; `mode`, if given, overrides the mode of the battery.
 
     A block is always bypassed: its output is its input.
+
+    Args:
+        components: What is ablated, at least one component.
+        mode: Mode of this ablation; None: that of the battery.
+        name: Label in tables and plots; None: the components' labels.
+
+    Raises:
+        InvalidArgument: There is no component, or an argument has the wrong type.
+
+    Example:
+        >>> from bayesgeom import ablations
+        >>> both = ablations.Component(0, "mlp"), ablations.Component(1, "head", 3)
+        >>> ablations.Ablation(both).label
+        'L0 mlp + L1H3'
     """
 
     components: tuple[Component, ...]

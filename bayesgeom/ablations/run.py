@@ -134,6 +134,15 @@ def attribution_preview(
 
     Raises:
         InvalidArgument: `exact` has other ablations, another n or another mode; and as in `ablate`.
+
+    Example:
+        >>> import bayesgeom
+        >>> from bayesgeom import ablations
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> ablations.attribution_preview(module, task, n=8).attribution_bits.shape
+        (4,)
     """
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)

@@ -25,6 +25,21 @@ class Thresholds:
     """Thresholds: minimal orthogonality, coverage and separation, and maximal KL.
 
     Orthogonality that falls below `degenerate_orthogonality` is a sign of degeneration.
+
+    Args:
+        key_orthogonality: Least orthogonality of keys, 1 − mean |cos|.
+        coverage: Least share of hypotheses whose key stands apart from all others.
+        separation: Least rank correlation of distances between values and between posteriors.
+        kl_bits: Largest KL(exact ‖ model), in bits.
+        degenerate_orthogonality: Orthogonality below which an event warns of degeneration.
+
+    Raises:
+        InvalidArgument: A threshold is not finite, or that of the KL is not above 0.
+
+    Example:
+        >>> from bayesgeom.monitor import Thresholds
+        >>> Thresholds(kl_bits=0.002).kl_bits
+        0.002
     """
 
     key_orthogonality: float = 0.9
@@ -41,7 +56,21 @@ class Thresholds:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A finding or an action of a monitor. For a rollback, `value` is the step whose weights were restored."""
+    """A finding or an action of a monitor. For a rollback, `value` is the step whose weights were restored.
+
+    Args:
+        step: Training step.
+        kind: "reached", "lost", "degenerated", "not finite", "rolled back" or "stopped".
+        metric: What was measured.
+        value: Its value.
+        threshold: The threshold that it passed.
+        chance: Level of an untrained or random network; NaN if there is none.
+
+    Example:
+        >>> from bayesgeom.monitor import Event
+        >>> print(Event(step=300, kind="reached", metric="kl_bits", value=0.0081, threshold=0.01))
+        step 300: kl_bits reached (0.0081; threshold 0.01)
+    """
 
     step: int
     kind: Kind

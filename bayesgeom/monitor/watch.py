@@ -58,6 +58,11 @@ class Response:
 
     Raises:
         InvalidArgument: An argument is invalid.
+
+    Example:
+        >>> from bayesgeom.monitor import Response
+        >>> Response(action="stop").action
+        'stop'
     """
 
     action: Literal["warn", "stop", "roll_back"] = "warn"
@@ -91,6 +96,14 @@ class Settings:
         seed: Seed of the sequences and intervals.
         untrained: Also measure an untrained network of the same architecture, as a baseline.
         out: Directory whose metrics.parquet is updated at every measurement.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type.
+
+    Example:
+        >>> from bayesgeom.monitor import Settings
+        >>> Settings(n=64).seed
+        0
     """
 
     n: int = 32
@@ -120,6 +133,17 @@ class Monitor:
         InvalidArgument: `every` or n is below 1, or the task is not known.
         TaskMismatch: Ids or length do not fit the model.
         OutputFault: `settings.out` cannot be written.
+
+    Example:
+        >>> import bayesgeom
+        >>> from bayesgeom.monitor import Monitor, Settings
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> watch = Monitor(config.build(seed=0), task, every=10, settings=Settings(n=8, untrained=False))
+        >>> watch(10)  # events of the measurement after step 10
+        ()
+        >>> watch.should_stop
+        False
     """
 
     @checked("task")
@@ -279,6 +303,24 @@ def trainer_callback(
 
     The monitor, `callback.monitor`, is created when training begins. A rollback also restores the trainer's optimizer.
     With `settings.out` the full report is written at the end. The arguments are those of `Monitor`.
+
+    Args:
+        task: The task.
+        every: Steps between measurements.
+        settings: As in `Monitor`.
+        thresholds: As in `Monitor`.
+        response: As in `Monitor`; its optimizer is the trainer's by default.
+
+    Returns:
+        A `transformers.TrainerCallback`; its `monitor` is None until training begins.
+
+    Raises:
+        ImportError: `transformers` is not installed.
+
+    Example:
+        >>> from bayesgeom.monitor import trainer_callback
+        >>> trainer_callback("bijection").monitor is None
+        True
     """
     from transformers import TrainerCallback
 

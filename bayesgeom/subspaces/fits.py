@@ -68,6 +68,17 @@ def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = (
     Args:
         quantity: "entropy", "belief" or "log_odds:H".
         given: Correlated quantities to erase first: "position" and "answer" (log answer probabilities).
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        UnknownName: There is no such quantity.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.covariance("belief").label
+        'covariance (belief)'
     """
     return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
 
@@ -79,6 +90,17 @@ def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) ->
     Args:
         quantity: As in `covariance`.
         given: As in `covariance`.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        UnknownName: There is no such quantity.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.leace("belief").label
+        'LEACE (belief)'
     """
     return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
 
@@ -94,13 +116,39 @@ def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int =
         rank: Dimensions of the subspace.
         quantity: As in `covariance`.
         steps: Training steps.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        UnknownName: There is no such quantity.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.trained_swap(2).label
+        'trained swap (belief, rank 2)'
     """
     return TrainedSwap(rank, Quantity.of(quantity), steps)
 
 
 @checked()
 def decoder(quantity: str | Quantity = "entropy") -> Fit:
-    """Return the weights of a ridge map to the quantity; a read-out, so its removal can never show "not used"."""
+    """Return the weights of a ridge map to the quantity; a read-out, so its removal can never show "not used".
+
+    Args:
+        quantity: "entropy", "belief" or "log_odds:H", with H the index of a hypothesis.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        UnknownName: There is no such quantity.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.decoder("entropy").label
+        'decoder (entropy)'
+    """
     return Decoder(Quantity.of(quantity))
 
 
@@ -112,6 +160,17 @@ def entropy_axis(by: AxisKind = "readout") -> Fit:
         by: "readout": the ridge map from vectors to the exact entropy, as in `decoder`; "pc1": the first principal
             component; "pc1_standardized": the first principal component of standardized vectors (Paper III), scaled
             back so that the coordinate along it is the component's score.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        InvalidArgument: `by` is none of these.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.entropy_axis().label
+        'decoder (entropy)'
     """
     return _EntropyAxis(by)
 
@@ -127,24 +186,77 @@ def frame(
         head: Query head; if heads share keys and values, those of its group are used. None for "embedding".
         layer: Layer of the head; by default the edited layer.
         tokens: A token set of the task; by default "hypotheses" or, if the task has none, "inputs".
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type or is none of these; when applied, that the head is missing.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.frame().label
+        'frame (embedding)'
     """
     return _Frame(kind, head, layer, tokens)
 
 
 def belief_readout() -> Fit:
-    """Return the row space of the ridge map from vectors to the exact belief, as `decoder("belief")`."""
+    """Return the row space of the ridge map from vectors to the exact belief, as `decoder("belief")`.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        InvalidArgument: Never here; when applied, that the task has no belief.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.belief_readout().label
+        'decoder (belief)'
+    """
     return Decoder(Quantity("belief"))
 
 
 @checked()
 def top_jacobian(r: int) -> Fit:
-    """Return the top-r eigenspace of Σ g gᵀ, g the gradients of answer logits at the same or later positions."""
+    """Return the top-r eigenspace of Σ g gᵀ, g the gradients of answer logits at the same or later positions.
+
+    Args:
+        r: Rank.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        InvalidArgument: `r` is not an integer; when applied, that it exceeds the width.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.top_jacobian(16).label
+        'top-16 Jacobian'
+    """
     return _TopJacobian(r)
 
 
 @checked()
 def random(r: int) -> Fit:
-    """Return a uniformly drawn subspace of r dimensions, a different one in each layer."""
+    """Return a uniformly drawn subspace of r dimensions, a different one in each layer.
+
+    Args:
+        r: Rank.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        InvalidArgument: `r` is not an integer; when applied, that it exceeds the width.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.random(4).label
+        'random (4)'
+    """
     return _Random(r)
 
 
@@ -156,15 +268,40 @@ def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
         vectors: Orthonormal columns, shape (width of the site, r).
         name: Label in tables and plots.
 
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
     Raises:
         InvalidArgument: The columns are not orthonormal.
+
+    Example:
+        >>> import torch
+        >>> from bayesgeom import subspaces
+        >>> subspaces.basis(torch.eye(8)[:, :2]).label
+        'own basis'
     """
     return fixed(Subspace(name, vectors))
 
 
 @checked()
 def fixed(subspace: Subspace) -> Fit:
-    """Return a fit that uses the same subspace in every layer."""
+    """Return a fit that uses the same subspace in every layer.
+
+    Args:
+        subspace: The subspace.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        InvalidArgument: `subspace` is no `bayesgeom.Subspace`.
+
+    Example:
+        >>> import bayesgeom, torch
+        >>> from bayesgeom import subspaces
+        >>> subspaces.fixed(bayesgeom.Subspace("first two", torch.eye(8)[:, :2])).label
+        'first two'
+    """
     return _Fixed(subspace)
 
 
@@ -192,8 +329,19 @@ def as_fit(subspace: object) -> Fit:
 def fit_from_text(text: str) -> Fit:
     """Return the fit that the command line writes as NAME or NAME:argument.
 
+    Args:
+        text: Such as "frame", "leace:belief" or "random:4".
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
     Raises:
         UnknownName: There is no such subspace; the error lists the forms.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.fit_from_text("leace:belief").label
+        'LEACE (belief)'
     """
     name, _, listed = text.partition(":")
     parts = [part.strip() for part in listed.split(",") if part]

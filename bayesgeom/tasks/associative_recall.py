@@ -47,6 +47,24 @@ class AssociativeRecall(SymmetricTask):
     training. Binding requires two steps that have no benefit alone: which key stands before a value, and which stored
     key equals the query. With many pairs, training therefore stays at the bag of stored values. With two pairs each
     step alone reduces the loss more.
+
+    Args:
+        n_pairs: Stored pairs in a sequence.
+        n_keys: Number of keys, at least `n_pairs`.
+        n_values: Number of values, at least `n_keys`.
+        n_queries: Queries in a sequence; each is a scored position.
+        n_filler: Tokens between the pairs and the first query.
+        unstored_share: Probability that a query uses a key that was not stored.
+        pooled_pairs: Whether the number of stored pairs varies between sequences.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> trials = tasks.AssociativeRecall(n_pairs=3, n_keys=5, n_values=7, n_queries=2).sample(2, seed=0)
+        >>> trials.at_scored(trials.predictive).shape
+        torch.Size([2, 2, 7])
     """
 
     name: ClassVar[str] = "recall"

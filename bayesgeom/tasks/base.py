@@ -35,6 +35,12 @@ class WindTunnel(ABC):
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
     Ids 0 … `d_vocab` − 1 are the input tokens and the answers, so any causal language model can be used on any task.
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> task = tasks.StickyMarkov(n_states=5, length=7)
+        >>> isinstance(task, tasks.WindTunnel), task.d_vocab, task.n_pos
+        (True, 5, 7)
     """
 
     name: ClassVar[str]
@@ -174,6 +180,11 @@ class TextTask(ABC):
 
     Concrete text tasks are frozen dataclasses. The task that `bind` returns holds ids and no tokenizer. Its config
     rebuilds it, so a report can be reproduced from its provenance.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> isinstance(tasks.Prompts(texts=["The sky is"]), tasks.TextTask)
+        True
     """
 
     name: ClassVar[str]

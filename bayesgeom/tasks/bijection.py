@@ -38,6 +38,21 @@ class Bijection(SymmetricTask):
     distribution of prefixes changes. Use it for training. With keys uniform over all V, every value is equally likely
     to be the answer, shown or not (|seen|/V · 1/|seen| = 1/V). Attending to values then has no benefit before keys are
     matched, and training stays at the uniform predictor. With frequent returns it has a benefit.
+
+    Args:
+        n_values: Number of keys and of values, V.
+        n_pairs: Keys in a sequence; each is a scored position.
+        repeats: Whether keys are drawn with replacement.
+        pooled_keys: Whether each sequence draws its keys from a random subset; needs `repeats`.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> trials = tasks.Bijection(n_values=5, n_pairs=3).sample(2, seed=0)
+        >>> trials.at_scored(trials.predictive)[0, :, :].max(dim=-1).values  # 1/5, 1/4, 1/3
+        tensor([0.2000, 0.2500, 0.3333], dtype=torch.float64)
     """
 
     name: ClassVar[str] = "bijection"

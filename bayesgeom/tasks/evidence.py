@@ -75,6 +75,28 @@ class LabeledEvidence(TextTask):
     `style` changes the beginning for instruct models. In `chat` the lines are the assistant's answer, in the
     tokenizer's chat template, to a user who asks to continue the list. In `instruct` the user also explains how labels
     are generated. Words, labels and posterior are the same in all styles.
+
+    Args:
+        k_max: Lines with a label.
+        ks: Numbers of labels k whose query is scored; empty: all.
+        reliability: Probability that a label equals the latent y, in (½, 1).
+        query: What is asked: the "latent" y or the "next" label.
+        control: How the evidence is removed or renamed, as above.
+        n_words: Words from which lines draw theirs.
+        words: These words, each one token; empty: the project's.
+        labels: Two labels, each one token; empty: the project's.
+        colon: Text between word and label.
+        separator: Text between lines.
+        bos: Whether a prompt begins with the tokenizer's beginning-of-sequence token.
+        style: How a prompt begins, as above.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> tasks.LabeledEvidence(k_max=4, reliability=0.8).reliability
+        0.8
     """
 
     name: ClassVar[str] = "evidence"

@@ -45,6 +45,23 @@ class HMM(SymmetricTask, DynamicTask):
 
     Ids: probabilities `floor` … 1 in steps of `grid`, four special tokens, symbols, then the hidden states as answers.
     At the defaults: 96 + 4 + 5 input ids, 5 answer ids, a 53-token header, 93 tokens in all.
+
+    Args:
+        n_states: Number of hidden states S, at least 2.
+        n_symbols: Number of symbols, at least 2.
+        length: Symbols in a sequence; each is a scored position.
+        floor: Smallest probability in a row, a multiple of `grid`.
+        grid: Step of the probabilities; it must divide 1.
+        stay: Probability to stay in a state; None draws it, as published.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> trials = tasks.HMM(n_states=3, n_symbols=2, length=7).sample(2, seed=0)
+        >>> trials.at_scored(trials.predictive).shape
+        torch.Size([2, 7, 3])
     """
 
     name: ClassVar[str] = "hmm"

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel
@@ -44,6 +45,22 @@ class InContext(TextTask):
     default has no separator. With `bos`, a prompt begins with the tokenizer's beginning-of-sequence token, if it has
     one. With `chat`, the symbols are the assistant's answer, in the tokenizer's chat template, to a user who asks to
     continue the sequence.
+
+    Args:
+        task: The wind tunnel that is written as text.
+        symbols: Words for the ids, each one token; empty: the project's.
+        separator: Text before scored positions, such as ",".
+        bos: Whether a prompt begins with the tokenizer's beginning-of-sequence token.
+        chat: Whether the sequence is an assistant's answer in the chat template.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> task = tasks.InContext(task=tasks.Bijection(n_values=5, n_pairs=3))
+        >>> isinstance(task, tasks.TextTask)  # it becomes a wind tunnel with a model's tokenizer
+        True
     """
 
     name: ClassVar[str] = "in-context"
@@ -52,6 +69,9 @@ class InContext(TextTask):
     separator: str = ""
     bos: bool = True
     chat: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundInContext":
         tried = self.symbols or (*candidates("words"), *map(chr, range(ord("A"), ord("Z") + 1)))

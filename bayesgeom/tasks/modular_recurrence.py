@@ -32,6 +32,19 @@ class ModularRecurrence(WindTunnel):
     """`length` numbers below `modulus`; the label at each is the next one, and the last label is not shown.
 
     `belief` is over the noise, then over all rules (a, b) in the order of a·p + b.
+
+    Args:
+        modulus: Number of different numbers p.
+        length: Numbers in a sequence; each is a scored position.
+        rule_share: Share of sequences that follow a rule; the others are noise.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> tasks.ModularRecurrence(modulus=5, length=7).n_hypotheses  # 25 rules and the noise
+        26
     """
 
     name: ClassVar[str] = "modular-recurrence"

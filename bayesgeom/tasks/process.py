@@ -40,6 +40,21 @@ class Process(MarkovProcess):
     Entries are at least 0 and sum to one over x and j for each i. The state before the first symbol has the
     distribution `initial`, or the stationary distribution if `initial` is empty. Arrays, tensors and lists are stored
     as nested tuples.
+
+    Args:
+        transition_tensors: One matrix for each symbol, shape (symbol, state, state).
+        initial: Distribution of the state before the first symbol; empty: the stationary one.
+        length: Symbols in a sequence; each is a scored position.
+
+    Raises:
+        InvalidArgument: Entries are negative or not finite, rows do not sum to one, or shapes do not fit.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> coin = tasks.Process([[[0.9, 0.0], [0.0, 0.2]], [[0.1, 0.0], [0.0, 0.8]]], initial=[0.5, 0.5], length=3)
+        >>> trials = coin.sample(2, seed=0)
+        >>> trials.at_scored(trials.belief).shape
+        torch.Size([2, 3, 2])
     """
 
     name: ClassVar[str] = "process"
@@ -111,6 +126,20 @@ class Mess3(MarkovProcess):
     observed with noise. The defaults are those of the reference's released code; its figures use x = 0.05, a = 0.85.
     The predictive is an invertible linear map of the belief. An exact predictor therefore determines the belief;
     whether the residual stream represents it linearly is what is measured.
+
+    Args:
+        x: Probability of each change of state, 0 … ½.
+        a: Probability that a state emits its own symbol, 0 … 1.
+        length: Symbols in a sequence; each is a scored position.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> trials = tasks.Mess3(x=0.05, a=0.85, length=7).sample(2, seed=0)
+        >>> trials.at_scored(trials.belief).shape
+        torch.Size([2, 7, 3])
     """
 
     name: ClassVar[str] = "mess3"

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import UNASKED, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
@@ -41,6 +42,22 @@ class Prompts(TextTask):
     beginning-of-sequence token, if it has one. With `chat`, it is a user's message in the tokenizer's chat template, up
     to the start of the assistant's answer. `per_quintile` prompts of each group are selected from each quintile of
     the model's entropy at their end; 0 takes all prompts.
+
+    Args:
+        texts: Prompts, or lists of prompts by domain; None: the shipped ones.
+        domain: One of the groups, or two joined by +; empty: all.
+        last: Tokens scored at the end of a prompt.
+        bos: Whether a prompt begins with the tokenizer's beginning-of-sequence token.
+        per_quintile: Prompts of each group per quintile of the model's entropy; 0: all.
+        chat: Whether a prompt is a user's message in the chat template.
+
+    Raises:
+        InvalidArgument: `last` is below 1, a group has no prompts, or a prompt is empty.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> tasks.Prompts(texts=["The sky is", "Two and two make"])
+        Prompts(2 texts)
     """
 
     name: ClassVar[str] = "prompts"
@@ -52,13 +69,14 @@ class Prompts(TextTask):
     chat: bool = False
 
     def __post_init__(self) -> None:
-        if self.last < 1:
-            raise InvalidArgument(
-                f"last, the number of tokens scored at the end of a prompt, must be at least 1, got {self.last}."
-            )
         if isinstance(self.texts, str):
             raise InvalidArgument(
                 "texts must be a list of prompts, or lists by domain: put a single prompt into a list."
+            )
+        check_types(self)
+        if self.last < 1:
+            raise InvalidArgument(
+                f"last, the number of tokens scored at the end of a prompt, must be at least 1, got {self.last}."
             )
         for name, texts in self.groups().items():
             if not texts or any(not text.strip() for text in texts):

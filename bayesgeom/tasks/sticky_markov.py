@@ -30,7 +30,23 @@ from bayesgeom.tasks.markov import MarkovProcess, check_process
 @final
 @dataclass(frozen=True, kw_only=True)
 class StickyMarkov(MarkovProcess):
-    """`length` symbols of one fixed ring; the belief is over states, the predictive over symbols."""
+    """`length` symbols of one fixed ring; the belief is over states, the predictive over symbols.
+
+    Args:
+        n_states: Number of states and of symbols.
+        self_probability: Probability to stay in a state.
+        noise: Probability that a symbol is drawn uniformly instead of showing the state.
+        length: Symbols in a sequence; each is a scored position.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> trials = tasks.StickyMarkov(n_states=5, length=7).sample(2, seed=0)
+        >>> trials.at_scored(trials.predictive).shape
+        torch.Size([2, 7, 5])
+    """
 
     name: ClassVar[str] = "sticky-markov"
     n_states: int = 8

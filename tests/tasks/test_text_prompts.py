@@ -1,6 +1,8 @@
 """Prompts: what ships, how domains are grouped and joined, padding, drawing without replacement, quintiles."""
 
+from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.trials import UNASKED, Trials, concatenate
 from bayesgeom.tasks.base import BLOCK, derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.prompts import BoundPrompts, Prompts
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
@@ -215,3 +219,22 @@ def test_where_every_id_is_used_padding_is_still_an_id() -> None:
     task = BoundPrompts(n_ids=2, prompts=((0, 1, 1), (1,)), groups=(0, 0), group_names=("only",))
     assert task.in_order().tokens.tolist() == [[0, 1, 1], [1, 0, 0]]
     assert replace(task, n_ids=3).in_order().tokens.tolist() == [[0, 1, 1], [1, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value", "message"),
+    [
+        (Prompts(), "last", "x", "last must be an integer, got 'x'"),
+        (Prompts(), "bos", 3, "bos must be True or False, got 3"),
+        (Prompts(), "texts", [3], r"texts must be a sequence of texts or a mapping or None, got \[3\]"),
+        (Prompts(), "domain", 3, "domain must be text, got 3"),
+        (InContext(task=Bijection()), "task", 3, "task must be WindTunnel, got 3"),
+        (InContext(task=Bijection()), "symbols", "abc", "symbols must be a sequence of texts, got 'abc'"),
+    ],
+)
+def test_parameters_of_another_type_are_refused(task: Prompts | InContext, name: str, value: Any, message: str) -> None:
+    """The tests' own type checks would refuse a wrong value before the constructor sees it."""
+    own = copy(task)
+    object.__setattr__(own, name, value)
+    with pytest.raises(InvalidArgument, match=message):
+        own.__post_init__()
