@@ -1,5 +1,6 @@
 """The conditions of one layer: the subspace, the ceiling, and the control subspaces."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -35,7 +36,7 @@ class Arms:
         """Return the edit of the whole activation: replaced by the donor's under a swap, else by its mean."""
         return Replace(site=self.site, layer=self.layer, mode="resample" if self.kind == "swap" else "mean")
 
-    def controls(self, bases: Float64[Tensor, "draw d rank"], like_own: Subspace | None = None) -> list[Edit]:
+    def controls(self, bases: Iterable[Float64[Tensor, "d _"]], like_own: Subspace | None = None) -> list[Edit]:
         """Return the edits of control subspaces; "add" shifts them as `like_own` if given, else by their own spread."""
         of_own = None if like_own is None else like_own.reads
         return [

@@ -1,6 +1,6 @@
 """A checked intervention: fits subspaces, draws controls, runs every condition and passes the sums to the summary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -235,13 +235,13 @@ class Intervention:
         sample: Sample,
         own: Subspace,
         random: Float64[Tensor, "draw d r"],
-        matched: Float64[Tensor, "matched d rank"],
+        matched: Sequence[Float64[Tensor, "d _"]],
         layer: int,
     ) -> list[Edit]:
         """Return the ceiling, then random subspaces, then those with the same share of variance."""
         arms = self.arms(sample, layer)
         controls = arms.controls(matched)
-        controls *= -(-self.design.n_matched // len(controls))  # one whole complement fills its arms and counts as 1
+        controls *= self.design.n_matched // len(controls)  # a single one fills the arms of all; verdicts count it once
         return [arms.ceiling(), *arms.controls(random, own), *controls]
 
     def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:

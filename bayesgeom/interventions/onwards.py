@@ -211,8 +211,8 @@ def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[
     """Return `draws` sets of erasers of subspaces with the same share of variance, with the same layers and means.
 
     Returns:
-        The sets, and whether the shares agree in every layer at scored positions. If the whole complement holds less
-        variance than the eraser's own subspace, every set uses that complement.
+        The sets, and whether the shares agree in every layer at scored positions. If no distinct subspaces have as
+        much variance as the eraser's own subspace, every set uses the whole complement.
     """
     sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
     is_matched = True
@@ -355,7 +355,12 @@ def _report(
         r2[:, first] = erasures[0].before, max(each.after for each in erasures)
         excess[first] = max(each.after - max(each.permuted, 0.0) for each in erasures)
         verdicts[first] = verdict_onwards(
-            (low[first], high[first]), ceiling[first], own_kl, excess=excess[first], is_identified=is_identified
+            (low[first], high[first]),
+            ceiling[first],
+            own_kl,
+            excess=excess[first],
+            is_decodable=erasures[0].is_clearly_decodable,
+            is_identified=is_identified,
         )
     controls = [
         Baseline.of("chance", RANDOM_MOST, most, low=least, high=most),

@@ -14,17 +14,17 @@ from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.subspaces.readout import SLACK
+from bayesgeom.subspaces.readout import FLOOR, SLACK
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 STAGES = ("before", "after")
 RULE = (
-    f"Not used (linearly) from a layer on: in every layer from there on, a linear map predicts at most {SLACK:.0%} "
-    f"more of the quantity's variance than of shuffled values, and the 95 % interval of the KL increase lies within "
-    f"±{OWN_KL_SHARE:g} of the model's own KL and within ±{CEILING_SHARE:.0%} of the ceiling. Removal alone never "
-    "shows use."
+    "Not used (linearly) from a layer on: before erasure, R² of a linear map in that layer is at least "
+    f"{FLOOR:g} above that of shuffled values; in every layer from there on, it is at most {SLACK:g} above after "
+    f"erasure; and the 95 % interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
+    f"±{CEILING_SHARE:.0%} of the ceiling. Removal alone never shows use."
 )
 
 
@@ -35,7 +35,8 @@ class OnwardsReport(Report):
 
     - `kl_increase_bits` with a paired interval. Baselines: the largest KL increase of 20 random subspaces of the same
       ranks, with their range, and the largest of 20 subspaces with the same share of variance in every layer. Where
-      `is_matched_by_layer` is false there are no such subspaces, and everything outside the erased subspace is erased.
+      `is_matched_by_layer` is false there are no such subspaces in some layer, and everything outside the erased
+      subspace is erased there.
     - `ceiling_kl_increase_bits`: the whole activation replaced by its mean.
     - `r2`: held-out R² of the quantity at scored positions, before and after; the largest over the erased layers.
     - `r2_excess`: the largest amount by which R² exceeds both the 97.5 % quantile of shuffled values and 0.
@@ -129,11 +130,17 @@ class OnwardsReport(Report):
 
 
 def verdict_onwards(
-    increase: tuple[float, float], ceiling: float, own_kl: float, *, excess: float, is_identified: bool
+    increase: tuple[float, float],
+    ceiling: float,
+    own_kl: float,
+    *,
+    excess: float,
+    is_decodable: bool,
+    is_identified: bool,
 ) -> str:
     """Return the verdict by `RULE` from the ends of the interval of the KL increase."""
     if not is_identified:
         return NOT_IDENTIFIED
     reach = max(abs(end) for end in increase)
     is_cheap = reach <= OWN_KL_SHARE * own_kl and reach <= CEILING_SHARE * ceiling
-    return NOT_USED if is_cheap and excess <= SLACK else UNDECIDED
+    return NOT_USED if is_cheap and is_decodable and excess <= SLACK else UNDECIDED

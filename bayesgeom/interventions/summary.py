@@ -15,7 +15,7 @@ from bayesgeom.interventions.verdicts import Effect, Evidence, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.subspaces.matching import WHOLE, Matched
+from bayesgeom.subspaces.matching import SITE, WHOLE, Matched
 from bayesgeom.subspaces.overlap import Overlap
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.subspace import Subspace
@@ -141,9 +141,17 @@ def where_text(site: str, positions: str, donors: str) -> str:
 
 
 def drawn_text(matched: Matched) -> str:
-    """Return how controls with the same share of variance were drawn, their rank, and their number if it is 1."""
+    """Return how controls with the same share of variance were drawn, their rank, and their number if it is reduced."""
+    if matched.by == WHOLE:
+        return f"1 (the whole complement, rank {matched.rank})"
     drawn = matched.by if "rank" in matched.by else f"{matched.by}, rank {matched.rank}"
-    return f"1 ({drawn})" if matched.n_distinct == 1 else drawn
+    if matched.by == SITE:
+        *several, last = matched.bases
+        drawn = (
+            f"{len(several)} from the whole site, rank {matched.rank}, which hold {matched.own_share:.0%} of the "
+            f"subspace's own variance on average, and the whole complement, rank {last.shape[1]}"
+        )
+    return drawn if matched.n_distinct == len(matched.bases) else f"{drawn}; {matched.n_distinct} distinct"
 
 
 def reason_text(reason: str, drawn: str) -> str:
@@ -259,7 +267,8 @@ class _Scores:
             effects=effects,
             is_matched=controls.found[layer].is_matched,
             n=context.n,
-            n_controls=min(_count(controls.random), _count(controls.matched)),
+            n_random=_count(controls.random),
+            n_matched=controls.found[layer].n_distinct,
             erasure=context.erasures.get(layer),
             removal=effect(removal),
             erasing=None if self.erasing is None else effect(self.erasing),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.subspaces.readout import SLACK, Erasure
+from bayesgeom.subspaces.matching import SAME
+from bayesgeom.subspaces.readout import FLOOR, SLACK, Erasure
 
 USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"
 NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"
@@ -18,15 +19,15 @@ SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained net
 RULE = (
     "Used: a swap moves the model's own value towards the donor's. The 95 % interval of that movement (and, for a "
     "belief or log-odds, of the answer shift) lies above zero and above every control: random subspaces of the same "
-    f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. Where only the whole "
-    "complement has as much variance, it is the one control of the second kind. A subspace of a quantity must also "
-    "meet three conditions: the quantity is decodable at the site; erasing the quantity there by LEACE costs more than "
-    "the margin below; and the movement without the direct path from the site to the output lies above zero "
-    "and above that of every control subspace without its direct path. Not used (linearly, at this site and these "
-    f"positions): after removal, a linear map predicts at most {SLACK:.0%} more of the quantity's variance than of "
-    f"shuffled values. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
-    f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
-    "subspace. Not identified: the quantity is a function of position. Undecided: everything else, or fewer than "
+    f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each, of which no two have "
+    f"{SAME:.0%} of their variance in common. A subspace of a quantity must also meet three conditions: the quantity "
+    "is decodable at the site; erasing the quantity there by LEACE costs more than the margin below; and the movement "
+    "without the direct path from the site to the output lies above zero and above that of every control subspace "
+    "without its direct path. Not used (linearly, at this site and these positions): before removal, R² of a linear "
+    f"map is at least {FLOOR:g} above that of shuffled values; after removal, it is at most {SLACK:g} above. In "
+    f"addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
+    f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
+    "identified: the quantity is a function of position. Undecided: everything else, or fewer than "
     f"{LEAST_SEQUENCES} sequences."
 )
 
@@ -55,7 +56,7 @@ class Evidence:
         effects: by name, for a swap: the effect, and the largest of random and of matched subspaces.
         is_matched: whether control subspaces with the same share of variance exist.
         n: number of sequences.
-        n_controls: number of random or of matched subspaces, whichever is smaller.
+        n_random, n_matched: numbers of control subspaces that differ from one another.
         erasure: R² before and after removal; None where the quantity never varies.
         removal: KL increase on removal, with its `removal_ceiling` and the model's `own_kl`.
         is_identified: whether the quantity varies between sequences at the same position.
@@ -72,7 +73,8 @@ class Evidence:
     effects: Mapping[str, tuple[Effect, float, float]]
     is_matched: bool
     n: int
-    n_controls: int
+    n_random: int
+    n_matched: int
     erasure: Erasure | None
     removal: Effect
     removal_ceiling: float
@@ -103,6 +105,11 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
     if not against_disuse:
         return NOT_USED, "the quantity is erased without a KL increase"
     return UNDECIDED, f"use not shown: {against_use[0]}; disuse not shown: {against_disuse[0]}"
+
+
+def hardly_decodable(before: float) -> str:
+    """Return the reason why a quantity with this R² before removal cannot be "not used"."""
+    return f"hardly decodable here (R² {before:.3f} before removal; a verdict needs {FLOOR:g} above shuffled values)"
 
 
 def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
@@ -145,8 +152,9 @@ def _against_site(evidence: Evidence) -> list[str]:
         found += _against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
         found.append("no control subspace has the same share of variance")
-    if evidence.n_controls < LEAST_CONTROLS:
-        found.append(f"fewer than {LEAST_CONTROLS} controls of a kind")
+    for number, kind in ((evidence.n_random, "random"), (evidence.n_matched, "variance-matched")):
+        if number < LEAST_CONTROLS:
+            found.append(f"{number} distinct {kind} control{'s' * (number != 1)}, {LEAST_CONTROLS} needed")
     return found
 
 
@@ -173,6 +181,8 @@ def _against_disuse(evidence: Evidence) -> list[str]:
         return ["decoder weights are only a read-out"]
     if evidence.erasure is not None and not evidence.erasure.has_quantity:
         return [f"there is nothing to remove (R² {evidence.erasure.before:.3f})"]
+    if evidence.erasure is not None and not evidence.erasure.is_clearly_decodable:
+        return [hardly_decodable(evidence.erasure.before)]
     if evidence.erasure is None or not evidence.erasure.is_complete:
         after = math.nan if evidence.erasure is None else evidence.erasure.after
         return [f"still decodable after removal (R² {after:.3f})"]

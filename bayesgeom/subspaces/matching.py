@@ -2,11 +2,16 @@
 
 A draw is B = qr(Λ^τ G), Λ the eigenvalues of the site's covariance in the eigenbasis and G Gaussian. τ = 0 gives a
 uniform subspace, a large τ the leading principal components, a large negative τ the trailing ones. Bisection over τ
-finds the target share. Draws come from the orthogonal complement of the given subspace, at the same rank if the
-complement has enough variance, else at the lowest higher rank that reaches the share. If all other directions together
-have less variance, no control can match: the whole complement is used instead and is not called matched.
+finds the target share.
+
+Draws come from the orthogonal complement of the given subspace, at the same rank if the complement has enough variance,
+else at the lowest higher rank that reaches the share. If all other directions together have too little variance, draws
+come from the whole site, and the whole complement is the last control. Such draws hold a part of the given subspace and
+so a part of its effect, which makes it harder to exceed them. If a subspace has so much of the variance that the draws
+would all be nearly the whole site, the whole complement is the one control.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,51 +23,102 @@ from torch import Tensor
 from bayesgeom.subspaces.subspace import Subspace
 
 TOLERANCE = 0.05  # relative difference to the target share that a draw may have
+SAME = 1 - TOLERANCE  # share of their variance in common from which two controls count as one
 HEADROOM = 1.1  # leading components must reach this multiple of the share, or all draws would be equal
-WHOLE, NONE = "whole complement", "not matched"
+SITE, WHOLE, NONE = "whole site", "whole complement", "not matched"
 _STEPS, _STEEPEST = 40, 8.0
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Control subspaces of one layer; `by` is how they were drawn, `is_matched` whether the shares agree."""
+    """Control subspaces of one layer.
 
-    bases: Float64[Tensor, "draw d rank"]
+    Args:
+        bases: Orthonormal columns of each control.
+        share: Mean share of the site's variance of the drawn controls.
+        by: How they were drawn.
+        is_matched: Whether the shares agree with the target.
+        n_distinct: Number of controls that differ from one another; see `n_distinct`.
+        own_share: Mean share of the given subspace's variance that the drawn controls hold.
+    """
+
+    bases: tuple[Float64[Tensor, "d _"], ...]
     share: float
     by: str
     is_matched: bool
+    n_distinct: int
+    own_share: float = 0.0
 
     @property
     def rank(self) -> int:
-        """Dimensions of each subspace."""
-        return self.bases.shape[2]
-
-    @property
-    def n_distinct(self) -> int:
-        """Number of different subspaces. The whole complement is one, however often its effect is counted."""
-        is_one = len(self.bases) > 1 and bool((self.bases == self.bases[:1]).all())
-        return 1 if is_one else len(self.bases)
+        """Dimensions of each drawn subspace."""
+        return self.bases[0].shape[1]
 
 
 def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
     """Return subspaces with the same share of variance as `own`, within `TOLERANCE`."""
     wanted, total = own.variance_share(covariance), float(covariance.diagonal().sum())
-    rest = torch.linalg.qr(own.basis.to(covariance), mode="complete").Q[:, own.rank :]
+    basis = own.basis.to(covariance)
+    rest = torch.linalg.qr(basis, mode="complete").Q[:, own.rank :]
     if rest.shape[1] == 0:
-        return Matched(bases=own.basis.to(covariance).expand(draws, -1, -1), share=wanted, by=NONE, is_matched=False)
-    values, vectors = torch.linalg.eigh(rest.T @ covariance @ rest)
-    values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
-    rank = _least_rank(values, HEADROOM * wanted, own.rank)
-    if rank is None:
-        share = float(values.sum())
-        has_enough = share >= (1 - TOLERANCE) * wanted
-        return Matched(bases=rest.expand(1, -1, -1), share=share, by=WHOLE, is_matched=has_enough)
-    bases = rest @ vectors @ _tilted(values, wanted, rank, draws=draws, seed=seed)
-    shares = (bases * (covariance @ bases)).sum(dim=(1, 2)) / total
-    is_close = bool(((shares - wanted).abs() <= TOLERANCE * wanted).all())
-    by = "complement" if rank == own.rank else f"complement, rank {rank}"
-    return Matched(bases=bases, share=float(shares.mean()), by=by if is_close else NONE, is_matched=is_close)
+        return Matched(bases=(basis,) * draws, share=wanted, by=NONE, is_matched=False, n_distinct=1)
+    everything = torch.eye(own.width).to(covariance)
+    for place, directions in (("complement", rest), (SITE, everything)):
+        values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
+        values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
+        rank = _least_rank(values, HEADROOM * wanted, own.rank)
+        if rank is None or (place == SITE and draws < 2):
+            continue
+        n_drawn = draws if place != SITE else draws - 1
+        bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
+        by = f"complement, rank {rank}" if place != SITE and rank != own.rank else place
+        return _found(tuple(bases), covariance, own, by=by, and_last=rest if place == SITE else None)
+    share = float((rest * (covariance @ rest)).sum() / total)
+    has_enough = share >= (1 - TOLERANCE) * wanted
+    return Matched(bases=(rest,), share=share, by=WHOLE, is_matched=has_enough, n_distinct=1)
+
+
+def n_distinct(bases: Sequence[Float64[Tensor, "d _"]], covariance: Float64[Tensor, "d d"]) -> int:
+    """Return the number of subspaces that differ from one another.
+
+    Two subspaces count as one if each holds at least `SAME` of the other's variance.
+    """
+    found = list[Tensor]()
+    for basis in bases:
+        alike = (min(_held(basis, other, covariance), _held(other, basis, covariance)) for other in found)
+        if not any(share >= SAME for share in alike):
+            found.append(basis)
+    return len(found)
+
+
+def _found(
+    drawn: tuple[Float64[Tensor, "d _"], ...],
+    covariance: Float64[Tensor, "d d"],
+    own: Subspace,
+    *,
+    by: str,
+    and_last: Float64[Tensor, "d _"] | None,
+) -> Matched:
+    """Return the drawn controls, and the whole complement as the last one if it is given."""
+    bases = drawn if and_last is None else (*drawn, and_last)
+    wanted, basis = own.variance_share(covariance), own.basis.to(covariance)
+    shares = [Subspace("a matched subspace", each).variance_share(covariance) for each in drawn]
+    is_close = all(abs(share - wanted) <= TOLERANCE * wanted for share in shares)
+    return Matched(
+        bases=bases,
+        share=float(np.mean(shares)) if shares else float("nan"),
+        by=by if is_close else NONE,
+        is_matched=is_close,
+        n_distinct=n_distinct(bases, covariance),
+        own_share=float(np.mean([_held(each, basis, covariance) for each in drawn])) if and_last is not None else 0.0,
+    )
+
+
+def _held(by: Float64[Tensor, "d _a"], of: Float64[Tensor, "d _b"], covariance: Float64[Tensor, "d d"]) -> float:
+    """Return the share of one subspace's variance that lies in another."""
+    spread, cross = of.T @ covariance @ of, by.T @ of
+    return float((cross * (cross @ spread)).sum() / spread.diagonal().sum())
 
 
 def _least_rank(values: Float64[Tensor, " d"], share: float, rank: int) -> int | None:

@@ -17,6 +17,7 @@ from bayesgeom.subspaces.subspace import Subspace
 STRENGTH = 1e-9  # ridge penalty: small, so that directions of small variance are read, too
 PERMUTATIONS, LEVEL = 40, 0.975
 SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leaves about 1 / n of it
+FLOOR = 0.1  # ten times `SLACK`, so that complete erasure removes at least nine tenths of what was decodable
 
 
 @final
@@ -37,6 +38,11 @@ class Erasure:
     def has_quantity(self) -> bool:
         """Whether the quantity is decodable before the edit; otherwise there is nothing to erase."""
         return self.before > max(self.permuted, 0.0) + SLACK
+
+    @property
+    def is_clearly_decodable(self) -> bool:
+        """Whether R² before the edit is so high that erasing the quantity removes most of what was decodable."""
+        return self.before >= max(self.permuted, 0.0) + FLOOR
 
 
 @final

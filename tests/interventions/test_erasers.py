@@ -1,7 +1,6 @@
 """Erasers by their defining properties and against the authors' package; controls by their share; R² by a slow twin."""
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions.summary import drawn_text
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
-from bayesgeom.subspaces.matching import HEADROOM, TOLERANCE, matched_subspaces
+from bayesgeom.subspaces.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
 from bayesgeom.subspaces.readout import Read, erasure
 from bayesgeom.subspaces.subspace import Subspace
 
@@ -131,26 +130,68 @@ def test_controls_carry_the_same_share_of_variance_and_lie_outside() -> None:
     for rank, seed in ((1, 0), (3, 1), (5, 2)):
         own = Subspace("own", random_subspaces(17, rank, draws=1, seed=seed)[0])
         found = matched_subspaces(own, covariance, draws=23, seed=4)
-        assert found.is_matched and found.by == "complement" and found.bases.shape == (23, 17, rank)
+        assert found.is_matched and found.by == "complement"
+        assert [basis.shape for basis in found.bases] == [(17, rank)] * 23 and found.own_share == 0
+        assert found.n_distinct == 23
         share = own.variance_share(covariance)
         for basis in found.bases:
             assert Subspace("draw", basis).variance_share(covariance) == pytest.approx(share, rel=TOLERANCE)
             assert float((basis.T @ own.basis).abs().max()) < 1e-9
-        spread = torch.linalg.svdvals(found.bases.movedim(1, 2).flatten(0, 1))
+        spread = torch.linalg.svdvals(torch.cat(found.bases, dim=1))
         assert float(spread[16 - rank]) > 0.05, "the draws differ in every direction that is left"
+
+
+def test_where_the_complement_lacks_variance_controls_come_from_the_whole_site() -> None:
+    """Before, one whole complement was the only control, and its effect was counted 20 times."""
+    covariance = covariance_of(7.0, 6.0, 5.0, 4.0, 3.0, *[0.5] * 8)
+    values, vectors = np.linalg.eigh(covariance.numpy())
+    leading = torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1]))
+    own = Subspace("PC1 to PC3", leading[:, :3])
+    found = matched_subspaces(own, covariance, draws=20, seed=0)
+    *drawn, last = found.bases
+    assert (found.by, found.is_matched, found.n_distinct, len(drawn)) == ("whole site", True, 20, 19)
+    wanted = own.variance_share(covariance)
+    for basis in drawn:
+        assert Subspace("draw", basis).variance_share(covariance) == pytest.approx(wanted, rel=TOLERANCE)
+    assert float((last.T @ own.basis).abs().max()) < 1e-9 and last.shape == (13, 10), "the whole complement"
+    part = torch.stack([basis.T @ own.basis for basis in drawn])
+    own_values = torch.from_numpy(values[::-1][:3].copy())
+    held = [(own_values * cross.square().sum(dim=0)).sum() / own_values.sum() for cross in part]
+    assert found.own_share == pytest.approx(float(np.mean(held))) and 0.3 < found.own_share < 0.95
+    assert drawn_text(found) == (
+        f"19 from the whole site, rank {drawn[0].shape[1]}, which hold {found.own_share:.0%} of the subspace's own "
+        "variance on average, and the whole complement, rank 10"
+    )
+
+
+def test_one_direction_that_holds_most_variance_leaves_no_distinct_controls() -> None:
+    """With 85 % of the variance in one direction, every subspace with as much variance contains that direction."""
+    covariance = covariance_of(17.0, *[0.5] * 6)
+    leading = torch.linalg.eigh(covariance)[1].flip(1)
+    found = matched_subspaces(Subspace("PC1", leading[:, :1]), covariance, draws=20, seed=0)
+    assert found.by == "whole site" and found.own_share > 0.85
+    assert found.n_distinct < 20, "subspaces with 95 % of their variance in common are one control"
+
+
+def test_copies_of_one_subspace_are_one_control() -> None:
+    basis = torch.eye(7, dtype=torch.float64)[:, :2]
+    other = torch.eye(7, dtype=torch.float64)[:, 1:3]
+    spread = torch.diag(torch.tensor([3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
+    assert n_distinct([basis] * 20, spread) == 1
+    assert n_distinct([basis, other, basis, other], spread) == 2
+    nearly = torch.linalg.qr(basis + 1e-2 * torch.eye(7, dtype=torch.float64)[:, 3:5]).Q
+    assert n_distinct([basis, nearly, other], spread) == 2
 
 
 def test_what_cannot_be_matched_is_said() -> None:
     covariance = covariance_of(7.0, 5.0, 3.0, 0.1, 0.1, 0.1, 0.1)
-    values, vectors = np.linalg.eigh(covariance.numpy())
-    leading = torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1]))
+    leading = torch.linalg.eigh(covariance)[1].flip(1)
     second = matched_subspaces(Subspace("PC1", leading[:, :1]), covariance, draws=20, seed=0)
     assert second.by == "complement, rank 2" and second.rank == 2 and second.is_matched
-    most = matched_subspaces(Subspace("PC1 and PC2", leading[:, :2]), covariance, draws=20, seed=0)
-    assert most.by == "whole complement" and most.bases.shape == (1, 7, 5)
-    assert (most.n_distinct, drawn_text(most)) == (1, "1 (whole complement, rank 5)")
-    twenty = replace(most, bases=most.bases.expand(20, -1, -1))
-    assert twenty.n_distinct == 1, "twenty copies of one subspace are one control"
-    assert most.share == pytest.approx(values[:-2].sum() / values.sum()) and most.share < HEADROOM * 12 / 15.4
+    most = matched_subspaces(Subspace("PC1 to PC3", leading[:, :3]), covariance, draws=20, seed=0)
+    assert most.by == "whole complement" and [basis.shape for basis in most.bases] == [(7, 4)]
+    assert (most.n_distinct, most.is_matched) == (1, False)
+    assert drawn_text(most) == "1 (the whole complement, rank 4)"
+    assert most.share == pytest.approx(0.4 / 15.4) and 1 / HEADROOM < 15.0 / 15.4
     everything = matched_subspaces(Subspace("all", torch.eye(7, dtype=torch.float64)), covariance, draws=20, seed=0)
     assert everything.by == "not matched" and not everything.is_matched

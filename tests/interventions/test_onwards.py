@@ -97,17 +97,21 @@ def test_the_report_is_kept(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("increase", "excess", "is_identified", "said"),
+    ("increase", "excess", "holds", "said"),
     [
-        ((-0.001, 0.002), -0.01, True, "not used"),
-        ((-0.001, 0.002), 0.02, True, "undecided"),
-        ((-0.001, 0.006), -0.01, True, "undecided"),
-        ((-0.001, 0.002), -0.01, False, "not identified"),
-        ((np.nan, np.nan), -0.01, True, "undecided"),
+        ((-0.001, 0.002), -0.01, (True, True), "not used"),
+        ((-0.001, 0.002), 0.02, (True, True), "undecided"),
+        ((-0.001, 0.006), -0.01, (True, True), "undecided"),
+        ((-0.001, 0.002), -0.01, (True, False), "not identified"),
+        ((-0.001, 0.002), -0.01, (False, True), "undecided"),
+        ((np.nan, np.nan), -0.01, (True, True), "undecided"),
     ],
 )
-def test_the_rule(increase: tuple[float, float], excess: float, is_identified: bool, said: str) -> None:
-    assert verdict_onwards(increase, 2.0, 0.01, excess=excess, is_identified=is_identified) == said
+def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], said: str) -> None:
+    """`holds`: whether the quantity is clearly decodable before erasure, and whether it is identified."""
+    is_decodable, is_identified = holds
+    given = {"excess": excess, "is_decodable": is_decodable, "is_identified": is_identified}
+    assert verdict_onwards(increase, 2.0, 0.01, **given) == said
 
 
 @pytest.mark.usefixtures("tiny_checkpoints")

@@ -27,7 +27,8 @@ USED = Evidence(
     effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.4)},
     is_matched=True,
     n=64,
-    n_controls=20,
+    n_random=20,
+    n_matched=20,
     erasure=LEFT,
     removal=Effect(0.3, 0.2, 0.4),
     removal_ceiling=2.0,
@@ -54,7 +55,8 @@ CASES = {
         "undecided",
     ),
     "not matched": (replace(USED, is_matched=False), "undecided"),
-    "few controls": (replace(USED, n_controls=19), "undecided"),
+    "few random controls": (replace(USED, n_random=19), "undecided"),
+    "few matched controls": (replace(USED, n_matched=19), "undecided"),
     "few sequences": (replace(USED, n=15), "undecided"),
     "little is read": (replace(USED, removal_ceiling=0.004), "undecided"),
     "nothing is decodable": (
@@ -62,6 +64,18 @@ CASES = {
         "undecided",
     ),
     "nothing to remove": (replace(IDLE, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)), "undecided"),
+    "hardly decodable": (replace(IDLE, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01)), "undecided"),
+    "below the floor above shuffled values": (
+        replace(IDLE, erasure=Erasure(before=0.119, after=-0.02, permuted=0.02)),
+        "undecided",
+    ),
+    "above the floor": (replace(IDLE, erasure=Erasure(before=0.121, after=-0.02, permuted=0.02)), "not used"),
+    "used, hardly decodable": (replace(USED, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01)), "used"),
+    "hardly decodable, not a bit changes": (
+        replace(IDLE, erasure=Erasure(before=0.05, after=0.0, permuted=0.0), removal=Effect(0.0, 0.0, 0.0)),
+        "undecided",
+    ),
+    "one control counted once": (replace(USED, n_matched=1), "undecided"),
     "not a bit changes": (replace(IDLE, removal=Effect(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
     "removal alone": (replace(USED, kind="remove"), "undecided"),
     "no interval": (replace(USED, effects={"movement": (Effect(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
@@ -98,6 +112,12 @@ def test_the_rule(case: str) -> None:
     evidence, verdict = CASES[case]
     found, reason = verdict_of(evidence)
     assert found == verdict and reason
+
+
+def test_reasons_state_the_floor_and_the_number_of_controls() -> None:
+    hardly = replace(IDLE, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01))
+    assert "hardly decodable here (R² 0.089 before removal" in verdict_of(hardly)[1]
+    assert "1 distinct variance-matched control, 20 needed" in verdict_of(replace(USED, n_matched=1))[1]
 
 
 def test_the_sentence_says_the_strongest_first() -> None:
