@@ -373,10 +373,10 @@ def rand_index(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     one, other = labels(100_000)
     truth = float(adjusted_rand(meetings(torch.from_numpy(one)[None, None], hot(other)[:, None])).flatten()[0])
     owner, found = torch.arange(n * 5) // 5, []
-    times = torch.from_numpy(jackknife_weights(n) * n)[:, owner]
+    times = torch.from_numpy(jackknife_weights(n) * n)
     for _ in range(m):
         one, other = labels(n)
-        drawn = resampled_agreement(torch.from_numpy(one)[None], hot(other), times)
+        drawn = resampled_agreement(torch.from_numpy(one)[None], hot(other), owner, times)
         found.append(statistic_interval(drawn[:, 0].numpy(), seed=1))
     return stacked(found), truth
 
