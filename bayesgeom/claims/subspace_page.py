@@ -1,20 +1,31 @@
 """The generated page of committed intervention reports: `docs/readings/interventions/README.md`."""
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
-from bayesgeom.interventions.report import REMOVAL, STAGES, VARIANCE, InterventionReport, largest_control
+from bayesgeom.interventions.report import (
+    AFTER,
+    REMOVAL,
+    SHUFFLED,
+    STAGES,
+    VARIANCE,
+    InterventionReport,
+    largest_control,
+)
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
-from bayesgeom.subspaces.matching import WHOLE
 
 FOLDER = Path("docs/readings/interventions")
+MEASURED = "measured.toml"  # names the reports that were measured under the present rules
+SINGLE = "variance-matched controls: 1 (the whole complement"
 _HEAD = """# Intervention readings
 
 This page is generated from the reports in this folder (`bayesgeom reproduce --write-docs`).
@@ -28,12 +39,26 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
 - **indirect**: the movement without the direct path from the edited site to the output; **indirect controls**: the
   largest of the same controls, also without theirs.
 - **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
-  *1 whole complement*: in these layers only all other directions together have about as much variance. This one
-  subspace is then the only control of its kind, and reports of before 22 November 2026 count it as 20. In six rows
-  a layer is called "used" on its strength.
+  *1 variance-matched control (the whole complement)*: in these layers only all other directions together were
+  compared with the subspace. This is one control, so the verdict is at most undecided.
 - **KL increase**: cost of removing the subspace, in bits. The model's own KL is in the first column.
-- **R² before**, **R² after**: held-out R² of the quantity before and after removal. Erasure is complete where R² after
-  it is at most that of shuffled values.
+- **R² before**, **R² after**: held-out R² of the quantity before and after removal. **R² shuffled**: the permutation
+  level, the 97.5 % quantile of R² of shuffled values after removal. Erasure is complete where R² after it is at most
+  0.01 above that level, or above 0 if the level is negative. "Not used" also needs R² before removal to be at least 0.1
+  above.
+- **R² excess**: the largest amount, over the erased layers, by which R² exceeds both the permutation level and 0.
+"""
+_RULES = """## Rules of the stored readings
+
+Verdicts follow the [present criteria](../../interventions.md#verdicts) in every row. Some numbers were measured under
+earlier rules:
+
+- **Intervals.** {old} of {total} reports have intervals from before the afternoon of 22 November 2026. At n = 64 an end
+  on the side of a heavy tail was then nearer, by up to a factor of two
+  ([coverage](../../../benchmarks/README.md#coverage)). Measured again since then: {new}.
+- **Controls.** Where the complement lacks variance, controls now come from the whole site
+  ([how](../../interventions.md#controls-with-the-same-share-of-variance)). {alone} layers in {n_alone} reports were
+  compared with the whole complement alone. None of them can be called used until it is measured again.
 """
 _MATRIX = """## What was measured
 
@@ -52,6 +77,7 @@ def page(folder: Path) -> str:
 
     Raises:
         OutputFault: A folder holds a damaged report.
+        InvalidArgument: `measured.toml` names a report that does not exist.
     """
     models: dict[str, list[InterventionReport | OnwardsReport]] = {}
     for path in sorted(folder.glob(f"*/*/{JSON}")):
@@ -60,8 +86,21 @@ def page(folder: Path) -> str:
                 models.setdefault(path.parent.parent.name, []).append(report)
     head = ("subspace, scored positions", "", "layers 0, 1, 2, …", "verdict")
     parts = [f"## {name}\n\n{markdown(head, [*_rows(reports)])}\n" for name, reports in models.items()]
+    listed = folder / MEASURED
+    present = tomllib.loads(listed.read_text(encoding="utf-8"))["present"] if listed.exists() else []
     matrix = markdown(("checkpoint", *_QUANTITIES), [(name, *_cells(reports)) for name, reports in models.items()])
-    return "\n".join([_HEAD, f"{_MATRIX}\n{matrix}\n", *parts])
+    if missing := [name for name in present if not (folder / name / JSON).exists()]:
+        raise InvalidArgument(f"{listed} names reports that do not exist: {', '.join(missing)}. Remove these names.")
+    rules = _rules([report for reports in models.values() for report in reports], present)
+    return "\n".join([_HEAD, rules, f"{_MATRIX}\n{matrix}\n", *parts])
+
+
+def _rules(reports: list[InterventionReport | OnwardsReport], present: list[str]) -> str:
+    """State the rules under which numbers were measured; `present` lists the reports of the present rules."""
+    alone = [count for report in reports if (count := len(_alone(report)))]
+    new = ", ".join(f"`{name}`" for name in present) or "none"
+    old = len(reports) - len(present)
+    return _RULES.format(old=old, total=len(reports), new=new, alone=sum(alone), n_alone=len(alone))
 
 
 def _cells(reports: list[InterventionReport | OnwardsReport]) -> Iterator[str]:
@@ -89,7 +128,7 @@ def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     removal = _numbers(report.change_bits.value[REMOVAL, :, 0])
     if not report.is_swap:
         yield what, "KL increase (bits)", removal, report.verdict
-        yield own, "controls", _numbers(largest_control(report.kl_increase_bits)[:, 0]), ""
+        yield own, "controls", _numbers(largest_control(report.kl_increase_bits)[:, 0]), _single(report)
         yield from _holdings(report)
         return
     is_used = [verdict == "used" for verdict in report.verdict_by_layer]
@@ -101,17 +140,25 @@ def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     yield from _holdings(report)
 
 
+def _alone(report: InterventionReport | OnwardsReport) -> list[str]:
+    """The layers whose only control with as much variance is the whole complement."""
+    if isinstance(report, OnwardsReport):
+        return []
+    return [str(at) for at, reason in enumerate(report.reason_by_layer) if SINGLE in reason]
+
+
 def _single(report: InterventionReport) -> str:
-    """The layers called "used" whose only control with as much variance is the whole complement."""
-    verdicts = zip(report.verdict_by_layer, report.reason_by_layer, strict=True)
-    layers = [str(at) for at, (verdict, reason) in enumerate(verdicts) if verdict == "used" and WHOLE in reason]
-    return f"1 whole complement in layer{'s' * (len(layers) > 1)} {', '.join(layers)}" if layers else ""
+    layers = _alone(report)
+    which = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+    return f"1 variance-matched control (the whole complement) in {which}" if layers else ""
 
 
 def _holdings(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     """How much of the quantity and of the site's variance the subspace holds."""
     for stage, r2 in zip(STAGES, report.r2.value, strict=False):
         yield "", f"R² {stage}", _numbers(r2), ""
+    levels = [own.value[AFTER] for own in report.r2.baselines if own.name == SHUFFLED]
+    yield from (("", "R² shuffled", _numbers(level), "") for level in levels)
     yield "", "share of variance", _numbers(report.share.value[VARIANCE]), ""
 
 
@@ -122,6 +169,7 @@ def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
     yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", controls, ""
     for stage, r2 in zip(report.stages, report.r2.value, strict=True):
         yield "", f"R² {stage}", _numbers(r2), ""
+    yield "", "R² excess", _numbers(report.r2_excess), ""
 
 
 def _numbers(values: Float[np.ndarray, " layer"], is_bold: list[bool] | None = None) -> str:

@@ -9,8 +9,8 @@ Run from the root of the repository:
 - A whole complement is one variance-matched control, and the report says so. A layer that is called "used" with this
   control alone has to be measured again: the script names it and changes nothing.
 
-No number changes. Verdicts on LEACE subspaces are computed again from the stored numbers; the script names each one that
-differs from the stored verdict for another reason. Running it again changes nothing.
+No number changes. Verdicts on LEACE subspaces are computed again from the stored numbers; the script names each one
+that differs from the stored verdict for another reason. Running it again changes nothing.
 """
 
 import re
@@ -97,9 +97,8 @@ def evidence(report: InterventionReport, at: int, *, n_matched: int) -> Evidence
     removal = effect(report.change_bits[REMOVAL])
     has_indirect = bool(np.isfinite(report.indirect_movement.value[at, 0]))
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = [
-            float(np.divide(part, ceiling)) for part in (movement.value[at, 0], movement.ends[0][at, 0], untrained)
-        ]
+        parts = (movement.value[at, 0], movement.ends[0][at, 0], untrained)
+        shares = [float(np.divide(part, ceiling)) for part in parts]
     return Evidence(
         kind=report.kind,
         effects=effects,
