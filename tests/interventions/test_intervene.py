@@ -18,7 +18,7 @@ from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.report import AFTER, INSIDE, KL, SHIFT, InterventionReport, largest_control
+from bayesgeom.interventions.report import AFTER, INSIDE, KL, SHIFT, InterventionReport
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.tidy import records_of
@@ -55,17 +55,27 @@ def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: Interventi
     np.testing.assert_allclose(shift.value, swapped.ceiling_bits.value[SHIFT], atol=1e-4)
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
-    # The subspace holds most of the variance, so that no control outside it has as much: see `test_planted` for "used".
+    # The subspace holds most of the variance, so that every control with as much holds most of it, too, and moves the
+    # answer nearly as far: see `test_planted` for "used".
     assert swapped.verdict == "undecided in layers 0, 1: used" and swapped.verdict_by_layer == (
         "undecided",
         "undecided",
     )
-    assert all("no control subspace has the same share" in reason for reason in swapped.reason_by_layer)
+    assert all("a variance-matched subspace reaches the movement" in reason for reason in swapped.reason_by_layer)
     np.testing.assert_allclose(swapped.movement.value[:, 0], 1, atol=1e-3)
     assert (swapped.n, list(swapped.rank)) == (N, [5, 5])
-    single = "(1, the whole complement, in layers 0, 1)"
-    assert f"20 random and 20 variance-matched subspaces {single}, on {N} pairs" in swapped.where
-    assert all("(variance-matched controls: 1 (whole complement, rank " in reason for reason in swapped.reason_by_layer)
+    assert f"20 random and 20 variance-matched subspaces, on {N} pairs" in swapped.where
+    drawn = "(variance-matched controls: 19 from the whole site, rank "
+    assert all(drawn in reason and "and the whole complement, rank 8)" in reason for reason in swapped.reason_by_layer)
+
+
+def test_a_whole_complement_that_is_the_only_control_is_counted_once() -> None:
+    """Twelve of thirteen dimensions hold nearly all of the variance."""
+    most = Subspace("all but one", coordinates(*range(12)))
+    report = intervene(planted_model(), subspace=most, n=N, kind=replace(FEW, n_matched=20))
+    assert "20 variance-matched subspaces (1, the whole complement, in layers 0, 1)" in report.where
+    assert all("(variance-matched controls: 1 (the whole complement, rank 1))" in own for own in report.reason_by_layer)
+    assert report.verdict_by_layer == ("undecided", "undecided")
 
 
 @pytest.mark.parametrize("kind", ["swap", "remove"])
@@ -159,7 +169,7 @@ def test_the_jacobian_finds_the_used_directions() -> None:
         inside = float((found.basis[:N_ANSWERS] ** 2).sum()) / 5
         assert inside > 0.8, f"layer {layer}: {inside} of it is where the answer is; chance is {N_ANSWERS / 13}"
     report = intervene(planted_model(), subspace=fits.top_jacobian(5), n=N)
-    assert report.movement.ends[0][:, 0].min() > largest_control(report.movement)[:, 0].max()
+    assert report.movement.ends[0][:, 0].min() > report.movement.baseline(RANDOM).bar("higher")[:, 0].max()
 
 
 def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
