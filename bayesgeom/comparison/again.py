@@ -41,7 +41,8 @@ def restated(path: Path) -> Diagnosis:
         verdict_on(own.task, float(share), float(symbols), known.window_gap_bits)
         for own, share, symbols, known in terms
     ]
-    baselines = kl_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, [known.kl_bits for known in found])
+    against = [known.against(float(symbols)) for known, symbols in zip(found, old.memory_symbols.value, strict=True)]
+    baselines = kl_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, against)
     report = replace(
         old,
         **stated(cells, verdicts),

@@ -220,7 +220,9 @@ _TERMS = (
 )
 _BASELINES = (
     "Share closed is measured from the best context-free predictor; the strongest baseline sees the context and lacks "
-    "what the row tests (“exact”: the row tests no more than that baseline does)."
+    "what the row tests (“exact”: the row tests no more than that baseline does). On hidden Markov models window observers "
+    "of up to 10 symbols are baselines; effective memory is the width of the narrowest one, of any width, that a model "
+    "does not beat."
 )
 
 

@@ -30,9 +30,11 @@ from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import (
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
-    WIDEST_BASELINE,
     EffectiveMemory,
+    WindowScores,
     effective_memory,
+    unbeaten_note,
+    wider_window,
     window_name,
     window_predictives,
 )
@@ -71,10 +73,11 @@ class CalibrationReport(Report):
         "predictor, the best single constant entropy, and the task's own shortcuts. A model that only learned a "
         "shortcut lies on its gray line. The table lists the strongest baseline first, then the others. On tasks with "
         "latent dynamics, window observers are among them: exact filters of the last few symbols, which carry no "
-        "belief. They see up to four symbols; for KL there is one more, the narrowest that the model does not beat, or "
-        "that of ten symbols if it beats all up to ten. The effective memory is the number of symbols that such an "
-        "observer needs to predict as well as the model. Carrying the belief differs from rereading the last symbols "
-        "only where ten symbols are too few."
+        "belief. They see up to four symbols; one more is the narrowest that the model does not beat in KL, or that of "
+        "ten symbols if it beats all up to ten. A verdict marked * says nothing about wider windows: one of them "
+        "predicts as well as the model, and is named. The effective memory is the number of symbols that such an "
+        "observer needs. Carrying the belief differs from rereading the last symbols only where ten symbols are too "
+        "few."
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]
@@ -124,9 +127,11 @@ class CalibrationReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         shown, first = self._with_best_window(), "entropy error, means first"
+        caveat = unbeaten_note(self.window_kl_bits.value, float(self.effective_memory_symbols))
+        error, kl = (replace(headline_of(shown, name), caveat=caveat) for name in ("entropy_mae_bits", "kl_bits"))
         return (
-            headline_of(shown, "entropy_mae_bits"),
-            headline_of(shown, "kl_bits"),
+            error,
+            kl,
             Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
             *(self._memory() if self.windows else ()),
@@ -186,14 +191,16 @@ class Calibration(Probe[CalibrationReport]):
         kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.baseline_behaviors.items()}
         error_of = {name: values.mean() for name, values in predicted.items()}
         profiles = {name: values.mean(axis=0) for name, values in predicted.items()}
+        memory = None if run.windows is None else effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
+        for name, wider_kl, profile in wider_baselines(run.windows, memory):
+            kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
         fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
         fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
         error, kl_error, scalars = _estimates(seen, errors, run.seed)
-        memory = None if run.windows is None else effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
         exactly = Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n)
         return CalibrationReport(
             entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=(*_baselines(error_of), *fresh_error)),
-            kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl | wider_window(memory)), *fresh_kl)),
+            kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl), *fresh_kl)),
             total_variation=scalars["total_variation"],
             off_answer_prob=scalars["off_answer_prob"],
             accuracy=stacked([exactly, scalars["accuracy"]]),
@@ -278,13 +285,12 @@ def _estimates(
     return profiles[0], profiles[1], numbers
 
 
-def wider_window(memory: EffectiveMemory | None) -> dict[str, np.float64]:
-    """Return the KL of the window observer that decides, by name, if it is wider than a task's own baselines."""
-    if memory is None or memory.deciding_window <= WIDEST_BASELINE:
-        return {}
-    width = memory.deciding_window
-    start = int(memory.kl_bits[:, width].argmin())
-    return {window_name(width, STARTS[start]): np.float64(memory.kl_bits[start, width])}
+def wider_baselines(
+    windows: WindowScores | None, memory: EffectiveMemory | None
+) -> Iterator[tuple[str, np.float64, Float64[np.ndarray, " position"]]]:
+    """Yield name, KL and entropy error by position of the window observer that joins a task's own baselines, if any."""
+    if windows is not None and memory is not None and (at := wider_window(memory.kl_bits, memory.symbols)) is not None:
+        yield window_name(at[1], STARTS[at[0]]), np.float64(memory.kl_bits[at]), windows.entropy_error_bits[at]
 
 
 def _memory_fields(found: EffectiveMemory | None, n: int) -> dict[str, Any]:

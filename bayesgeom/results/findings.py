@@ -88,7 +88,8 @@ def numbers(line: Headline) -> str:
         return ""
     interval = f" (95 % interval {line.interval})" if line.interval and not line.no_interval else ""
     judged = f" {_judged(line)} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
-    return f"{_capital(line.label)}: {line.value_text}{interval}.{judged}"
+    caveat = f" {_capital(line.caveat)}." if judged and line.caveat else ""
+    return f"{_capital(line.label)}: {line.value_text}{interval}.{judged}{caveat}"
 
 
 def _judged(line: Headline) -> str:

@@ -24,6 +24,7 @@ class Headline:
         baseline_name: Its name, and the other baselines with their levels.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
+        caveat: What `verdict` does not cover, as a clause; tables mark the verdict with * and print it below.
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
         published: What was published about it.
@@ -39,6 +40,7 @@ class Headline:
     baseline_name: str = ""
     no_interval: str = ""
     verdict: str = ""
+    caveat: str = ""
     finding: str = ""
     ruling: str = ""
     published: str = ""
@@ -58,6 +60,7 @@ class Headline:
         )
         baseline = f"; {self.baseline_text}" if self.has_baseline else ""
         verdict = f"; beats every baseline: {self.verdict}" if self.verdict else ""
+        verdict += f" ({self.caveat})" if self.verdict and self.caveat else ""
         ruling = f"; verdict: {self.ruling}" if self.ruling else ""
         return f"{self.label} {self.value_text}{why}{baseline}{verdict}{ruling}"
 

@@ -66,6 +66,7 @@ def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline
     verdicts = [part for own in said for part in _wrapped(own, 3 if 3 * len(said) <= _SAID else 1)]
     if len(verdicts) > _SAID:
         verdicts = [*verdicts[: _SAID - 1], f"… and {len(verdicts) - _SAID + 1} more verdicts: see conclusion()"]
+    notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
     if any(line.verdict == UNDECIDED for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*said, *(line.label for _, line in lines))):
@@ -89,7 +90,7 @@ def _cells(line: Headline) -> tuple[str, ...]:
         line.value_text,
         "–" if line.no_interval else line.interval,
         baseline,
-        _SHORT.get(line.verdict, line.verdict),
+        _SHORT.get(line.verdict, line.verdict) + ("*" if line.verdict and line.caveat else ""),
     )
 
 

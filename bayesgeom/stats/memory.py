@@ -34,12 +34,17 @@ _ROUNDING_BITS = 1e-9
 @final
 @dataclass(frozen=True, kw_only=True)
 class WindowScores:
-    """Mean KL(exact ‖ window observer) of every sequence, in bits.
+    """Errors of every window observer, in bits.
 
     The axis `start` follows `bayesgeom.stats.observers.STARTS`; `window` is the number of visible symbols, from 0.
+
+    Attributes:
+        kl_bits: Mean KL(exact ‖ window observer) of every sequence.
+        entropy_error_bits: Entropy error at every position, mean over sequences, of windows of up to ten symbols.
     """
 
     kl_bits: Float64[np.ndarray, "start window sequence"]
+    entropy_error_bits: Float64[np.ndarray, "start narrow position"]
 
 
 @final
@@ -75,11 +80,6 @@ class EffectiveMemory:
     def length(self) -> int:
         """Symbols in a sequence. A window of this width is the exact filter."""
         return int(self.kl_bits.shape[1]) - 1
-
-    @property
-    def deciding_window(self) -> int:
-        """See `deciding_window`."""
-        return deciding_window(self.kl_bits, self.symbols)
 
     @property
     def can_show_transport(self) -> bool:
@@ -140,6 +140,48 @@ def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float
     return widest if math.isnan(symbols) else min(int(symbols), widest)
 
 
+def wider_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> tuple[int, int] | None:
+    """Return start and width of the window observer that joins a task's own baselines, or None if these include it.
+
+    Every comparison of a model with window observers uses this function. Its own baselines are a task's windows of up
+    to four symbols.
+
+    Args:
+        kl_bits: KL of every window observer.
+        symbols: The effective memory, or NaN.
+
+    Example:
+        >>> kl_bits = np.geomspace(1, 1e-3, 14)[None].repeat(2, axis=0)
+        >>> wider_window(kl_bits, 3.0), wider_window(kl_bits, 6.0), wider_window(kl_bits, 12.0)
+        (None, (0, 6), (0, 10))
+    """
+    width = deciding_window(kl_bits, symbols) if kl_bits.size else 0
+    return (int(kl_bits[:, width].argmin()), width) if width > WIDEST_BASELINE else None
+
+
+def unbeaten_note(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> str:
+    """Return a clause that names the narrowest observer that a model does not beat, if it is not a baseline; else "".
+
+    Observers of more than ten symbols are no baselines: by their effective memory they carry as much as a model that
+    transports the belief.
+
+    Args:
+        kl_bits: KL of every window observer.
+        symbols: The effective memory, or NaN.
+
+    Example:
+        >>> unbeaten_note(np.geomspace(1, 1e-3, 14)[None].repeat(2, axis=0), 12.0)
+        'windows of up to 10 symbols are compared; in KL the model does not beat that of 12 symbols (0.001701 bits)'
+    """
+    if not kl_bits.size or math.isnan(symbols) or not deciding_window(kl_bits, symbols) < symbols < kl_bits.shape[1] - 1:
+        return ""
+    width = int(symbols)
+    return (
+        f"windows of up to {TRANSPORT_WINDOW} symbols are compared; in KL the model does not beat that of {width} "
+        f"symbols ({number_text(float(kl_bits[:, width].min()))} bits)"
+    )
+
+
 def transport_note(gap_bits: float) -> str:
     """Return a sentence on whether a task can show transport.
 
@@ -177,19 +219,29 @@ def window_scores(trials: Trials) -> WindowScores | None:
     length = trials.n_scored
     own = torch.xlogy(exact, exact).sum(dim=2)
     found = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
+    errors = torch.zeros(len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length, dtype=torch.float64, device=exact.device)
     for start, name in enumerate(STARTS):
         for width, said in enumerate(window_predictives(trials, name)):
             short = slice(width, length)  # at earlier positions the window reaches the first symbol
             cross = torch.xlogy(exact[:, short], said[:, short]).sum(dim=2)
             found[start, width] = (own[:, short] - cross).sum(dim=1) / (length * NATS_PER_BIT)
+            if width <= TRANSPORT_WINDOW:
+                gap = own[:, short] - torch.xlogy(said[:, short], said[:, short]).sum(dim=2)
+                errors[start, width, short] = gap.abs().mean(dim=0) / NATS_PER_BIT
             if float(found[start, width].mean()) < _STOP_BITS:
                 break
-    return WindowScores(kl_bits=found.cpu().numpy())
+    return WindowScores(kl_bits=found.cpu().numpy(), entropy_error_bits=errors.cpu().numpy())
 
 
 def joined(parts: Sequence[WindowScores]) -> WindowScores | None:
     """Return the scores of several blocks as one; None if there is no block."""
-    return WindowScores(kl_bits=np.concatenate([part.kl_bits for part in parts], axis=2)) if parts else None
+    if not parts:
+        return None
+    sizes = [part.kl_bits.shape[2] for part in parts]
+    return WindowScores(
+        kl_bits=np.concatenate([part.kl_bits for part in parts], axis=2),
+        entropy_error_bits=np.average([part.entropy_error_bits for part in parts], axis=0, weights=sizes),
+    )
 
 
 def effective_memory(

@@ -15,7 +15,15 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.stats.memory import TRANSPORT_WINDOW, WindowScores, effective_memory, joined, window_scores
+from bayesgeom.stats.memory import (
+    TRANSPORT_WINDOW,
+    WindowScores,
+    effective_memory,
+    joined,
+    wider_window,
+    window_name,
+    window_scores,
+)
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.training.baselines import context_aware
@@ -36,7 +44,8 @@ class Scores:
             position. `context_free_…` fields are scores of this predictor.
         known: Share of positions whose answer is certain under the posterior.
         known_correct: Share of positions where it is certain and the most probable answer is correct.
-        baseline_kl_bits: Mean KL of every baseline of the task; infinite for one that excludes the truth.
+        baseline_kl_bits: Mean KL of every baseline of the task, as for calibration; infinite for one that excludes the
+            truth.
         memory_symbols: The effective memory. NaN on tasks without latent dynamics.
         window_gap_bits: KL of the stationary observer of the last ten symbols. NaN on tasks without latent dynamics.
     """
@@ -69,6 +78,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     own, free = run.behavior, run.baseline_behaviors["context-free"]
     known = own.exact_entropy_bits < KNOWN_BITS
     memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=seed)
+    known_kl = {name: float(found.kl_bits.mean()) for name, found in run.baseline_behaviors.items()}
     return Scores(
         kl_bits=_mean(own.kl_bits),
         context_free_kl_bits=_mean(free.kl_bits),
@@ -79,7 +89,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         context_free_known_correct=_mean(known * free.correct),
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
-        baseline_kl_bits={name: float(found.kl_bits.mean()) for name, found in run.baseline_behaviors.items()},
+        baseline_kl_bits=known_kl | ({} if memory is None else wider_kl(memory.kl_bits, memory.symbols)),
         memory_symbols=math.nan if memory is None else memory.symbols,
         memory_symbols_hi=math.nan if memory is None else memory.most_symbols,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
@@ -89,10 +99,27 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Mean KL of the baselines of a task in bits, and of the stationary observer of the last ten symbols."""
+    """Mean KL in bits of the baselines of a task, and of its window observers if it has latent dynamics."""
 
     kl_bits: Mapping[str, float]
-    window_gap_bits: float
+    window_kl_bits: Float64[np.ndarray, "start window"]
+
+    @property
+    def window_gap_bits(self) -> float:
+        """KL of the stationary observer of the last ten symbols; NaN without latent dynamics."""
+        if not self.window_kl_bits.size:
+            return math.nan
+        return float(self.window_kl_bits[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum())
+
+    def against(self, symbols: float) -> dict[str, float]:
+        """Return the baselines of a model with this effective memory, as `score` does."""
+        return dict(self.kl_bits) | wider_kl(self.window_kl_bits, symbols)
+
+
+def wider_kl(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> dict[str, float]:
+    """Return name and KL of the window observer that joins the task's baselines, if any; see `wider_window`."""
+    at = wider_window(kl_bits, symbols)
+    return {} if at is None else {window_name(at[1], STARTS[at[0]]): float(kl_bits[at])}
 
 
 def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
@@ -106,10 +133,9 @@ def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
             total[name] = total.get(name, 0.0) + float(kl_bits(exact, predictive.log()).mean(dim=1).sum())
         own = window_scores(block)
         windows += [] if own is None else [own]
-    gap = math.nan
-    if (whole := joined(windows)) is not None:
-        gap = float(whole.kl_bits.mean(axis=2)[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum())
-    return Levels(kl_bits={name: value / n for name, value in total.items()}, window_gap_bits=gap)
+    whole = joined(windows)
+    own_windows = np.zeros((0, 0)) if whole is None else whole.kl_bits.mean(axis=2)
+    return Levels(kl_bits={name: value / n for name, value in total.items()}, window_kl_bits=own_windows)
 
 
 def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos answer"]:

@@ -14,6 +14,8 @@ from bayesgeom.stats.memory import (
     effective_memory,
     joined,
     transport_note,
+    unbeaten_note,
+    wider_window,
     window_predictives,
     window_scores,
 )
@@ -85,7 +87,7 @@ def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
     observer = rng.gamma(0.5, size=(6, n)) * np.array([9, 7, 5, 3, 2, 0])[:, None] / 100
     for draw in range(draws):
         own = rng.gamma(0.5, size=n) * 5 / 100  # the distribution of width 2, independent of it
-        mixed = WindowScores(kl_bits=np.stack([observer * 2, observer]))
+        mixed = WindowScores(kl_bits=np.stack([observer * 2, observer]), entropy_error_bits=np.zeros((2, 6, 5)))
         mixed.kl_bits[1, 2] = rng.gamma(0.5, size=n) * 5 / 100
         mixed.kl_bits[0, 2] = 1.0
         longer += effective_memory(mixed, own[:, None], seed=draw).symbols > 2
@@ -126,3 +128,43 @@ def test_a_log_scores_the_windows_of_all_blocks() -> None:
     whole, logged = window_scores(trials), log.windows()
     assert whole is not None and logged is not None
     np.testing.assert_allclose(logged.kl_bits, whole.kl_bits, atol=1e-12)
+    np.testing.assert_allclose(logged.entropy_error_bits, whole.entropy_error_bits, atol=1e-12)
+
+
+@pytest.mark.parametrize("task", [Mess3(length=7), HMM(n_states=3, n_symbols=2, length=13, floor=0.01, stay=0.9)], ids=str)
+def test_entropy_errors_of_windows_are_those_of_their_predictives(task: DynamicTask) -> None:
+    trials = task.sample(11, seed=2)
+    scores, widest = window_scores(trials), min(10, trials.n_scored)
+    assert scores is not None and scores.entropy_error_bits.shape == (len(STARTS), widest + 1, trials.n_scored)
+    for start, name in enumerate(STARTS):
+        for width in range(widest + 1):
+            own = predicted_behavior(trials, task.window_predictives(trials, width, name))
+            expected = np.abs(own.model_entropy_bits - own.exact_entropy_bits).mean(axis=0)
+            np.testing.assert_allclose(scores.entropy_error_bits[start, width], expected, atol=1e-6)
+    assert scores.entropy_error_bits[1, 3].max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("symbols", "width", "note"),
+    [
+        (0.0, None, ""),
+        (4.0, None, ""),
+        (5.0, 5, ""),
+        (10.0, 10, ""),
+        (12.0, 10, "the model does not beat that of 12 symbols"),
+        (17.0, 10, ""),  # the exact filter
+        (math.nan, 10, ""),
+    ],
+)
+def test_up_to_ten_symbols_are_baselines_and_a_wider_window_is_named(
+    symbols: float, width: int | None, note: str
+) -> None:
+    kl_bits = np.stack([np.linspace(1.8, 0.1, 18), np.linspace(1.7, 0.0, 18)])
+    found = wider_window(kl_bits, symbols)
+    assert found == (None if width is None else (STARTS.index("stationary"), width))
+    said = unbeaten_note(kl_bits, symbols)
+    assert (note in said) if note else not said
+
+
+def test_without_windows_there_is_no_wider_one() -> None:
+    assert wider_window(np.zeros((0, 0)), math.nan) is None and not unbeaten_note(np.zeros((0, 0)), math.nan)
