@@ -1,5 +1,6 @@
 """The committed recipes of the shipped checkpoints and of the comparison, by name."""
 
+import re
 from dataclasses import replace
 
 from bayesgeom.core.errors import unknown_name
@@ -179,6 +180,7 @@ RECIPES = {
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
 }
+_CHECK = re.compile(r"(?P<name>.+)-seed(?P<seed>[1-9]\d*)-x2")
 RECIPES |= {
     own.name: own
     for own in (
@@ -192,10 +194,17 @@ RECIPES |= {
 
 
 def recipe(name: str) -> Recipe:
-    """Return the committed recipe of this name, or one with multiplied rates: `<name>-lr0.3`, `<name>-lr3`.
+    """Return the committed recipe of this name, or a variant of it.
+
+    Variants are `<name>-lr0.3` and `<name>-lr3`, with multiplied rates, and `<name>-seed1-x2`: another seed at twice the
+    budget, which `compare` lists as a check.
 
     Raises:
         UnknownName: There is no such recipe. The message lists the known names.
+
+    Example:
+        >>> recipe("recall-lstm-seed1-x2").n_sequences // recipe("recall-lstm").n_sequences
+        2
     """
     if name in RECIPES:
         return RECIPES[name]
@@ -204,6 +213,8 @@ def recipe(name: str) -> Recipe:
     base, _, multiple = name.rpartition("-lr")
     if base in RECIPES and multiple in {f"{own:g}" for own in MULTIPLES}:
         return at_rates(RECIPES[base], float(multiple))
+    if (found := _CHECK.fullmatch(name)) is not None and found["name"] in RECIPES:
+        return RECIPES[found["name"]].reseeded(int(found["seed"])).lengthened(2)
     raise unknown_name("recipe", name, {**RECIPES, **added})
 
 

@@ -1,17 +1,20 @@
-"""Add the window observer that decides to the baselines of the KL in committed calibration reports.
+"""Add the window observer that decides to the baselines of committed calibration reports.
 
 Run once, from the root of the repository:
 
     python docs/readings/add_deciding_window.py
 
-Until 22 November 2026 the baselines of a KL held window observers of up to four symbols. The KL of wider ones is stored
-as `window_kl_bits`. The one that decides (`bayesgeom.stats.memory.deciding_window`) is now a baseline, too, so that
-"beats" is said only of a model that beats it. Running the script again does nothing.
+Until 22 November 2026 the baselines of KL and entropy error held window observers of up to four symbols. The KL of
+wider ones is stored as `window_kl_bits`; their entropy error is computed here, on the same sequences, which need no
+model. The one that decides (`bayesgeom.stats.memory.wider_window`) is now a baseline of both, so that "beats" is said
+only of a model that beats it. Running the script again does nothing.
 """
 
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
@@ -19,25 +22,54 @@ sys.path[:0] = [str(ROOT)]
 from bayesgeom.core.files import directory_aside
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.folder import METRICS, write_parts
 from bayesgeom.results.storage import JSON, read
-from bayesgeom.stats.memory import WIDEST_BASELINE, deciding_window, window_name
+from bayesgeom.stats.memory import WindowScores, joined, wider_window, window_name, window_scores
+from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.tasks.hmm import HMM
 
 
-def converted(report: CalibrationReport) -> CalibrationReport:
-    """Return the report with the deciding observer among the baselines of its KL, after the narrower ones."""
-    held, own = report.window_kl_bits.value, report.kl_bits
-    width = deciding_window(held, float(report.effective_memory_symbols)) if report.windows else 0
-    start = int(held[:, width].argmin()) if report.windows else 0
-    name = window_name(width, report.window_starts[start]).replace("_", " ") if report.windows else ""
-    if width <= WIDEST_BASELINE or any(each.name == name for each in own.baselines):
-        return report
-    last = max(at for at, each in enumerate(own.baselines) if each.name.startswith("window"))
-    added = Baseline.of("baseline", name, held[start, width])
+def converted(report: CalibrationReport, scores: WindowScores) -> CalibrationReport:
+    """Return the report with the deciding observer among its baselines, after the narrower ones."""
+    held = report.window_kl_bits.value
+    np.testing.assert_allclose(scores.kl_bits.mean(axis=2), held, rtol=1e-9, atol=1e-9)  # the same sequences, in other blocks
+    at = wider_window(held, float(report.effective_memory_symbols))
+    assert at is not None
+    name = window_name(at[1], report.window_starts[at[0]]).replace("_", " ")
+    errors = scores.entropy_error_bits[at]
     return replace(
-        report, kl_bits=replace(own, baselines=(*own.baselines[: last + 1], added, *own.baselines[last + 1 :]))
+        report,
+        kl_bits=_with(report.kl_bits, name, held[at]),
+        entropy_mae_bits=_with(report.entropy_mae_bits, name, errors.mean()),
+        entropy_mae_bits_by_position=_with(report.entropy_mae_bits_by_position, name, errors),
     )
+
+
+def _with(own: Estimate, name: str, level: np.ndarray | np.float64) -> Estimate:
+    """Return the estimate with one more baseline, unless it has it."""
+    if any(each.name == name for each in own.baselines):
+        return own
+    last = max(at for at, each in enumerate(own.baselines) if each.name.startswith("window"))
+    added = Baseline.of("baseline", name, level)
+    return replace(own, baselines=(*own.baselines[: last + 1], added, *own.baselines[last + 1 :]))
+
+
+def _lacks(report: CalibrationReport) -> bool:
+    """Whether an observer decides that is not yet among the baselines."""
+    at = wider_window(report.window_kl_bits.value, float(report.effective_memory_symbols)) if report.windows else None
+    name = "" if at is None else window_name(at[1], report.window_starts[at[0]]).replace("_", " ")
+    return bool(name) and all(each.name != name for each in report.entropy_mae_bits.baselines)
+
+
+def _scored(diagnosis: Diagnosis) -> WindowScores:
+    """Return the window observers' scores on the sequences of a diagnosis of an HMM."""
+    task = HMM(**{key: value for key, value in diagnosis.provenance["task"].items() if key != "name"})
+    arguments = diagnosis.provenance["arguments"]
+    blocks = task.stream(int(arguments["n"]), seed=derived_seed(int(arguments["seed"]), Branch.TRIALS))
+    scores = joined([own for block in blocks if (own := window_scores(block)) is not None])
+    assert scores is not None
+    return scores
 
 
 def main() -> None:
@@ -48,12 +80,14 @@ def main() -> None:
             continue
         found = Diagnosis.load(folder)
         own = found[CalibrationReport]
-        if (new := converted(own)) is own:
+        if not _lacks(own):
             continue
+        new = converted(own, _scored(found))
         with directory_aside(folder) as aside:
             write_parts(aside, {**found, "calibration": new}, read(folder)[1])
         Diagnosis.load(folder).to_pandas().to_parquet(folder / METRICS)
-        print(folder.relative_to(ROOT), new.kl_bits.baselines[-2:], new.kl_bits.clears("lower"))
+        for estimate in (new.kl_bits, new.entropy_mae_bits):
+            print(folder.relative_to(ROOT), estimate.baselines[-2:], estimate.clears("lower"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayesgeom.comparison.cell import cell
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
@@ -84,6 +85,17 @@ def test_any_recipe_is_found_at_the_rates_of_the_sweep() -> None:
         recipe("repeats-lstm-lr7")
     with pytest.raises(UnknownName, match="repeats-rnn-lr3"):
         recipe("repeats-rnn-lr3")
+
+
+def test_a_check_is_found_by_its_name() -> None:
+    """Checks do not ship: another seed at twice the budget, as `compare` names it."""
+    for task, architecture in (("recall", "lstm"), ("recall", "mamba"), ("hmm", "lstm")):
+        check = recipe(f"{task}-{architecture}-seed1-x2")
+        assert check == cell(task, architecture, seed=1, is_check=True).recipe
+        assert check.seed == recipe(f"{task}-{architecture}").seed + 1_000
+    for name in ("recall-lstm-seed0-x2", "recall-lstm-seed1-x3", "recall-rnn-seed1-x2"):
+        with pytest.raises(UnknownName, match=name):
+            recipe(name)
 
 
 # Starts from shipped weights.

@@ -1,0 +1,60 @@
+"""A checkout has less than 150 MB, and a wheel less than 95 MB."""
+
+import io
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.structure.source import ROOT
+from tests.structure.test_machine_paths import project_files
+
+TREE_BYTES, WHEEL_BYTES = 150e6, 95e6
+IS_CHECKOUT = (ROOT / ".git").exists() and bool(shutil.which("git"))
+pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="no git checkout")
+
+
+def size(paths: list[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def in_wheel(paths: list[Path]) -> list[Path]:
+    """The files that the build configuration includes in a wheel."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    included, excluded = ([ROOT / name for name in wheel[key]] for key in ("only-include", "exclude"))
+    assert all(folder.is_dir() for folder in (*included, *excluded))
+    return [
+        path
+        for path in paths
+        if any(path.is_relative_to(folder) for folder in included)
+        and not any(path.is_relative_to(folder) for folder in excluded)
+    ]
+
+
+def compressed(paths: list[Path]) -> int:
+    """The size of a wheel with these files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in paths:
+            archive.write(path, path.relative_to(ROOT))
+    return buffer.getbuffer().nbytes
+
+
+def test_the_checked_out_tree_is_small() -> None:
+    assert size(project_files(ROOT)) < TREE_BYTES
+
+
+@pytest.mark.exhaustive
+def test_a_wheel_is_small() -> None:
+    assert compressed(in_wheel(project_files(ROOT))) < WHEEL_BYTES
+
+
+def test_sizes_count_every_file(tmp_path: Path) -> None:
+    for name, n in (("a", 5), ("b", 7)):
+        (tmp_path / name).write_bytes(bytes(n))
+    assert size([tmp_path / "a", tmp_path / "b"]) == 12
+    weights = [path for path in project_files(ROOT) if path.suffix == ".safetensors"]
+    assert 0 < size(in_wheel(weights)) < size(weights), "some checkpoints ship in the repository only"
