@@ -21,7 +21,7 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import is_small, number_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, with_interval
@@ -163,18 +163,19 @@ class ComparisonReport(Report):
 
     def _measured(self, index: int) -> tuple[str, ...]:
         strongest, accuracy = self.strongest_baseline(index), self.accuracy_where_known[index]
-        level = float(strongest.value)
+        level, own = float(strongest.value), float(self.kl_bits.value[index])
+        is_exact = is_small(own) and level >= EXACT_BITS  # "<0.0001" against "<0.0001" would show no order
         chance = float(accuracy.baseline(CONTEXT_FREE).value)
         is_check, memory = self.is_check[index], self.memory_symbols[index]
         return (
             self.checkpoints[index],
-            _cell(self.kl_bits[index]),
+            self.kl_bits[index].text(is_exact=is_exact),
             number_text(float(self.kl_bits.baseline(CONTEXT_FREE).value[index])),
-            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level)}",
-            _cell(self.entropy_mae_bits[index]),
-            _cell(self.share_closed[index]),
-            f"{_cell(accuracy)}{'' if math.isnan(chance) else f'; chance {number_text(chance)}'}",
-            _cell(memory),
+            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level, is_exact=is_exact)}",
+            self.entropy_mae_bits[index].text(),
+            self.share_closed[index].text(),
+            f"{accuracy.text()}{'' if math.isnan(chance) else f'; chance {number_text(chance)}'}",
+            memory.text(),
             self.verdicts[index],
             "check" if is_check else self.cell_verdicts[index],
             self.published[index] or "–",
@@ -220,9 +221,9 @@ _TERMS = (
 )
 _BASELINES = (
     "Share closed is measured from the best context-free predictor; the strongest baseline sees the context and lacks "
-    "what the row tests (“exact”: the row tests no more than that baseline does). On hidden Markov models window observers "
-    "of up to 10 symbols are baselines; effective memory is the width of the narrowest one, of any width, that a model "
-    "does not beat."
+    "what the row tests (“exact”: the row tests no more than that baseline does). On hidden Markov models window "
+    "observers of up to 10 symbols are baselines; effective memory is the width of the narrowest observer, of any "
+    "width, that a model does not beat."
 )
 
 
@@ -318,12 +319,6 @@ def _of_cell(stands: str) -> str:
 
 def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
     return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned(rows)
-
-
-def _cell(own: Estimate) -> str:
-    """Return a number with its interval, as the table prints it; a dash for NaN."""
-    value, low, high = float(own), *map(float, own.ends)
-    return number_text(value) + ("" if math.isnan(value) or math.isnan(low) else f" [{interval_text(low, high)}]")
 
 
 def _verdict_published(cell: Cell) -> str | None:

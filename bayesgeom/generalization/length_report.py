@@ -131,7 +131,7 @@ class LengthReport(Report):
                 headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
                 replace(headline_of(self, "critical_length", at=(index,), label=over), finding=self._reach(index)),
             ]
-            if self.transport:
+            if not math.isnan(float(self.effective_memory_symbols.value[index])):
                 label = f"{own}effective memory, at length {self.lengths[-1]}"
                 lines.append(headline_of(self, "effective_memory_symbols", at=(index,), label=label))
         return tuple(lines)
@@ -190,7 +190,9 @@ class LengthReport(Report):
     def _memories(self) -> list[str]:
         found = zip(self.arms, *self.effective_memory_symbols.ends, strict=True)
         notes = [
-            f"{arm}: effective memory {number_text(low)} … {number_text(high)} symbols" for arm, low, high in found
+            f"{arm}: effective memory {number_text(low)} … {number_text(high)} symbols"
+            for arm, low, high in found
+            if not math.isnan(low)
         ]
         return [*notes, self.transport]
 

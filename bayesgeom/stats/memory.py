@@ -173,7 +173,11 @@ def unbeaten_note(kl_bits: Float64[np.ndarray, "start window"], symbols: float) 
         >>> unbeaten_note(np.geomspace(1, 1e-3, 14)[None].repeat(2, axis=0), 12.0)
         'windows of up to 10 symbols are compared; in KL the model does not beat that of 12 symbols (0.001701 bits)'
     """
-    if not kl_bits.size or math.isnan(symbols) or not deciding_window(kl_bits, symbols) < symbols < kl_bits.shape[1] - 1:
+    if (
+        not kl_bits.size
+        or math.isnan(symbols)
+        or not deciding_window(kl_bits, symbols) < symbols < kl_bits.shape[1] - 1
+    ):
         return ""
     width = int(symbols)
     return (
@@ -219,7 +223,9 @@ def window_scores(trials: Trials) -> WindowScores | None:
     length = trials.n_scored
     own = torch.xlogy(exact, exact).sum(dim=2)
     found = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
-    errors = torch.zeros(len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length, dtype=torch.float64, device=exact.device)
+    errors = torch.zeros(
+        len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length, dtype=torch.float64, device=exact.device
+    )
     for start, name in enumerate(STARTS):
         for width, said in enumerate(window_predictives(trials, name)):
             short = slice(width, length)  # at earlier positions the window reaches the first symbol

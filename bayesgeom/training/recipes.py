@@ -196,8 +196,8 @@ RECIPES |= {
 def recipe(name: str) -> Recipe:
     """Return the committed recipe of this name, or a variant of it.
 
-    Variants are `<name>-lr0.3` and `<name>-lr3`, with multiplied rates, and `<name>-seed1-x2`: another seed at twice the
-    budget, which `compare` lists as a check.
+    Variants are `<name>-lr0.3` and `<name>-lr3`, with multiplied rates, and `<name>-seed1-x2`, with another seed and
+    twice the budget, which `compare` lists as a check.
 
     Raises:
         UnknownName: There is no such recipe. The message lists the known names.

@@ -33,7 +33,9 @@ from bayesgeom.tasks.hmm import HMM
 def converted(report: CalibrationReport, scores: WindowScores) -> CalibrationReport:
     """Return the report with the deciding observer among its baselines, after the narrower ones."""
     held = report.window_kl_bits.value
-    np.testing.assert_allclose(scores.kl_bits.mean(axis=2), held, rtol=1e-9, atol=1e-9)  # the same sequences, in other blocks
+    np.testing.assert_allclose(
+        scores.kl_bits.mean(axis=2), held, rtol=1e-9, atol=1e-9
+    )  # the same sequences, in other blocks
     at = wider_window(held, float(report.effective_memory_symbols))
     assert at is not None
     name = window_name(at[1], report.window_starts[at[0]]).replace("_", " ")

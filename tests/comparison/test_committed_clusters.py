@@ -27,6 +27,13 @@ def level(own: Estimate, name: str) -> list[float]:
     return [float(own.baseline(name).value)]
 
 
+def with_range(own: Estimate, name: str) -> list[float]:
+    """A baseline of several draws, with the least and the most."""
+    found = own.baseline(name)
+    assert found.low is not None and found.high is not None
+    return [float(found.value), float(found.low), float(found.high)]
+
+
 def committed(name: str) -> BeliefReadoutReport:
     report = Diagnosis.load(READINGS / "clusters" / name)["belief_readout"]
     assert isinstance(report, BeliefReadoutReport)
@@ -52,8 +59,10 @@ def test_a_row_of_clusters_is_what_the_committed_report_holds(name: str) -> None
         level(clusters, UNTRAINED),
         in_three(best_guesses),
         level(best_guesses, SHUFFLE),
+        level(best_guesses, UNTRAINED),
         in_three(tokens),
         level(tokens, SHUFFLE),
+        with_range(tokens, UNTRAINED),
     ]
     assert_rows(CLUSTERS, found, name)
 

@@ -1,8 +1,14 @@
-"""What the page on the comparison says of MLPs over the whole prefix is what the committed report holds."""
+"""What the page on the comparison says of MLPs over the whole prefix, and of checks, is what committed reports hold."""
+
+import numpy as np
+import pytest
 
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport
+from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
-from tests.pages import READINGS, section
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.training.recipes import recipe
+from tests.pages import READINGS, named_rows, numbers, section
 
 
 def test_an_mlp_over_the_prefix_accumulates_transports_in_part_and_does_not_bind() -> None:
@@ -25,3 +31,35 @@ def test_an_mlp_over_the_prefix_accumulates_transports_in_part_and_does_not_bind
         known, chance = 100 * float(accuracy), 100 * float(accuracy.baseline(CONTEXT_FREE).value)
         assert f"names {known:.1f} %" in said and f"{chance:.1f} % being chance" in said
         assert found.verdicts[own] == "not realized"
+
+
+def test_an_mlp_over_the_prefix_of_an_hmm_does_not_beat_one_symbol() -> None:
+    found = Diagnosis.load(READINGS / "mlp-prefix")["comparison"]
+    assert isinstance(found, ComparisonReport)
+    own = found.kl_bits[found.checkpoints.index("hmm-mlp-prefix")]
+    one = float(own.baseline("window_1_stationary").value)
+    assert float(own.ends[0]) > one and np.isnan(found.memory_symbols.value).all()
+    assert f"does not beat the observer of one symbol ({one:.4f})" in " ".join(
+        section("comparison.md", "Results").split()
+    )
+
+
+def with_ends(own: Estimate) -> list[float]:
+    return [value for value in (float(own), *map(float, own.ends)) if not np.isnan(value)]
+
+
+def test_the_rows_of_checks_are_their_reports() -> None:
+    found = Diagnosis.load(READINGS / "checks" / "comparison")["comparison"]
+    assert isinstance(found, ComparisonReport)
+    said = named_rows(section("comparison.md", "Checks at twice the budget"))
+    assert len(said) == sum(found.is_check) == 3
+    for name, (kl, at_budget, known, memory) in said.items():
+        own = found.checkpoints.index(name)
+        usual = float(found.kl_bits.value[found.checkpoints.index(name.removesuffix("-seed1-x2"))])
+        held = [with_ends(of[own]) for of in (found.kl_bits, found.accuracy_where_known, found.memory_symbols)]
+        for cell, values in zip((kl, known, memory, at_budget), (*held, [usual]), strict=True):
+            np.testing.assert_allclose(numbers(cell), values, rtol=6e-4)
+        diagnosis = Diagnosis.load(READINGS / "checks" / name)
+        assert float(diagnosis[CalibrationReport].kl_bits) == pytest.approx(float(found.kl_bits.value[own]), rel=1e-6)
+        assert diagnosis.provenance["model"]["weights_hash"] == found.weights_hashes[own]
+        assert recipe(name).name == name

@@ -12,7 +12,9 @@ from bayesgeom.results.estimate import Estimate
 from bayesgeom.training.arms import arms
 from tests.pages import READINGS, named_rows, numbers, section
 
-ROWS = named_rows(section("length.md", "Readings"))
+NAMED = named_rows(section("length.md", "Readings"))
+ROWS = {name: cells for name, cells in NAMED.items() if not name.startswith("window")}
+OBSERVERS = {name: cells for name, cells in NAMED.items() if name.startswith("window")}
 
 
 def with_ends(own: Estimate) -> list[float]:
@@ -46,6 +48,29 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
                 np.testing.assert_allclose(said, values, rtol=0.05, atol=6e-5, err_msg=kind)
             else:
                 assert values[0] in (-1, np.inf)
+
+
+def test_the_rows_of_window_observers_are_the_reports(report: LengthReport) -> None:
+    assert report.predictors[0] == "window_4_stationary" and "cannot show transport" in report.transport
+    assert set(OBSERVERS) == {f"window {width}" for width in range(1, 5)}
+    for name, cells in OBSERVERS.items():
+        level = report.kl_bits.baseline(f"{name.replace(' ', '_')}_stationary").value[0]
+        means = [level[: int(length)].mean() for length in report.lengths]
+        for cell, known in zip(cells, ([level[9]], [level[10]], means), strict=True):
+            np.testing.assert_allclose(numbers(cell), known, rtol=0.02, atol=6e-5)
+
+
+def test_over_a_hundred_symbols_one_symbol_is_nearer_than_every_variant(report: LengthReport) -> None:
+    within, at_fifty, beyond = (report.whole_error_bits[KL, :, at] for at in (0, 2, 3))
+    four, two = (report.kl_bits.baseline(f"window_{w}_stationary").value[0, :10].mean() for w in (4, 2))
+    one = report.kl_bits.baseline("window_1_stationary").value[0]
+    assert (beyond.ends[0] > one.mean()).all()
+    named = [arm.removeprefix("hmm-arm-") for arm in report.arms]
+    low, high = (dict(zip(named, end > one[:50].mean(), strict=True)) for end in at_fifty.ends)
+    assert {name for name, is_worse in low.items() if not is_worse} == {"prior"} and all(high.values())
+    nearer = {name for name, high in zip(named, within.ends[1], strict=True) if high < four}
+    assert nearer == {"learned", "sinusoidal", "rotary", "no-top-attention"}
+    assert within.value[named.index("alibi")] > two and within.ends[1][named.index("alibi")] > two
 
 
 def test_the_arms_are_the_committed_recipes(report: LengthReport) -> None:

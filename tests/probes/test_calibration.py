@@ -195,7 +195,7 @@ def test_a_model_is_compared_with_the_narrowest_window_that_it_does_not_beat() -
 
 
 def test_a_wider_window_that_predicts_as_well_is_named_at_the_verdict() -> None:
-    """"beats every baseline: yes" was said of a model of 17 symbols without the observer of 17 that is nearer."""
+    """A model of 17 symbols was said to beat every baseline, without a word on the observer of 17 that is nearer."""
     slow = planted_chain(stay=0.985, seed=0)
     for width, said in ((7, ""), (13, "does not beat that of 13 symbols")):
         window = next(islice(window_predictives(slow, "stationary"), width, None))

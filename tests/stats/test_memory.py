@@ -131,7 +131,9 @@ def test_a_log_scores_the_windows_of_all_blocks() -> None:
     np.testing.assert_allclose(logged.entropy_error_bits, whole.entropy_error_bits, atol=1e-12)
 
 
-@pytest.mark.parametrize("task", [Mess3(length=7), HMM(n_states=3, n_symbols=2, length=13, floor=0.01, stay=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "task", [Mess3(length=7), HMM(n_states=3, n_symbols=2, length=13, floor=0.01, stay=0.9)], ids=str
+)
 def test_entropy_errors_of_windows_are_those_of_their_predictives(task: DynamicTask) -> None:
     trials = task.sample(11, seed=2)
     scores, widest = window_scores(trials), min(10, trials.n_scored)
