@@ -1,13 +1,20 @@
 """Scores of trained models: who reads nothing, and where the answer is known."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import of_module
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.probes import calibration
+from bayesgeom.probes.calibration import Calibration
+from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.scores import context_free, score
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.training import scores
+from bayesgeom.training.scores import context_free, levels, score
 
 
 def test_the_best_context_free_predictor_of_a_bijection_is_uniform() -> None:
@@ -30,3 +37,24 @@ def test_scores_count_where_the_answer_is_known() -> None:
     assert own.context_free_kl_bits == pytest.approx(kl.numpy(), abs=1e-5)
     right = (free.argmax(-1) == asked.argmax(-1)).double() * (asked.amax(-1) > 1 - 1e-9)
     assert own.context_free_known_correct == pytest.approx(right.mean(1).numpy())
+
+
+@pytest.mark.parametrize("symbols", [3.0, 6.0, 12.0, math.nan])
+def test_baselines_of_the_comparison_are_those_of_calibration(symbols: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both add the observer that decides for the effective memory of the model."""
+    task = HMM(n_states=3, n_symbols=2, length=17, floor=0.01, stay=0.95)
+    for place in (scores, calibration):
+        found = place.effective_memory  # type: ignore[attr-defined]
+        monkeypatch.setattr(place, "effective_memory", lambda *a, of=found, **k: replace(of(*a, **k), symbols=symbols))
+    sizes = {"n_ctx": task.n_pos, "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
+    model = of_module(Transformer(TransformerConfig(d_vocab=task.d_vocab, **sizes)), task=task)
+    own, level = score(model, task, n=29, seed=0), levels(task, n=29, seed=0)
+    stream = task.stream(29, seed=derived_seed(0, Branch.TRIALS))
+    report = Calibration().measure(model.run(stream, baseline_predictives=task.baseline_predictives, seed=0))
+    expected = {each.name.replace(" ", "_"): float(each.value) for each in report.kl_bits.baselines}
+    assert own.baseline_kl_bits == pytest.approx(expected | {"context-free": own.context_free_kl_bits.mean()}, abs=1e-6)
+    assert level.against(symbols) == pytest.approx(dict(own.baseline_kl_bits), abs=1e-6)
+    widest = max(int(name.split("_")[1]) for name in expected if name.startswith("window"))
+    assert widest == (4 if symbols < 4 else 6 if symbols == 6 else 10)
+    errors = {each.name for each in report.entropy_mae_bits.baselines} - {"constant"}
+    assert errors == {each.name for each in report.kl_bits.baselines}
