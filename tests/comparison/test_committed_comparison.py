@@ -1,0 +1,38 @@
+"""The tables of the page on the comparison are those of the committed reports."""
+
+import numpy as np
+
+from bayesgeom.comparison.report import ComparisonReport
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.results.diagnosis import Diagnosis
+from tests.pages import READINGS, named_rows, numbers, section
+
+def committed() -> ComparisonReport:
+    return Diagnosis.load(READINGS.parent / "comparison")[ComparisonReport]
+
+
+def test_windows_of_up_to_ten_symbols_are_baselines_of_the_table() -> None:
+    found = committed()
+    for name, strongest in (("hmm-s5", "window_5_stationary"), ("slow-hmm-transformer", "window_10_stationary")):
+        assert found.strongest_baseline(found.checkpoints.index(name)).name == strongest
+
+
+def test_cells_with_a_verdict_are_those_that_the_page_names() -> None:
+    found = committed()
+    decided = dict.fromkeys(
+        (task, architecture)
+        for task, architecture, verdict in zip(found.task_of, found.architecture_of, found.cell_verdicts, strict=True)
+        if verdict in ("realized", "limited", "not realized")
+    )
+    said = " ".join(section("comparison.md", "Conclusions, and their limits").split())
+    count = ("", "One cell has", "Two cells have", "Three cells have", "Four cells have", "Five cells have")[len(decided)]
+    assert f"**{count} a verdict,**" in said, decided
+
+
+def test_a_row_of_a_second_seed_is_its_report() -> None:
+    said = named_rows(section("comparison.md", "Second seeds"))
+    folders = {path.parent.name: path.parent for path in READINGS.glob("seeds-*/*/report.json")}
+    assert {f"{name}-seed1" for name in said} == set(folders)
+    for name, (kl, *_) in said.items():
+        own = Diagnosis.load(folders[f"{name}-seed1"])[CalibrationReport].kl_bits
+        np.testing.assert_allclose(numbers(kl), [float(own), *map(float, own.ends)], rtol=6e-4)
