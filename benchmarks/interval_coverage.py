@@ -390,7 +390,7 @@ def key_overlap_row(label: str, noise: float) -> Row:
             keys = means + noise * (rng.normal(size=(n, 20, 32)) + rng.normal(size=(n, 1, 32)))
             drawn = torch.tensordot(weights, torch.from_numpy(keys), dims=1)
             rows = overlaps(drawn)[:, 0].numpy()
-            spread = squared_lengths(drawn - drawn[:1])[1:, 0].sum() * (n - 1) / n / squared_lengths(drawn[:1])[0, 0]
+            spread = squared_lengths(drawn - drawn[:1])[0, 1:].sum() * (n - 1) / n / squared_lengths(drawn[0])[0]
             own = statistic_interval(rows, seed=1, scale="share")
             found.append((float(own.lo), float(own.hi), bool(own.code == FINE) and float(spread) <= MAX_NOISE))
         lo, hi, is_shown = np.array(found, dtype=float).T

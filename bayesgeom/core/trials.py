@@ -118,17 +118,18 @@ class Trials:
         """Whether an exact posterior is known."""
         return len(self.answers) > 0
 
-    @property
+    @cached_property
     def n_scored(self) -> int:
         """Scored positions per sequence."""
         return int(self.scored[0].sum())
 
     def at_scored(self, values: Shaped[Tensor, "batch pos *rest"]) -> Shaped[Tensor, "batch query_pos *rest"]:
         """Return `values` at the scored positions of each sequence, as a view if possible."""
-        if (evenly := self._even_positions()) is not None:
+        if (evenly := self._even_positions) is not None:
             return values[:, evenly]
         return values[self.scored].reshape(len(self), self.n_scored, *values.shape[2:])
 
+    @cached_property
     def _even_positions(self) -> slice | None:
         """The scored positions as a slice if they are the same in every sequence and evenly spaced."""
         if not len(self) or not torch.equal(self.scored, self.scored[:1].expand_as(self.scored)):

@@ -184,7 +184,8 @@ def _met(
     belief: Float[Tensor, "batch query_pos hypothesis"],
 ) -> Float[Tensor, "batch query_pos head"]:
     """Σ_h min(attention on the tokens of h, belief in h)."""
-    return torch.minimum(pattern.transpose(1, 2) @ tokens[:, None], belief[:, :, None]).sum(dim=-1)
+    on_tokens = (pattern.flatten(1, 2) @ tokens).unflatten(1, pattern.shape[1:3])  # one product per sequence
+    return torch.minimum(on_tokens, belief[:, None]).sum(dim=-1).transpose(1, 2).contiguous()
 
 
 SUMS = Reduction(

@@ -178,6 +178,8 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
 def _is_rotated(run: Run, n: int) -> bool:
     """Return whether rotated keys differ from keys; a model without rotation has the same."""
     layers = range(run.spec.n_layers)
+    if {K, K_ROT} <= run.recorded.keys() and torch.equal(*(run.at(site)[:, :n] for site in (K, K_ROT))):
+        return False  # without computing the sums
     return any(not torch.equal(*(own.at(run, i, n) for own in (KEY_SUMS, ROTATED_KEY_SUMS))) for i in layers)
 
 
@@ -208,9 +210,9 @@ def _from_activations(
             for name, at in kept.items():
                 own = drawn[:, at].transpose(1, 2).contiguous()
                 rows[name].append(overlaps(own))
-                noise[name] += squared_lengths(own - means[at].transpose(0, 1)).sum(dim=0).cpu()
+                noise[name] += squared_lengths(own - means[at].transpose(0, 1)).sum(dim=1).cpu()
         for name, at in kept.items():
-            total = squared_lengths(means[None, at].transpose(1, 2))[0].cpu()
+            total = squared_lengths(means[at].transpose(0, 1)).cpu()
             noises[name].append((n - 1) / n * noise[name] / total)
     return {
         name: _View(

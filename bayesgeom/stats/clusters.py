@@ -191,16 +191,16 @@ def _lloyd(
     A point at equal distance of two centers counts in both means: such centers coincide.
     """
     centres, moving = seeds.clone(), torch.arange(len(points), device=points.device)
-    own, members = points, torch.full_like(_distances(points, seeds), -1)
+    own, nearest_before = points, torch.zeros_like(_distances(points, seeds), dtype=torch.bool)  # in no cluster
     for _ in range(MAX_STEPS):
         distance = _distances(own, centres[moving])
-        nearest = (distance == distance.amin(dim=1, keepdim=True)).to(points.dtype)
-        has_moved = (nearest != members).flatten(1).any(dim=1)
+        nearest = distance == distance.amin(dim=1, keepdim=True)
+        has_moved = (nearest != nearest_before).flatten(1).any(dim=1)
         if not bool(has_moved.all()):  # clouds whose labels do not change are finished
             moving, own, nearest = moving[has_moved], own[has_moved], nearest[has_moved]
         if not len(moving):
             break
-        members = nearest
+        nearest_before, members = nearest, nearest.to(points.dtype)
         size = members.sum(dim=2, keepdim=True)
         centres[moving] = torch.where(size > 0, (members @ own) / size.clamp_min(1), centres[moving])
     least = _distances(points, centres).min(dim=1)

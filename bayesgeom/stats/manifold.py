@@ -21,6 +21,7 @@ from bayesgeom.stats.regression import (
     SplitMoments,
     even_knots,
     natural_spline,
+    power_of,
     ridge,
     split_moments,
     squared_error,
@@ -28,7 +29,7 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
-_MANY = 256  # with more dimensions than this, only the reported axes are computed
+_MANY = 256  # with at least this many dimensions, only the reported axes are computed
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has redundant columns
 
 
@@ -55,6 +56,11 @@ class EntropyScale:
         basis = self.columns[:, :, 1:].double().transpose(0, 1)
         fit, held = basis[:, : self.n_fit], basis[:, self.n_fit :]
         return fit.mT @ fit, held.mT @ held
+
+    @cached_property
+    def score_power(self) -> Float64[Tensor, " target"]:
+        """Second moments of all columns over the points that are not fitted: the same for all clouds."""
+        return power_of(self.columns[self.n_fit :].flatten(1))
 
 
 @final
@@ -123,7 +129,7 @@ def cloud_statistics(
     `width` is the dimension of the vectors, if the points are given in coordinates of their span.
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
-    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
+    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit, score_power=scale.score_power)
     variances, axes, total, power = _axes(points, centered, moments)
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)

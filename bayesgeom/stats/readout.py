@@ -7,6 +7,7 @@ effects of position.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from bayesgeom.stats.bootstrap import percentile_interval, r2_interval, statistic_interval
 from bayesgeom.stats.clusters import nearest_centroid_labels
-from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squared_error
+from bayesgeom.stats.regression import SplitMoments, power_of, ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import restricted
 
 BELIEF, ALIVE, LABEL = range(3)  # the kinds of target
@@ -43,6 +44,11 @@ class BeliefTargets:
         """Values of the held-out sequences."""
         values = self.values[self.n_fit :]
         return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
+
+    @cached_property
+    def score_power(self) -> Float64[Tensor, " target"]:
+        """Second moments of the centered targets over the held-out points: the same for all clouds."""
+        return power_of(self.centered[self.n_fit :].flatten(1))
 
 
 @final
@@ -125,7 +131,9 @@ def read_out(
     """
     centered = points - points[: targets.n_fit].mean(dim=0)
     held = centered[targets.n_fit :]
-    moments = split_moments(centered, targets.centered.flatten(1).to(points), targets.n_fit)
+    moments = split_moments(
+        centered, targets.centered.flatten(1).to(points), targets.n_fit, score_power=targets.score_power
+    )
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
     crosses = (moments.fit_cross, moments.score_cross)
@@ -139,7 +147,7 @@ def read_out(
     predicted = (held @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
     return Readout(
         r2=_r2(maps[:, :, BELIEF], moments, held_cross[:, :, BELIEF], draws),
-        balanced_accuracy=_accuracy_of_maps(decided.unflatten(0, in_sequences).cpu(), truth, draws.cpu()),
+        balanced_accuracy=_accuracy_of_maps(decided.unflatten(0, in_sequences).cpu(), truth),
         predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
         decided_alive=decided_by_sequence[:, :, 0],
         hits=_hits(held, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
@@ -188,19 +196,18 @@ def balanced_accuracy(
 def _accuracy_of_maps(
     decided: Bool[Tensor, "sequence position map hypothesis"],
     truth: Bool[Tensor, "sequence position draw hypothesis"],
-    draws: Int64[Tensor, " map"],
 ) -> Float64[np.ndarray, " map"]:
-    """Return `balanced_accuracy` of every map, with all sequences counted once; `draws` is the target of each map.
+    """Return `balanced_accuracy` of every map, with all sequences counted once; maps beyond the draws are of the first.
 
     Numbers of sequences are exact in float32, which takes half the time of float64.
     """
-    n, true = len(truth), truth.float()
-    of_maps = decided.float()
-    yes, hit = of_maps.sum(dim=0), (of_maps * true[:, :, draws]).sum(dim=0)
-    possible, decisions, hits = (
-        own.double().numpy()[None] / max(1, n) for own in (true.sum(dim=0)[:, draws], yes, hit)
-    )
-    return np.asarray(_accuracy(possible, decisions, hits, np.ones(1))[0])
+    (n, _, n_draws, _), n_maps = truth.shape, decided.shape[2]
+    true, of_maps = truth.float(), decided.float()
+    parts = (of_maps[:, :, :n_draws] * true, of_maps[:, :, n_draws:] * true[:, :, :1])
+    hit, n_true = torch.cat([part.sum(dim=0) for part in parts], dim=1), true.sum(dim=0)
+    possible = torch.cat([n_true, n_true[:, :1].expand(-1, n_maps - n_draws, -1)], dim=1)
+    shares = (own.double().numpy()[None] / max(1, n) for own in (possible, of_maps.sum(dim=0), hit))
+    return np.asarray(_accuracy(*shares, np.ones(1))[0])
 
 
 def _accuracy(

@@ -33,17 +33,29 @@ class SplitMoments:
 
 
 def split_moments(
-    features: Float[Tensor, "point d"], targets: Float[Tensor, "point target"], n_fit: int
+    features: Float[Tensor, "point d"],
+    targets: Float[Tensor, "point target"],
+    n_fit: int,
+    *,
+    score_power: Float64[Tensor, " target"] | None = None,
 ) -> SplitMoments:
-    """Return the moments of the first `n_fit` points and of the rest, in the features' own precision."""
+    """Return the moments of the first `n_fit` points and of the rest, in the features' own precision.
+
+    `score_power` is `power_of` the targets at the rest, if it is known, as several clouds share the targets.
+    """
     (x, held_x), (y, held_y) = ((values[:n_fit], values[n_fit:]) for values in (features, targets))
     return SplitMoments(
         fit_gram=(x.T @ x).double(),
         fit_cross=(x.T @ y).double(),
         score_gram=(held_x.T @ held_x).double(),
         score_cross=(held_x.T @ held_y).double(),
-        score_power=(held_y.double() ** 2).sum(dim=0),
+        score_power=power_of(held_y) if score_power is None else score_power.to(x.device),
     )
+
+
+def power_of(targets: Float[Tensor, "point target"]) -> Float64[Tensor, " target"]:
+    """Return Σ y² of each target over the points."""
+    return (targets.double() ** 2).sum(dim=0)
 
 
 def ridge(

@@ -11,6 +11,7 @@ from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.regression import without_level_means
 
 _ROUNDING = 1e-6  # a variance below this share of the power is rounding error
+_CANCELLATION = 1e-13  # the same for float64: some hundred sums of squares are accurate to this share
 
 
 def order_under_permutation(
@@ -79,18 +80,27 @@ def standardized_axis_shares(
     sequences, the jackknife overestimates the spread of the shares. Coordinates that do not vary are left out. NaN
     where none varies.
     """
-    exact, found = points.astype(np.float64), []
-    for row in weights:
-        spread = (exact - row @ exact) * np.sqrt(row)[:, None]
-        size = np.sqrt((spread**2).sum(axis=0))
-        varies = size > _ROUNDING * size.max()
-        unit, own = spread[:, varies] / size[varies], axes[varies].astype(np.float64)
-        for _ in range(steps if varies.any() else 0):
-            own = np.linalg.qr(unit.T @ (unit @ own))[0]
-        shares = ((unit @ own) ** 2).sum(axis=0) / max(int(varies.sum()), 1)
-        unused = np.zeros(axes.shape[1] - len(shares))  # fewer coordinates vary than there are axes
-        found.append(np.r_[shares, unused] if varies.any() else np.full(axes.shape[1], np.nan))
-    return np.array(found)
+    exact = points.astype(np.float64)
+    exact -= exact.mean(axis=0)
+    (n_rows, n_axes), d = (len(weights), axes.shape[1]), len(axes)
+    means, power = weights @ exact, weights @ exact**2
+    variance = power - means**2
+    limit = np.maximum(_ROUNDING**2 * variance.max(axis=1, keepdims=True), _CANCELLATION * power)
+    varies = variance > limit
+    per_size = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1)), 0)[:, :, None]
+
+    def applied(basis: Float64[np.ndarray, "row d axis"]) -> Float64[np.ndarray, "row d axis"]:
+        """Multiply each row's correlation matrix by its basis; all rows in two products."""
+        scaled = per_size * basis
+        along = (exact @ scaled.transpose(1, 0, 2).reshape(d, -1)).reshape(-1, n_rows, n_axes)
+        product = (exact.T @ (along * weights.T[:, :, None]).reshape(len(exact), -1)).reshape(d, n_rows, n_axes)
+        return np.asarray(per_size * (product.transpose(1, 0, 2) - means[:, :, None] * (means[:, None] @ scaled)))
+
+    basis = varies[:, :, None] * axes.astype(np.float64)
+    for _ in range(steps):
+        basis = np.linalg.qr(applied(basis))[0]
+    n_varying = varies.sum(axis=1, keepdims=True)
+    return np.asarray((basis * applied(basis)).sum(axis=1) / np.where(n_varying > 0, n_varying, np.nan))
 
 
 def refitted_axis_shares(
