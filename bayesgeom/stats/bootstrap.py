@@ -99,6 +99,7 @@ def mean_interval(
     seed: int,
     draws: int = DRAWS,
     level: float = LEVEL_OF_AN_END,
+    terms: float = 1.0,
 ) -> Interval:
     """Return the bootstrap-t interval of the mean over sequences, 95 % by default; iterating gives both ends.
 
@@ -110,6 +111,8 @@ def mean_interval(
         seed: Seed of the resamples. Equal seeds and lengths give the same resamples.
         draws: Number of resamples.
         level: Probability with which each end may be wrong.
+        terms: Size of the terms of which a value is the sum, such as bits or probabilities. Values that differ by less
+            than about 4e-15 times this size differ by rounding alone and count as equal; 0 to count them as different.
 
     Example:
         >>> lo, hi = mean_interval(np.random.default_rng(0).exponential(size=200), seed=0)
@@ -117,7 +120,7 @@ def mean_interval(
         True
     """
     ones = np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1)))
-    return ratio_interval(per_sequence, ones, seed=seed, draws=draws, level=level)
+    return ratio_interval(per_sequence, ones, seed=seed, draws=draws, level=level, terms=terms)
 
 
 def seed_interval(
@@ -143,13 +146,15 @@ def ratio_interval(
     seed: int,
     draws: int = DRAWS,
     level: float = LEVEL_OF_AN_END,
+    terms: float = 0.0,
 ) -> Interval:
     """Return the bootstrap-t interval of Σ numerator / Σ denominator, 95 % by default; both are resampled together.
 
-    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`.
+    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`. `terms` is as in
+    `bootstrap_t`; 0, because numerators have any unit.
     """
     above, below = _in_units(numerator), _in_units(denominator)
-    return bootstrap_t(above, below, bootstrap_weights(len(above), seed=seed, draws=draws), level=level)
+    return bootstrap_t(above, below, bootstrap_weights(len(above), seed=seed, draws=draws), level=level, terms=terms)
 
 
 def r2_interval(

@@ -45,7 +45,8 @@ _LIGHT, _RANGE, _SLOPE = 0.7, 0.55, 2.6  # tail weight where the level starts to
 _STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # tail weight where t starts to grow, range, growth per unit
 _SOONER, _SHORT = 0.8, 0.4  # the same start and range in small samples, where t of a lighter tail grows, too
 _COLUMNS = 1_024  # processed together
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # of the largest value
+_UNIT_ROUNDING = 16 * float(np.finfo(np.float64).eps)  # bounds the error of sums of terms of size 1 (a few roundings)
 
 Scale = Literal["plain", "correlation", "share"]
 
@@ -140,6 +141,7 @@ def bootstrap_t(
     weights: Float64[np.ndarray, "draw sequence"],
     *,
     level: float = LEVEL,
+    terms: float = 0.0,
 ) -> Interval:
     """Return the interval of Σ above / Σ below, 95 % by default, or the reason why there is none.
 
@@ -148,6 +150,8 @@ def bootstrap_t(
         below: Denominators; for a mean, ones.
         weights: Share of each sequence in each resample, from `bootstrap_weights`.
         level: Probability with which each end may be wrong.
+        terms: Size of the terms of which a numerator is the sum. Numerators that differ by no more than the rounding
+            error of such a sum count as equal, so that an interval does not depend on the processor.
     """
     n, shape = len(above), above.shape[1:]
     if n < 2:
@@ -156,7 +160,7 @@ def bootstrap_t(
     b = np.broadcast_to(below, above.shape).reshape(n, -1).astype(np.float64)
     is_mean = bool((b == b[:1, :1]).all())
     parts = [slice(start, start + _COLUMNS) for start in range(0, a.shape[1], _COLUMNS)]
-    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level) for p in parts]
+    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, terms) for p in parts]
     if not found:
         return no_interval(shape, n)
     lo, hi, code, different = (np.concatenate(ends).reshape(shape) for ends in zip(*found, strict=True))
@@ -185,7 +189,7 @@ def jackknife_interval(
     with np.errstate(divide="ignore", invalid="ignore"):
         on_scale = there(replicates.astype(np.float64))
         pseudo = n * on_scale[0] - (n - 1) * on_scale[1:]
-    found = bootstrap_t(pseudo, np.ones((n, *(1,) * (pseudo.ndim - 1))), weights)
+    found = bootstrap_t(pseudo, np.ones((n, *(1,) * (pseudo.ndim - 1))), weights, terms=n)  # differences of nθ
     lo, hi = np.minimum(back(found.lo), replicates[0]), np.maximum(back(found.hi), replicates[0])
     return replace(found, lo=np.asarray(lo), hi=np.asarray(hi))
 
@@ -258,6 +262,7 @@ def _columns(
     b: Float64[np.ndarray, "sequence #column"],
     weights: Float64[np.ndarray, "draw sequence"],
     level: float,
+    terms: float,
 ) -> tuple[np.ndarray, ...]:
     """Return lower end, upper end, code and number of differing sequences of every column."""
     n = len(a)
@@ -265,8 +270,8 @@ def _columns(
         ratio = a.sum(axis=0) / b.sum(axis=0)
         influence = (a - ratio * b) / b.mean(axis=0)
         deviations = influence - np.median(influence, axis=0)
-        size = np.abs(a).max(axis=0) / np.abs(b.mean(axis=0))
-        deviations = np.where(np.abs(deviations) > _ROUNDING * size, deviations, 0.0)
+        rounding = np.maximum(_ROUNDING * np.abs(a).max(axis=0), _UNIT_ROUNDING * terms) / np.abs(b.mean(axis=0))
+        deviations = np.where(np.abs(deviations) > rounding, deviations, 0.0)
         t = _studentized(a, b, ratio, weights)
     error = np.sqrt((influence**2).mean(axis=0) / n)
     different = (deviations != 0).sum(axis=0)

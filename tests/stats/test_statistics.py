@@ -23,6 +23,7 @@ from bayesgeom.stats.bootstrap import (
 from bayesgeom.stats.intervals import (
     FEW_LEVEL,
     FEW_LEVEL_SCORE,
+    FINE,
     heaviest_tail,
     tail_level,
     tail_stretch,
@@ -134,6 +135,22 @@ def test_the_rule_that_withholds(rng: np.random.Generator) -> None:
     assert withheld({"kl": found, "fine": mean_interval(failures[:, 3], seed=0)}) == {
         "kl": "3 of 4 entries; the first: all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
     }
+
+
+@pytest.mark.parametrize("center", [0.0, 0.3, 1.0])
+def test_values_that_differ_by_rounding_alone_are_equal(center: float, rng: np.random.Generator) -> None:
+    """One processor returns 0, another 1e-19 or 4e-16: neither the interval nor the reason depends on it."""
+    equal = mean_interval(np.full(67, center), seed=1)
+    for noise in (1e-19, 1e-17, 4e-16):
+        found = mean_interval(center + noise * rng.normal(size=67), seed=1)
+        assert (int(found.code), int(found.n_different)) == (int(equal.code), 0)
+        assert [*map(float, found)] == pytest.approx([*map(float, equal)], abs=1e-15, nan_ok=True)
+    mixed = np.r_[1e-17 * rng.normal(size=60), rng.uniform(size=7)]
+    assert mean_interval(mixed, seed=1).why_not() == "7 of 67 sequences differ from the rest, and at least 8 must"
+    assert mean_interval(1e-19 * rng.normal(size=67), seed=1, terms=0).code == FINE, "of another scale, such as 1e-20"
+    assert mean_interval(1e-13 * rng.normal(size=67), seed=1).code == FINE, "larger than rounding"
+    share = jackknife_weights(67) @ (center + 4e-16 * rng.normal(size=67))
+    assert int(statistic_interval(share, seed=1).n_different) == 0, "pseudo-values multiply rounding by n"
 
 
 def test_a_tail_heavier_than_any_measured_has_no_interval() -> None:
