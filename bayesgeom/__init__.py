@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
-    from bayesgeom.models.resolve import checkpoints as checkpoints
     from bayesgeom.models.resolve import load as load
+    from bayesgeom.models.shelf import checkpoints as checkpoints
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
     from bayesgeom.subspaces.site import InterventionSite as InterventionSite
@@ -66,7 +66,7 @@ _HOMES = {
     "as_model": "bayesgeom.models.resolve",
     "capacity_matched": "bayesgeom.models.capacity",
     "capture": "bayesgeom.diagnosis.capture",
-    "checkpoints": "bayesgeom.models.resolve",
+    "checkpoints": "bayesgeom.models.shelf",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",

@@ -6,6 +6,7 @@ Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for inval
 import codecs
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -25,6 +26,9 @@ from bayesgeom.core.progress import elapsed_shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 _PLAIN = "bayesgeom.plain"
+# transformers imports torchao where it is installed. torchao then warns that its kernels for CUDA cannot be loaded, and
+# torch about how it registers its enumerations. A kernel that is missing when it is called still ends in an error.
+_FOREIGN = ("torchao", "torch.utils._pytree")
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
@@ -69,6 +73,8 @@ def _told(name: str, given: Sequence[str] | None) -> Iterator[None]:
         return
     begun, what = time.monotonic(), f"bayesgeom {name}"
     note(textwrap.shorten(f"{what}: {' '.join(given)}".rstrip(": "), 100, placeholder=" …") + " …")
+    for logger in _FOREIGN:
+        logging.getLogger(logger).setLevel(logging.ERROR)
     with elapsed_shown(what):
         yield
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")

@@ -19,7 +19,8 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.diagnosis.run import all_probes
 from bayesgeom.models import resolve
-from bayesgeom.models.checkpoint import hashed, load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.description import hashed
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests

@@ -6,7 +6,7 @@ import pytest
 
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.resolve import FOLDER_VARIABLE
+from bayesgeom.models.shelf import FOLDER_VARIABLE
 from bayesgeom.training.formation import pack
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import RECIPES

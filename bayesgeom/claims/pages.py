@@ -7,8 +7,6 @@ from pathlib import Path
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reproduction_report import reason, short, text
-from bayesgeom.claims.subspace_page import FOLDER
-from bayesgeom.claims.subspace_page import page as subspace_page
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.tables import markdown
@@ -36,6 +34,9 @@ def write(repository: Path) -> list[Path]:
     Returns:
         The files that changed.
     """
+    from bayesgeom.claims.subspace_page import FOLDER  # it loads the reports, and these load torch
+    from bayesgeom.claims.subspace_page import page as subspace_page
+
     changed = []
     for name in (README, PAGE):
         path = repository / name

@@ -28,9 +28,9 @@ class Checkpoints(Command):
                 tell(f"{folder}: {seal(folder)}")
             return 0
         from bayesgeom.core.files import is_temporary
-        from bayesgeom.models.checkpoint import WEIGHTS
-        from bayesgeom.models.resolve import checkpoint_folder, checkpoints
-        from bayesgeom.training.formation import formations
+        from bayesgeom.models.description import WEIGHTS
+        from bayesgeom.models.shelf import checkpoint_folder, checkpoints
+        from bayesgeom.training.packed import formations
 
         found, packed = checkpoints(), formations()
         # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
@@ -59,7 +59,7 @@ def _lines(path: Path, told: Callable[[Path], list[str]]) -> list[str]:
 
 def _checkpoint(path: Path) -> list[str]:
     """Describe a checkpoint: task, scores and hash."""
-    from bayesgeom.models.checkpoint import read_description
+    from bayesgeom.models.description import read_description
 
     description = read_description(path)
     return [
@@ -71,7 +71,7 @@ def _checkpoint(path: Path) -> list[str]:
 
 def _formation(path: Path) -> list[str]:
     """Describe a packed training, which is not a model: `dynamics` and `gradients` read it."""
-    from bayesgeom.training.formation import read_formation
+    from bayesgeom.training.packed import read_formation
 
     whole = read_formation(path)
     steps = [int(entry["step"]) for entry in whole["snapshots"]]

@@ -49,14 +49,6 @@ class Train(Command):
     kernel, otherwise float32. With --resume: the precision of the run."""
 
     def __call__(self) -> int:
-        from bayesgeom.core.progress import kept_in
-        from bayesgeom.models.checkpoint import FINISHED
-        from bayesgeom.models.resolve import check_device
-        from bayesgeom.training.duration import as_duration, estimated_seconds
-        from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
-        from bayesgeom.training.publish import publish
-        from bayesgeom.training.recipes import recipe
-
         if self.status:
             from bayesgeom.training.queue import progress, status_table
 
@@ -64,6 +56,14 @@ class Train(Command):
             return 0
         if not self.recipe:
             raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
+        from bayesgeom.core.progress import kept_in
+        from bayesgeom.models.description import FINISHED
+        from bayesgeom.models.resolve import check_device
+        from bayesgeom.training.duration import as_duration, estimated_seconds
+        from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
+        from bayesgeom.training.publish import publish
+        from bayesgeom.training.recipes import recipe
+
         check_device(self.device)
         committed = resized(recipe(self.recipe), assignments(self.set)).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps

@@ -15,7 +15,7 @@ from bayesgeom.core.sites import ALL_SITES, Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis.run import N_RECORDED, all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import versions
+from bayesgeom.models.description import versions
 from bayesgeom.models.disk.manifest import Manifest
 from bayesgeom.models.disk.reading import UNTRAINED, CapturedModel
 from bayesgeom.models.disk.writing import rows_per_shard, write

@@ -10,11 +10,14 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import CONFIG, load_checkpoint, read_description
+from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.models.description import CONFIG, read_description
+from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.models.shelf import checkpoints
 from bayesgeom.tasks.base import WindTunnel, task_from_config
-from bayesgeom.training.formation import FORMATION, formations, load_packed, read_formation, snapshot_paths
+from bayesgeom.training.formation import load_packed, snapshot_paths
+from bayesgeom.training.packed import FORMATION, formations, read_formation
 from bayesgeom.training.recipe import deciding
 
 Source = str | Path

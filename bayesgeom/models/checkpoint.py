@@ -5,12 +5,9 @@ message.
 """
 
 import hashlib
-import importlib.metadata
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -22,18 +19,22 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
 from bayesgeom.core.files import directory_aside, put_back
-from bayesgeom.core.reading import check_regular, read_json
+from bayesgeom.core.reading import check_regular
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.declared import check_declared, tensor_shapes
+from bayesgeom.models.description import (
+    CARD,
+    CONFIG,
+    FINISHED,
+    OURS,
+    SCHEMA,
+    WEIGHTS,
+    hashed,
+    missing_file,
+    read_description,
+    versions,
+)
 from bayesgeom.tasks.base import WindTunnel, task_from_config
-
-SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
-OURS = "bayesgeom"  # key of bayesgeom's description in a `config.json` that Hugging Face reads, too
-CONFIG_HASH = "config_hash"  # key of the hash over everything else in the file
-SOURCE = "exported_from"  # key of the transformer config and the task in an exported Hugging Face directory
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
-FINISHED = "checkpoint"  # folder of a run's finished checkpoint
-VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
 
 
 @final
@@ -145,7 +146,7 @@ def assembled(
     try:
         check_declared(config, tensor_shapes(file), file)
     except FileNotFoundError as error:
-        raise _missing(file) from error
+        raise missing_file(file) from error
     weights = read_weights(file)
     module = config.build(seed=0)
     _check_finite(file, weights)
@@ -177,7 +178,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         check_regular(path)
         return load_file(path)
     except FileNotFoundError as error:
-        raise _missing(path) from error
+        raise missing_file(path) from error
     except (SafetensorError, OSError) as error:
         raise CheckpointFault(f"{path} is truncated or not a safetensors file ({error}). Copy it again.") from error
 
@@ -190,110 +191,6 @@ def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
-
-
-def hashed(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to a description the hash of its content.
-
-    Args:
-        whole: Content of `config.json` or `formation.json`.
-
-    Returns:
-        The same with `config_hash`, which `check_hashed` compares; in a Hugging Face config, inside bayesgeom's entry.
-    """
-    plain: dict[str, Any] = json.loads(json.dumps(whole))  # as it is read back: tuples become lists
-    _described(plain)[CONFIG_HASH] = config_hash(plain)
-    return plain
-
-
-def config_hash(whole: Mapping[str, Any]) -> str:
-    """Return the first 16 hex digits of the SHA-256 over a description as sorted JSON, without the hash itself."""
-    own = _described(whole)
-    rest = {key: value for key, value in own.items() if key != CONFIG_HASH}
-    content = {**whole, OURS: rest} if OURS in whole else rest
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_hashed(whole: Mapping[str, Any], file: Path) -> None:
-    """Check that a description was not changed after it was written.
-
-    Raises:
-        CheckpointFault: It was changed, or it comes from a version that did not store the hash.
-    """
-    stored, found = _described(whole).get(CONFIG_HASH), config_hash(whole)
-    if stored is None:
-        raise CheckpointFault(
-            f"{file} has no {CONFIG_HASH}: it was written by an earlier bayesgeom, or edited. If you trust it, run "
-            f"`bayesgeom checkpoints --seal {file.parent}` once."
-        )
-    if stored != found:
-        raise CheckpointFault(
-            f"{file} was edited after it was written: its contents have hash {found}, it states {stored}. Model, task "
-            f"and recipe belong to the weights; restore the file. After an intended change, run `bayesgeom "
-            f"checkpoints --seal {file.parent}`."
-        )
-
-
-def _described(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """bayesgeom's part of a description: all of it, or the value of its key in a Hugging Face config."""
-    own: dict[str, Any] = whole.get(OURS, whole)
-    return own
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that affect results."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in VERSIONED}
-
-
-@cache
-def _version(name: str) -> str:
-    """The version of an installed library; its metadata file is read once."""
-    return importlib.metadata.version(name)
-
-
-def read_description(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's `config.json`.
-
-    Raises:
-        CheckpointFault: It is missing, unreadable, too new, incomplete, or was edited after it was written.
-    """
-    try:
-        whole = read_json(path / CONFIG)
-    except FileNotFoundError as error:
-        raise _missing(path / CONFIG) from error
-    description = whole[OURS] if isinstance(whole, dict) and OURS in whole else whole
-    schema = description.get("schema") if isinstance(description, dict) else None
-    if type(schema) is not int:  # True is an int
-        raise CheckpointFault(f"{path / CONFIG} is not a bayesgeom config: it has no schema number.")
-    if schema > SCHEMA:
-        raise CheckpointFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    missing = {"model", "task", "recipe", "step", "weights_hash"} - description.keys()
-    if missing:
-        raise CheckpointFault(f"{path / CONFIG} lacks {', '.join(sorted(missing))}.")
-    for key in ("model", "task", "recipe"):
-        if not isinstance(description[key], dict):
-            raise CheckpointFault(f"{path / CONFIG}: {key} must be an object, got {description[key]!r}.")
-    check_numbered(description, path / CONFIG)
-    check_hashed(whole, path / CONFIG)
-    found: dict[str, Any] = description
-    return found
-
-
-def check_numbered(description: Mapping[str, Any], file: Path) -> None:
-    """Check the types of the step and of the weights' hash in a description.
-
-    Raises:
-        CheckpointFault: One of them is invalid.
-    """
-    step, digest = description["step"], description["weights_hash"]
-    if type(step) is not int or step < 0:
-        raise CheckpointFault(f"{file}: step must be a non-negative integer, got {step!r:.40}.")
-    if not isinstance(digest, str):
-        raise CheckpointFault(f"{file}: weights_hash must be text, got {digest!r:.40}.")
-
-
-def _missing(file: Path) -> CheckpointFault:
-    return CheckpointFault(f"{file.parent} holds no {file.name}; a checkpoint is {WEIGHTS} and {CONFIG}.")
 
 
 def _check_finite(file: Path, weights: Mapping[str, Tensor]) -> None:

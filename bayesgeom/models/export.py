@@ -23,8 +23,8 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import directory_aside
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.checkpoint import CONFIG, SOURCE
 from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.description import CONFIG, SOURCE
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.native.positions import sinusoids
 from bayesgeom.models.native.transformer import EPS, Transformer, TransformerConfig

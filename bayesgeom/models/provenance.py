@@ -8,7 +8,7 @@ import torch
 
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import versions
+from bayesgeom.models.description import versions
 from bayesgeom.tasks.base import WindTunnel
 
 

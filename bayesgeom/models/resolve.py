@@ -13,14 +13,15 @@ from torch import nn
 from bayesgeom.checks.arguments import check_argument, checked
 from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.files import is_temporary, put_all_back, put_back
+from bayesgeom.core.files import put_back
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.budget import check_memory_gib
-from bayesgeom.models.checkpoint import CONFIG, OURS, WEIGHTS, Checkpoint, load_checkpoint
+from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.config import architectures
+from bayesgeom.models.description import CONFIG, OURS, WEIGHTS
 from bayesgeom.models.disk.manifest import is_capture
 from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.huggingface.gguf_file import gguf_in
@@ -34,12 +35,12 @@ from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.options import SOURCE, check_options
 from bayesgeom.models.server.client import is_address
+from bayesgeom.models.shelf import checkpoints
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
-FOLDER_VARIABLE = "BAYESGEOM_CHECKPOINTS"
 _AT_A_TIME = 32  # prompts per forward pass
 _WELL_KNOWN = {  # names that the hub once had without an owner
     **{f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")},
@@ -47,61 +48,6 @@ _WELL_KNOWN = {  # names that the hub once had without an owner
     "distilgpt2": "distilbert/distilgpt2",
 }
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
-_PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def checkpoint_folder() -> Path:
-    """Return the folder of named checkpoints: $BAYESGEOM_CHECKPOINTS, or the folder of the shipped ones.
-
-    In a source checkout, which has a pyproject.toml, the shipped checkpoints are next to the package. In a package
-    installed from a wheel they are inside it.
-    """
-    if FOLDER_VARIABLE in os.environ:
-        return Path(os.environ[FOLDER_VARIABLE])
-    is_checkout = (_PACKAGE.parent / "pyproject.toml").is_file()
-    return _PACKAGE.parent / "checkpoints" if is_checkout else _PACKAGE / "_checkpoints"
-
-
-def checkpoints() -> dict[str, Path]:
-    """Return the directories of all named checkpoints.
-
-    Unreadable directories are included; loading one reports the error. A directory that a killed process had moved away
-    is restored first.
-
-    Returns:
-        Directory of each checkpoint, by name.
-
-    Raises:
-        CheckpointFault: The folder itself cannot be listed.
-
-    Example:
-        >>> import bayesgeom
-        >>> "bijection-v20" in bayesgeom.checkpoints()
-        True
-    """
-    folder = checkpoint_folder()
-    put_all_back(folder)
-    try:
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise CheckpointFault(
-            f"the checkpoint folder {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
-            f"${FOLDER_VARIABLE} to another one."
-        ) from error
-    return {path.name: path for path in found if not is_temporary(path.name) and _holds_config(path)}
-
-
-def _holds_config(path: Path) -> bool:
-    """Whether there is a config, of any kind; true if that cannot be determined."""
-    try:
-        if not path.is_dir():
-            return False
-        (path / CONFIG).lstat()
-    except FileNotFoundError:
-        return False
-    except OSError:  # no permission to look
-        return True
-    return True
 
 
 @checked("name", "tokenizer", "options")

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Float64, Shaped
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes a second to load
 
 from bayesgeom.stats.intervals import LEVEL as LEVEL_OF_AN_END
 from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_interval
@@ -135,7 +135,7 @@ def seed_interval(
         unknown = np.full(per_seed.shape[1:], np.nan)
         return unknown, unknown
     mean = per_seed.mean(axis=0)
-    reach = student.ppf((1 + level) / 2, n - 1) * per_seed.std(axis=0, ddof=1) / np.sqrt(n)
+    reach = stdtrit(n - 1, (1 + level) / 2) * per_seed.std(axis=0, ddof=1) / np.sqrt(n)
     return np.asarray(mean - reach), np.asarray(mean + reach)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.training.loop import Pace, held_out_kl, held_out_trials, training_step
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import Precision
@@ -32,18 +31,26 @@ _GROWTHS = {"mamba": 0.45}  # architectures whose rate grows faster with size
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 
 
-def typical_seconds(recipe: Recipe) -> float:
+def typical_seconds(recipe: Recipe, size: int | None = None) -> float:
     """Return the typical training time in seconds on two cores without AVX-512 in float32, including earlier stages.
 
     Nothing is timed: the estimate counts six operations per parameter and token, at the architecture's rate. It is
     within a factor of 1.4 of the times measured for the training queue.
+
+    Args:
+        recipe: The recipe.
+        size: Number of parameters. None: the network is built on no device and counted.
 
     Example:
         >>> from bayesgeom.training.recipes import recipe
         >>> as_duration(typical_seconds(recipe("bijection-lstm")))
         '12 min 57 s'
     """
-    architecture, size = str(recipe.sizes.get("architecture")), n_parameters(recipe.model_config())
+    if size is None:
+        from bayesgeom.models.capacity import n_parameters  # it loads every architecture
+
+        size = n_parameters(recipe.model_config())
+    architecture = str(recipe.sizes.get("architecture"))
     rate = _RATES.get(architecture, _SLOWEST) * (size / _RATED_PARAMETERS) ** _GROWTHS.get(architecture, _GROWTH)
     n_tokens = 0
     stage: Recipe | None = recipe

@@ -17,31 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import directory_aside, file_aside, is_temporary, put_all_back, put_back
-from bayesgeom.core.reading import read_json
-from bayesgeom.models.checkpoint import (
+from bayesgeom.core.files import directory_aside, file_aside
+from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash, write_tensors
+from bayesgeom.models.description import (
     CARD,
     CONFIG,
     CONFIG_HASH,
     OURS,
     WEIGHTS,
-    Checkpoint,
-    assembled,
-    check_hashed,
-    check_numbered,
     hashed,
-    load_checkpoint,
     read_description,
     versions,
-    weights_hash,
-    write_tensors,
 )
-from bayesgeom.models.resolve import checkpoint_folder
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.loop import SNAPSHOTS
+from bayesgeom.training.packed import FORMATION, SCHEMA, read_formation, read_packed_json
 
-FORMATION, SCHEMA = "formation.json", 2
 KEEP, HELD_OUT, DIGITS = 12, 512, 3
 _HELD_OUT_BRANCH = 3  # of the recipe's seed; 0 to 2 are its training, validation and scoring
 Half = Literal["float16", "bfloat16", "float32"]
@@ -123,37 +115,6 @@ def snapshot_paths(run: Path) -> list[Path]:
     return found
 
 
-def formations() -> dict[str, Path]:
-    """Return the directories of all packed trainings among the named checkpoints, by name."""
-    folder = checkpoint_folder()
-    put_all_back(folder)
-    found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
-    return {path.name: path for path in found if not is_temporary(path.name)}
-
-
-def read_formation(folder: Path) -> dict[str, Any]:
-    """Return the description that `pack` wrote.
-
-    A directory that a killed process had moved away is restored first.
-
-    Raises:
-        CheckpointFault: The description is unreadable or too new.
-    """
-    put_back(folder)
-    file = folder / FORMATION
-    held = _read(file)
-    schema = held.get("schema") if isinstance(held, dict) else None
-    if type(schema) is not int or schema > SCHEMA:
-        raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    missing = {"model", "task", "recipe", "snapshots"} - held.keys()
-    if missing:
-        raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
-    _check_snapshots(held["snapshots"], file)
-    check_hashed(held, file)
-    whole: dict[str, Any] = held
-    return whole
-
-
 def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
     """Load one snapshot of a packed training, in float32.
 
@@ -183,7 +144,7 @@ def seal(folder: str | Path) -> str:
     """
     path = Path(folder)
     file = path / (FORMATION if (path / FORMATION).is_file() else CONFIG)
-    whole = _read(file)
+    whole = read_packed_json(file)
     if not isinstance(whole, dict):
         raise CheckpointFault(f"{file} is not a JSON object.")
     own = whole.get(OURS, whole)
@@ -211,31 +172,6 @@ def is_unchanged(before: float, after: float, *, digits: int = DIGITS) -> bool:
     if before == after:
         return True
     return abs(before - after) <= 0.5 * 10.0 ** (math.floor(math.log10(abs(before))) - digits + 1) if before else False
-
-
-def _read(file: Path) -> Any:
-    try:
-        return read_json(file)
-    except FileNotFoundError as error:
-        raise CheckpointFault(f"{file.parent} holds no {file.name}.") from error
-
-
-def _check_snapshots(entries: Any, file: Path) -> None:
-    """Raise `CheckpointFault` unless every snapshot has a step, a hash and the name of a file in this folder."""
-    needed = {"step", "file", "weights_hash"}
-    if not isinstance(entries, list) or not entries:
-        raise CheckpointFault(f"{file} lists no snapshots. Pack the training again.")
-    for entry in entries:
-        if not isinstance(entry, dict) or (missing := needed - entry.keys()):
-            lacks = "is not an object" if not isinstance(entry, dict) else f"lacks {', '.join(sorted(missing))}"
-            raise CheckpointFault(f"{file}: a snapshot {lacks}. Pack the training again.")
-        check_numbered(entry, file)
-        name = entry["file"]
-        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
-            raise CheckpointFault(
-                f"{file} names {name!r:.80} as the file of a snapshot; only *.safetensors files in the same directory "
-                f"are read. Pack the training again."
-            )
 
 
 def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:

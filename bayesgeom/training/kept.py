@@ -9,8 +9,10 @@ from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import apart
 from bayesgeom.core.progress import kept_in
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import CONFIG, FINISHED, load_checkpoint, read_description
-from bayesgeom.models.resolve import checkpoints, from_checkpoint
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.description import CONFIG, FINISHED, read_description
+from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.models.shelf import checkpoints
 from bayesgeom.training.loop import RECIPE, Pace, check_run, run_precision, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding

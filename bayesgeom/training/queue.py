@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Literal, final
 
 from bayesgeom.core.files import RUNS
-from bayesgeom.models.checkpoint import CONFIG, FINISHED, read_description
-from bayesgeom.models.resolve import checkpoints
+from bayesgeom.models.description import CONFIG, FINISHED, read_description
+from bayesgeom.models.shelf import checkpoints
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.duration import as_duration, typical_seconds
 from bayesgeom.training.loop import BEFORE, RECIPE
+from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
@@ -38,7 +39,7 @@ class Queued:
     @cached_property
     def minutes(self) -> float:
         """Estimated minutes on two cores without AVX-512 in float32."""
-        return typical_seconds(self.reseeded) / 60
+        return typical_seconds(self.reseeded, PARAMETERS.get(self.recipe.partition("-quarter")[0])) / 60
 
     @property
     def reseeded(self) -> Recipe:

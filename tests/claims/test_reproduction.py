@@ -20,7 +20,7 @@ from bayesgeom.claims.reproduction_report import reason
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.engines.executor import Batch
-from bayesgeom.models.resolve import checkpoints
+from bayesgeom.models.shelf import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

@@ -10,10 +10,12 @@ import torch
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
-from bayesgeom.models.checkpoint import hashed, load_checkpoint
-from bayesgeom.models.resolve import FOLDER_VARIABLE
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.description import hashed
+from bayesgeom.models.shelf import FOLDER_VARIABLE
 from bayesgeom.training import formation
-from bayesgeom.training.formation import chosen_among, formations, is_unchanged, load_packed, pack
+from bayesgeom.training.formation import chosen_among, is_unchanged, load_packed, pack
+from bayesgeom.training.packed import formations
 from tests.dynamics.trainings import STEPS, a_run
 
 

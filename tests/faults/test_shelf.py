@@ -14,8 +14,9 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import _here, put_all_back
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.resolve import checkpoints
-from bayesgeom.training.formation import formations, pack, read_formation
+from bayesgeom.models.shelf import checkpoints
+from bayesgeom.training.formation import pack
+from bayesgeom.training.packed import formations, read_formation
 from tests.models.test_checkpoint import saved
 
 DEAD = 2**22 + 1  # more than Linux gives to a process

@@ -22,7 +22,8 @@ from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, 
 from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.settling import lag
 from bayesgeom.gradients.tally import OTHER
-from bayesgeom.models.checkpoint import hashed, load_checkpoint
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.description import hashed
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.crossings import Crossing, settled
 from bayesgeom.stats.information import jensen_shannon_bits

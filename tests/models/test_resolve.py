@@ -12,7 +12,8 @@ from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.models.resolve import as_model, as_task, check_device, checkpoint_folder, checkpoints, load, task_of
+from bayesgeom.models.resolve import as_model, as_task, check_device, load, task_of
+from bayesgeom.models.shelf import checkpoint_folder, checkpoints
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=5)

@@ -4,9 +4,22 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.structure.source import ROOT
 
-HEAVY = ("torch", "transformer_lens", "transformers", "plotly", "pandas", "sklearn", "scipy", "pyarrow", "numba")
+HEAVY = (
+    "torch",
+    "transformer_lens",
+    "transformers",
+    "plotly",
+    "pandas",
+    "sklearn",
+    "scipy",
+    "pyarrow",
+    "numba",
+    "torchao",
+)
 
 
 def heavy_after(code: str) -> list[str]:
@@ -24,6 +37,29 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_listing_what_the_package_offers_loads_nothing_heavy() -> None:
     assert heavy_after("import bayesgeom; dir(bayesgeom)") == []
+
+
+COMMAND = """
+import contextlib, io
+from bayesgeom.cli import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    assert main({arguments!r}) in (0, 2)
+"""
+
+
+def after_command(line: str) -> set[str]:
+    """The heavy libraries that are loaded once a command has run."""
+    return set(heavy_after(COMMAND.format(arguments=line.split())))
+
+
+@pytest.mark.parametrize("line", ["checkpoints", "train", "reproduce --all", "reproduce"])
+def test_a_command_that_only_reads_descriptions_does_not_load_torch(line: str) -> None:
+    assert after_command(line) <= {"plotly"}
+
+
+@pytest.mark.slow
+def test_the_status_of_the_queue_builds_no_network() -> None:
+    assert after_command("train --status") <= {"torch"}
 
 
 def test_a_heavy_import_is_found() -> None:

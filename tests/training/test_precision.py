@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.models.checkpoint import load_checkpoint, read_description
-from bayesgeom.models.resolve import checkpoints
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.description import read_description
+from bayesgeom.models.shelf import checkpoints
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop, precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train

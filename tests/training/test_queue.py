@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.cli import main
+from bayesgeom.models.capacity import n_parameters
 from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.loop import RECIPE
 from bayesgeom.training.queue import Queued, progress, queue, status_table
+from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.state import LOG, append_log
 
@@ -57,6 +59,15 @@ def test_every_entry_is_a_recipe_and_stands_once() -> None:
 def test_typical_times_agree_with_measured_ones(name: str) -> None:
     assert MEASURED[name] / 1.4 < typical_seconds(recipe(name)) / 60 < MEASURED[name] * 1.4
     assert all(own.minutes == typical_seconds(recipe(name)) / 60 for own in queue() if own.recipe == name)
+
+
+@pytest.mark.parametrize("name", [own for own in PARAMETERS if own not in MEASURED])
+def test_the_recorded_sizes_are_those_of_the_networks(name: str) -> None:
+    assert n_parameters(recipe(name).model_config()) == PARAMETERS[name]
+
+
+def test_every_entry_has_a_recorded_size() -> None:
+    assert {own.recipe.partition("-quarter")[0] for own in queue()} == PARAMETERS.keys()
 
 
 def test_the_untied_control_of_the_flagships_size_differs_in_the_unembedding_alone() -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.core.threads import PROCESS_STATE
-from bayesgeom.models.checkpoint import CONFIG, SOURCE
+from bayesgeom.models.description import CONFIG, SOURCE
 from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings

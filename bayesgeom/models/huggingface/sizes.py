@@ -15,8 +15,8 @@ import torch
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.reading import check_regular, read_json
-from bayesgeom.models.checkpoint import CONFIG
 from bayesgeom.models.declared import Shapes, read_header
+from bayesgeom.models.description import CONFIG
 
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}

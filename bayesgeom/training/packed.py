@@ -1,0 +1,73 @@
+"""Descriptions of packed trainings: `formation.json`, and the named ones. Nothing here loads torch."""
+
+from pathlib import Path
+from typing import Any
+
+from bayesgeom.core.errors import CheckpointFault
+from bayesgeom.core.files import is_temporary, put_all_back, put_back
+from bayesgeom.core.reading import read_json
+from bayesgeom.models.description import check_hashed, check_numbered
+from bayesgeom.models.shelf import checkpoint_folder
+
+FORMATION, SCHEMA = "formation.json", 2
+
+
+def formations() -> dict[str, Path]:
+    """Return the directories of all packed trainings among the named checkpoints, by name."""
+    folder = checkpoint_folder()
+    put_all_back(folder)
+    found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
+    return {path.name: path for path in found if not is_temporary(path.name)}
+
+
+def read_formation(folder: Path) -> dict[str, Any]:
+    """Return the description that `pack` wrote.
+
+    A directory that a killed process had moved away is restored first.
+
+    Raises:
+        CheckpointFault: The description is unreadable or too new.
+    """
+    put_back(folder)
+    file = folder / FORMATION
+    held = read_packed_json(file)
+    schema = held.get("schema") if isinstance(held, dict) else None
+    if type(schema) is not int or schema > SCHEMA:
+        raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
+    missing = {"model", "task", "recipe", "snapshots"} - held.keys()
+    if missing:
+        raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
+    _check_snapshots(held["snapshots"], file)
+    check_hashed(held, file)
+    whole: dict[str, Any] = held
+    return whole
+
+
+def read_packed_json(file: Path) -> Any:
+    """Return the content of a description.
+
+    Raises:
+        CheckpointFault: It is missing or no JSON.
+    """
+    try:
+        return read_json(file)
+    except FileNotFoundError as error:
+        raise CheckpointFault(f"{file.parent} holds no {file.name}.") from error
+
+
+def _check_snapshots(entries: Any, file: Path) -> None:
+    """Raise `CheckpointFault` unless every snapshot has a step, a hash and the name of a file in this folder."""
+    needed = {"step", "file", "weights_hash"}
+    if not isinstance(entries, list) or not entries:
+        raise CheckpointFault(f"{file} lists no snapshots. Pack the training again.")
+    for entry in entries:
+        if not isinstance(entry, dict) or (missing := needed - entry.keys()):
+            lacks = "is not an object" if not isinstance(entry, dict) else f"lacks {', '.join(sorted(missing))}"
+            raise CheckpointFault(f"{file}: a snapshot {lacks}. Pack the training again.")
+        check_numbered(entry, file)
+        name = entry["file"]
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+            raise CheckpointFault(
+                f"{file} names {name!r:.80} as the file of a snapshot; only *.safetensors files in the same directory "
+                f"are read. Pack the training again."
+            )
