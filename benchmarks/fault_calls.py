@@ -19,6 +19,8 @@ from bayesgeom.core.plugins import discover
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.tasks.base import WindTunnel
 from benchmarks.fault_files import RECIPE, TASK, checkpoint, report, training
+from benchmarks.fault_further_calls import HINTED as FURTHER_HINTED
+from benchmarks.fault_further_calls import further
 from benchmarks.faults import Accepted, Case
 
 VALUES: tuple[Any, ...] = (
@@ -169,6 +171,7 @@ def sound(folder: Path) -> dict[str, Call]:
         "top_jacobian": (subspaces.top_jacobian, {"r": 2}),
         "trained_swap": (subspaces.trained_swap, {"rank": 2, "quantity": "belief", "steps": 2}),
     }
+    calls |= further(folder, model, held)
     for name in ("every_attention", "every_head", "every_layer", "every_mlp", "everything"):
         calls[name] = (getattr(ablations, name), {"model": model})
     for name, kind in discover("bayesgeom.tasks", WindTunnel).items():  # type: ignore[type-abstract]
@@ -180,6 +183,7 @@ def sound(folder: Path) -> dict[str, Call]:
 
 
 HINTED: dict[str, Any] = {
+    **FURTHER_HINTED,
     "training_dynamics": bayesgeom.training_dynamics,
     "task.stream": TASK.stream,
 }
@@ -198,7 +202,10 @@ def fits(value: Any, hint: Any) -> bool:
         return bool in kinds or object in kinds or Any in kinds
     if type(value) is int and float in (hint, *typing.get_args(hint)):
         return True
-    return bool(is_bearable(value, hint))
+    try:
+        return bool(is_bearable(value, hint) or (isinstance(value, list) and is_bearable(tuple(value), hint)))
+    except TypeError:  # beartype asks for the length of a tensor that has none
+        return False
 
 
 def calls(folder: Path) -> Iterator[Case]:
@@ -294,6 +301,24 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
             ("--seeds", "--steps", "--length", "--out"),
         ),
         "diagnose a report": (["diagnose", saved], ("",)),
+        "capture": (
+            ["capture", held, *few, "--out", str(folder / "captured")],
+            ("", "--sites", "--layers", "--save-dtype", "--n", "--n-untrained", "--out"),
+        ),
+        "diagnose elsewhere": (
+            ["diagnose", held, *few, "--n-untrained", "0", "--probes", "calibration"],
+            (
+                "--tokenizer",
+                "--batch-size",
+                "--attn-implementation",
+                "--max-memory",
+                "--quantization-config",
+                "--on",
+                "--on-options",
+                "--jobs",
+            ),
+        ),
+        "selftest": (["selftest"], ("",)),
     }
 
 

@@ -10,8 +10,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -132,9 +131,12 @@ def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
     if not isinstance(value, Sequence if issubclass(origin, tuple) else origin):
         return False
     item = inside[0] if inside else Any
-    return not isinstance(value, Sequence | AbstractSet) or all(
-        fits(own, item) for own in value
-    )  # no iterator is used up
+    if not isinstance(value, Collection):
+        return True  # no iterator is used up
+    try:
+        return all(fits(own, item) for own in value)
+    except TypeError:  # a tensor without axes
+        return False
 
 
 def _fits_class(value: Any, kind: Any) -> bool:

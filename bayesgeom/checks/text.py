@@ -16,6 +16,16 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
+def is_whole(text: str) -> bool:
+    """Return whether text is a whole number of at most 18 digits: int() refuses thousands of digits.
+
+    Example:
+        >>> is_whole("12"), is_whole("-1"), is_whole("9" * 5000)
+        (True, False, False)
+    """
+    return text.isdecimal() and len(text) <= 18
+
+
 def is_encodable(text: str) -> bool:
     """Return whether the system can encode this text: it has no NUL and no half of a surrogate pair."""
     try:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Condition, Value, Verdict
 
 Outcome = Literal["met", "failed", "open"]
@@ -45,6 +46,7 @@ def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bo
     return times * against
 
 
+@checked()
 def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
     """Return the verdict on a claim.
 

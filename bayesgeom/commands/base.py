@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import tyro
 
+from bayesgeom.checks.text import is_whole
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bars_cleared
@@ -126,7 +127,7 @@ class Source:
 
 
 def _device(name: str) -> str | int:
-    return int(name) if name.isdigit() else name
+    return int(name) if is_whole(name) else name
 
 
 def _parsed(text: str | None) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
+from bayesgeom.checks.text import is_whole, shown
 from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
@@ -104,9 +105,9 @@ class Intervene(Command):
         if self.site not in known:
             raise unknown_name("site to act at", self.site, known)
         sets = [] if self.layers is None else [part.split("+") for part in self.layers.split(",")]
-        if not all(layer.strip().isdecimal() for layers in sets for layer in layers):
+        if not all(is_whole(layer.strip()) for layers in sets for layer in layers):
             raise InvalidArgument(
-                f"--layers takes whole numbers joined by , or +, such as 1,3 or 1+3; got {self.layers!r}."
+                f"--layers takes whole numbers joined by , or +, such as 1,3 or 1+3; got {shown(self.layers)}."
             )
         return [InterventionSite(known[self.site], tuple(map(int, layers))) for layers in sets] or [
             InterventionSite(known[self.site])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
+from bayesgeom.checks.text import is_whole, shown
 from bayesgeom.commands.base import HERE, AskedTask, Command, On, check_target, conclude, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
@@ -95,8 +96,8 @@ class Length(Command):
         if self.to is None:
             return None
         parts = [part.strip() for part in self.to.split(",")]
-        if not all(part.isdecimal() for part in parts):
-            raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {self.to!r}.")
+        if not all(map(is_whole, parts)):
+            raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {shown(self.to)}.")
         return tuple(map(int, parts))
 
     def _recipes(self) -> "list[Recipe]":

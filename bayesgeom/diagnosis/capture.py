@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.core.errors import InvalidArgument, NoCopy, unknown_name
 from bayesgeom.core.progress import bar
 from bayesgeom.core.sites import ALL_SITES, Site
@@ -46,6 +46,7 @@ class Selection:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.dtype not in DTYPES:
             raise InvalidArgument(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
 

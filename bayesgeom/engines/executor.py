@@ -18,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
+from bayesgeom.checks.arguments import check_argument
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import BayesGeomError, ExecutorFault, InvalidArgument
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bar, kept_in
@@ -88,7 +90,7 @@ class Batch:
 
     Args:
         executor: Anything with `submit(fn, *args)` that returns a future.
-        folder: Directory of results, on a file system that every worker sees.
+        folder: Directory of results, a path or text, on a file system that every worker sees.
         threads: Threads of each job. Results are the same bytes on processors of one type for the same number.
 
     Example:
@@ -102,6 +104,14 @@ class Batch:
     folder: Path = JOBS
     threads: int = 1
 
+    def __post_init__(self) -> None:
+        check_executor(self.executor)
+        check_argument("folder", self.folder, str | Path)
+        check_argument("threads", self.threads, int)
+        object.__setattr__(self, "folder", Path(self.folder))
+        if self.threads < 1:
+            raise InvalidArgument(f"threads must be at least 1, got {self.threads}.")
+
     @classmethod
     def of(cls, executor: object) -> "Batch":
         """Return a batch unchanged, and an executor as a batch with the default directory.
@@ -109,14 +119,7 @@ class Batch:
         Raises:
             InvalidArgument: It has no `submit`.
         """
-        if isinstance(executor, Batch):
-            return executor
-        if isinstance(executor, type) or not isinstance(executor, Executor):
-            raise InvalidArgument(
-                f"executor has no submit(fn, *args), got {executor!r:.60}. Pass a pool of concurrent.futures or loky, "
-                f"submitit.AutoExecutor, Dask's client.get_executor(), or bayesgeom.engine('local:2')."
-            )
-        return cls(executor=executor)
+        return executor if isinstance(executor, Batch) else cls(executor=check_executor(executor))
 
     def results(self, jobs: Sequence[Job], *, desc: str = "jobs") -> list[Any]:
         """Run the jobs without results and return all results in the order of `jobs`.
@@ -163,6 +166,20 @@ class Batch:
                 return [self.executor.submit(perform, text) for text in texts]
         except (RuntimeError, OSError) as error:  # a pool that is broken or shut down, a cluster that is gone
             raise ExecutorFault(f"{type(self.executor).__name__} accepts no jobs: {_line(error)}.") from error
+
+
+def check_executor(executor: object) -> Executor:
+    """Return an executor unchanged.
+
+    Raises:
+        InvalidArgument: It has no `submit`.
+    """
+    if isinstance(executor, type) or not isinstance(executor, Executor):
+        raise InvalidArgument(
+            f"executor has no submit(fn, *args), got {shown(executor)}. Pass a pool of concurrent.futures or loky, "
+            f"submitit.AutoExecutor, Dask's client.get_executor(), or bayesgeom.engine('local:2')."
+        )
+    return executor
 
 
 def path_of(function: Callable[..., Any]) -> str:

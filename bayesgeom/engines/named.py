@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
 from bayesgeom.engines.executor import Executor
 from bayesgeom.engines.local import LocalExecutor
@@ -19,6 +20,7 @@ FORMS = "local:N, slurm, ray://ADDRESS, ray://local, dask://HOST:PORT or dask://
 _KINDS = ("local", "slurm", "ray", "dask")
 
 
+@checked()
 @contextlib.contextmanager
 def engine(on: str, options: str | Path | Mapping[str, Any] | None = None) -> Iterator[Executor]:
     """Connect to an engine for the length of a block, and disconnect after it.
@@ -52,7 +54,9 @@ def engine(on: str, options: str | Path | Mapping[str, Any] | None = None) -> It
 
 def _parsed(on: str) -> tuple[str, str]:
     kind, colon, address = on.partition(":")
-    is_whole = {"local": address.isdecimal(), "slurm": not colon}.get(kind, len(address) > 2 and address[:2] == "//")
+    is_whole = {"local": address.isdecimal() and len(address) < 6, "slurm": not colon}.get(
+        kind, len(address) > 2 and address[:2] == "//"
+    )
     if kind not in _KINDS or not is_whole:
         raise InvalidArgument(f"there is no engine {on!r}. There are: {FORMS}.")
     return kind, address.removeprefix("//")

@@ -9,6 +9,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
+from bayesgeom.checks.arguments import check_argument, check_types
 from bayesgeom.core.errors import InvalidArgument
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
@@ -49,6 +50,7 @@ class Thresholds:
     degenerate_orthogonality: float = 0.7
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.kl_bits <= 0 or not all(math.isfinite(value) for value in asdict(self).values()):
             raise InvalidArgument(f"thresholds must be finite numbers, and that of KL above 0; got {self}.")
 
@@ -78,6 +80,11 @@ class Event:
     value: float
     threshold: float
     chance: float = math.nan
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name not in ("value", "chance") or not (isinstance(value, float) and math.isnan(value)):
+                check_argument(name, value, type(self).__annotations__[name])
 
     def __str__(self) -> str:
         if self.kind == "rolled back":

@@ -291,6 +291,7 @@ class Watching(Protocol):
     monitor: Monitor | None
 
 
+@checked()
 def trainer_callback(
     task: TaskLike,
     *,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.arguments import check_argument, fits
+from bayesgeom.checks.arguments import check_argument, described, fits
 from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
@@ -27,6 +27,7 @@ BLOCK = limits.BLOCK  # sequences drawn and run at a time
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
+_PLAIN = (bool, int, float, str)
 
 
 class WindTunnel(ABC):
@@ -254,13 +255,15 @@ def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
             if not fits(value, field.type):
                 raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {shown(value)}")
             continue
-        if get_origin(field.type) is UnionType and NoneType in choices:  # `float | None` and the like
-            allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
-        elif field.type in (bool, int, float, str):
-            allowed = (float, int) if field.type is float else (field.type,)
-        else:
-            allowed = (tuple, list) if get_origin(field.type) is tuple else (type(value),)
         limits.check_whole(field.name, value)
+        if get_origin(field.type) is UnionType and {NoneType} < {*choices} <= {*_PLAIN, NoneType}:  # `float | None`
+            allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
+        elif field.type in _PLAIN:
+            allowed = (float, int) if field.type is float else (field.type,)
+        elif not (get_origin(field.type) is tuple or isinstance(field.type, type)) or fits(value, field.type):
+            continue  # a task checks arrays and mappings itself
+        else:
+            raise TypeError(f"{field.name} takes {described(field.type)}, got {shown(value)}")
         if type(value) not in allowed:  # not isinstance: True is an int
             raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {shown(value)}")
 

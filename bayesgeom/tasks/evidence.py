@@ -114,6 +114,7 @@ class LabeledEvidence(TextTask):
     style: Style = "plain"
 
     def __post_init__(self) -> None:
+        check_parameters(self)
         if self.style not in get_args(Style):
             raise InvalidArgument(f"style must be one of {', '.join(get_args(Style))}, got {self.style!r}.")
         if self.query not in get_args(Query) or self.control not in get_args(Evidence):
@@ -121,7 +122,6 @@ class LabeledEvidence(TextTask):
                 f"query takes {', '.join(get_args(Query))} and control takes {', '.join(get_args(Evidence))}, "
                 f"got {self.query!r} and {self.control!r}."
             )
-        check_parameters(self)
         if not 0.5 < self.reliability < 1:
             raise InvalidArgument(f"reliability must lie between 0.5 and 1, both excluded, got {self.reliability}.")
         if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):

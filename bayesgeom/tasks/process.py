@@ -11,7 +11,8 @@ References:
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -177,6 +178,8 @@ def _nested(name: str, values: Any, *, n_axes: int) -> Any:
     """Return nested numbers as tuples of depth `n_axes`; anything else raises `InvalidArgument`."""
 
     def tupled(inner: Any, axes: int) -> Any:
+        if axes and isinstance(inner, Mapping | AbstractSet):
+            raise TypeError("it has no order")
         return tuple(tupled(each, axes - 1) for each in inner) if axes else float(inner)
 
     try:

@@ -1,0 +1,106 @@
+"""Further calls for the campaign: captures, engines, options of `load`, tasks in text, and settings of a monitor."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import bayesgeom
+from bayesgeom import claims, engine, monitor, tasks
+from bayesgeom.engines.executor import Executor
+from bayesgeom.engines.named import engine as engine_function
+from bayesgeom.models.base import Model
+from bayesgeom.monitor import Event, Response, Settings, Thresholds
+from benchmarks.fault_files import TASK
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+
+def opened(on: str, options: Any) -> None:
+    """Connect to an engine and disconnect again."""
+    with engine(on, options):
+        pass
+
+
+def batch(executor: Executor, folder: str | Path, threads: int) -> None:
+    """A batch, whose folder may be text."""
+    bayesgeom.Batch(executor=executor, folder=folder, threads=threads)  # type: ignore[arg-type]
+
+
+def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
+    """A function and arguments that it takes, by the name of the call."""
+    options = {
+        "tokenizer": None, "batch_size": 3, "attn_implementation": None, "max_memory": None, "token": None,
+        "quantization_config": None, "local_files_only": None, "server_key": None,
+    }  # fmt: skip
+    several = {"n": 4, "seed": 0, "n_untrained": 0}
+    return {
+        "load, options": (bayesgeom.load, {"name": held, **options}),
+        "capture": (
+            bayesgeom.capture,
+            {"model": model, "task": TASK, "out": folder / "captured", "sites": ["k"], **several},
+        ),
+        "Selection": (bayesgeom.Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
+        "Batch": (batch, {"executor": AtOnce(), "folder": folder / "jobs", "threads": 1}),
+        "engine": (opened, {"on": "local:1", "options": None}),
+        "monitor.Settings": (Settings, {"n": 4, "seed": 0, "untrained": False, "out": None}),
+        "monitor.Response": (
+            Response,
+            {"action": "warn", "on": ("key_orthogonality",), "optimizer": None, "folder": None, "most": 3},
+        ),
+        "monitor.Thresholds": (
+            Thresholds,
+            {"key_orthogonality": 0.9, "coverage": 0.8, "separation": 0.7, "kl_bits": 0.01},
+        ),
+        "monitor.Event": (
+            Event,
+            {"step": 1, "kind": "reached", "metric": "kl_bits", "value": 0.1, "threshold": 0.2, "chance": 0.3},
+        ),
+        "monitor.trainer_callback": (
+            monitor.trainer_callback,
+            {"task": TASK, "every": 5, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
+        ),
+        "monitor.Monitor, settings": (
+            lambda **own: monitor.Monitor(model.module, TASK, **own),
+            {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
+        ),
+        "claims.verdict": (claims.verdict, {"claim": claims.find("B1"), "numbers": {}}),
+        "tasks.Prompts": (
+            tasks.Prompts,
+            {"texts": ("a b", "c d"), "domain": "", "last": 1, "bos": True, "per_quintile": 0, "chat": False},
+        ),
+        "tasks.LabeledEvidence": (
+            tasks.LabeledEvidence,
+            {
+                "k_max": 4,
+                "ks": (),
+                "reliability": 0.9,
+                "query": "next",
+                "control": "none",
+                "n_words": 30,
+                "words": (),
+                "labels": (),
+                "colon": ":",
+                "separator": ",",
+                "bos": True,
+            },
+        ),
+        "tasks.InContext": (
+            tasks.InContext,
+            {"task": TASK, "symbols": (), "separator": "", "bos": True, "chat": False},
+        ),
+        "tasks.Process": (
+            tasks.Process,
+            {"transition_tensors": [[[0.5, 0.1], [0.1, 0.2]], [[0.1, 0.3], [0.4, 0.3]]], "initial": (), "length": 5},
+        ),
+    }
+
+
+class AtOnce:
+    """An executor that runs at once."""
+
+    def submit(self, function: Callable[..., Any], /, *given: Any) -> Any:
+        return contextlib.nullcontext(function(*given))
+
+
+HINTED: Mapping[str, Any] = {"engine": engine_function.__wrapped__, "monitor.Monitor, settings": monitor.Monitor}  # type: ignore[attr-defined]

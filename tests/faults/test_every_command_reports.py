@@ -1,0 +1,124 @@
+"""Every command says what it does: on a terminal at once and at least every five seconds, elsewhere in two lines.
+
+Seconds are processor seconds of the command's process, read when its output arrives: a busy machine does not change
+them. The first output must come within two of them after the interpreter started, imports included.
+"""
+
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.commands.base import Command
+from bayesgeom.core.plugins import discover
+from benchmarks import fault_files
+
+ROOT = Path(__file__).parents[2]
+FIRST_SECONDS, SILENT_SECONDS, STUCK_SECONDS = 2.0, 5.0, 120.0
+# One line of arguments for every command, on the smallest checkpoints; RUN is the directory of a training.
+LINES = {
+    "ablate": "mess3-small --n 16 --battery mlps",
+    "capture": "mess3-small --n 16 --out captured",
+    "checkpoints": "",
+    "compare": "--only-existing --architectures mlp --tasks bijection --n 16",
+    "diagnose": "mess3-small --n 16 --n-untrained 1 --out report",
+    "diff": "mess3-small mess3-small --n 16",
+    "dynamics": "RUN --n 8",
+    "em-experiment": "--seeds 2 --steps 20 --length 31",
+    "export": "bijection-v20-llama --out exported",
+    "gradients": "mess3-small --n 16",
+    "intervene": "mess3-small --subspace random:2 --kind remove --controls 1 --n 16",
+    "length": "mess3-small --to 1.2x --n 16",
+    "pack": "RUN packed",
+    "relabel": "bijection-mlp --n 16",
+    "replicate": "mess3-small --only-existing --seeds 1 --n 16",
+    "reproduce": "--all",
+    "selftest": "",
+    "sweep": "sticky-markov --vary floor=0.1,0.2 --n 16",
+    "train": "mess3-small --steps 20 --keep 2 --out trained",
+}
+PLANNED = {"train"}  # one more line: what is about to be trained, and how long it takes
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command wrote to its standard error: each piece with the processor seconds at its arrival."""
+
+    pieces: list[tuple[float, str]]
+    status: int
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for _, piece in self.pieces)
+
+    @property
+    def silences(self) -> list[float]:
+        moments = [moment for moment, _ in self.pieces]
+        return [after - before for before, after in zip([0.0, *moments], moments, strict=False)]
+
+
+def ran(line: list[str], folder: Path, *, on_terminal: bool) -> Ran:
+    """Run a command with standard error on a terminal or in a pipe."""
+    above, below = pty.openpty() if on_terminal else os.pipe()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bayesgeom", *line], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=below
+    )
+    os.close(below)
+    pieces, begun = list[tuple[float, str]](), time.monotonic()
+    with contextlib.closing(os.fdopen(above, "rb", buffering=0)) as stream, contextlib.suppress(OSError):
+        while piece := stream.read(65_536):  # a terminal whose other end is closed raises OSError
+            pieces.append((processor_seconds(process.pid), piece.decode(errors="replace")))
+            assert time.monotonic() - begun < 2 * STUCK_SECONDS, "stuck"
+    return Ran(pieces, process.wait(STUCK_SECONDS))
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process has used, in all its threads."""
+    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(fault_files.training(tmp_path_factory.mktemp("runs") / "run"))
+
+
+def given(name: str, run: Path) -> list[str]:
+    return [name, *(str(run) if word == "RUN" else word for word in LINES[name].split())]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads processor times from /proc")
+@pytest.mark.parametrize("name", LINES)
+def test_on_a_terminal_a_command_is_never_silent_for_long(name: str, run: Path, tmp_path: Path) -> None:
+    done = ran(given(name, run), tmp_path, on_terminal=True)
+    assert done.status == 0, done.text
+    first, text = done.pieces[0]
+    assert first < FIRST_SECONDS and text.startswith(f"bayesgeom {name}")
+    assert max(done.silences) < SILENT_SECONDS, done.pieces
+    assert re.search(rf"bayesgeom {name}: finished in [\d.e-]+ s\s*$", done.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LINES)
+def test_elsewhere_a_command_writes_a_line_when_it_begins_and_one_when_it_ends(
+    name: str, run: Path, tmp_path: Path
+) -> None:
+    done = ran(given(name, run), tmp_path, on_terminal=False)
+    first, *between, last = done.text.splitlines()
+    assert done.status == 0 and first.startswith(f"bayesgeom {name}") and first.endswith("…")
+    assert re.fullmatch(rf"bayesgeom {name}: finished in [\d.e-]+ s", last)
+    assert len(between) == (name in PLANNED), between
+
+
+def test_every_command_is_tried() -> None:
+    # mypy: an abstract class as a value is what discovery is about.
+    assert discover("bayesgeom.commands", Command).keys() == LINES.keys()  # type: ignore[type-abstract]
