@@ -70,7 +70,7 @@ def load(
     Args:
         name: Name of a shipped checkpoint, a directory, a GGUF file, owner/name on the Hugging Face hub, or the address
             of an OpenAI-compatible server, http://HOST:PORT/v1.
-        device: Where to run: "cpu", "cuda", …
+        device: Where to run: "cpu", "cuda", … Captures and servers take only the default.
         dtype: Precision of a Hugging Face model. Default: the checkpoint's own; float32 for GGUF.
         tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
@@ -87,7 +87,7 @@ def load(
     Raises:
         UnknownName: There is no checkpoint of this name, and no such directory.
         CheckpointFault: The checkpoint cannot be read, or is corrupt.
-        InvalidArgument: The device does not exist, or it is not a causal language model.
+        InvalidArgument: The device does not exist or would have no effect, or it is not a causal language model.
 
     Example:
         >>> import bayesgeom
@@ -121,6 +121,7 @@ def _loaded(
     if is_address(name):
         from bayesgeom.models.server.model import served
 
+        _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)
         given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in SOURCE)}
         return served(str(name), read, given)
@@ -145,6 +146,7 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
     if is_capture(path):
         if given := _given(options):
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path} is a capture.")
+        _require_cpu(device, f"{path} is a capture, which is read on the CPU")
         return CapturedModel(path)
     if (file := gguf_in(path)) is not None:
         from bayesgeom.models.huggingface.loading import load_gguf
@@ -167,6 +169,12 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
     from bayesgeom.models.huggingface.loading import load_huggingface
 
     return load_huggingface(path, options, device=device, trust_remote_code=trust_remote_code)
+
+
+def _require_cpu(device: str | torch.device, reason: str) -> None:
+    """Refuse any other device than the default, for models that compute nothing here."""
+    if torch.device(device).type != "cpu":
+        raise InvalidArgument(f"device {shown(str(device))} has no effect: {reason}. Leave it out.")
 
 
 def _given(options: Mapping[str, Any]) -> list[str]:

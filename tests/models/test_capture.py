@@ -25,6 +25,7 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis import run as diagnosing
+from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.disk import writing
 from bayesgeom.models.disk.manifest import MANIFEST
@@ -192,6 +193,15 @@ def test_a_capture_from_an_accelerator_is_read_on_a_cpu(folder: Path) -> None:
     found = bayesgeom.diagnose(loaded, n_untrained=1, probes=["calibration", "key_overlap"])
     assert set(found) == {"calibration", "key_overlap"} and not found.skipped
     assert found.provenance["model"]["device"] == "cuda:5" and found.provenance["foreign_hooks"] == ["blocks.0"]
+
+
+def test_a_device_has_no_effect_on_a_capture_and_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "check_device", lambda _device: None)  # there may be no such device here
+    with pytest.raises(InvalidArgument, match=r"device 'cuda' has no effect: .* is a capture, which is read on the CPU"):
+        bayesgeom.load(folder, device="cuda")
+    with pytest.raises(InvalidArgument, match=r"device 'cuda:1' has no effect: http://.* computes where its server runs"):
+        bayesgeom.load("http://127.0.0.1:9/v1", device=torch.device("cuda:1"))
+    assert bayesgeom.load(folder, device=torch.device("cpu")).spec.device == "cpu"
 
 
 def test_the_seed_of_a_capture_is_stated(folder: Path) -> None:
