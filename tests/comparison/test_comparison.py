@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from bayesgeom.comparison.verdict import (
     verdict,
 )
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.engines.executor import RESULT, Batch
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.diagnosis import Diagnosis
@@ -40,6 +42,8 @@ from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.scores import Scores, check_counts
+from tests.engines.stand_ins import AtOnce
+from tests.engines.test_functions import assert_same
 
 SLOW = pytest.mark.slow
 SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
@@ -302,6 +306,19 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     assert isinstance(once_more, ComparisonReport) and once_more.table() == report.table()
     with pytest.raises(OutputFault, match="holds no readable report"):
         restated(tmp_path)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_executor_gives_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
+    asked: dict[str, Any] = {"tasks": "bijection", "n": 5, "runs": tmp_path / "runs"}
+    with ThreadPoolExecutor(1) as pool:
+        batch = Batch(executor=pool, folder=tmp_path / "jobs")
+        sent = compare(("transformer", "mlp"), **asked, executor=batch)
+    assert len(list((tmp_path / "jobs").glob(f"*/{RESULT}"))) == 2, "one job for each model"
+    assert_same(sent, compare(("transformer", "mlp"), **asked, train_missing=False))
+    again = compare(("mlp", "lstm"), **asked, executor=Batch(executor=(taker := AtOnce()), folder=tmp_path / "jobs"))
+    assert taker.n == 1 and again.kl_bits.value[0] == sent.kl_bits.value[1]
 
 
 @pytest.mark.usefixtures("quick")
