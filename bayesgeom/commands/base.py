@@ -150,7 +150,7 @@ class Machines:
     """Where jobs run."""
 
     on: str | None = None
-    """Run jobs on local:N (processes of this machine), slurm, ray://ADDRESS or dask://HOST:PORT. Default: no jobs."""
+    """Run jobs on local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default: no jobs."""
     on_options: Path | None = None
     """TOML file with the engine's own options, in a table of its name: [slurm], [ray] or [dask]."""
     jobs: Path = JOBS

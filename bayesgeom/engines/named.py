@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,11 @@ from bayesgeom.engines.executor import Executor
 from bayesgeom.engines.local import LocalExecutor
 from bayesgeom.engines.ray import RayExecutor
 
+AUTO = "auto"  # ray://auto: the cluster that runs on this machine
 HERE = "local"  # ray://local, dask://local: a cluster of this machine that ends with the command
-FORMS = "local:N, slurm, ray://ADDRESS, ray://local, dask://HOST:PORT or dask://local"
+FORMS = "local:N, slurm, ray, ray://ADDRESS, ray://local, dask://HOST:PORT or dask://local"
+ANSWER_S = 60  # seconds in which a Ray cluster of this machine must answer; Ray itself tries a dead one for minutes
+_CONNECT = "import ray; ray.init(address='auto', log_to_driver=False)"
 _KINDS = ("local", "slurm", "ray", "dask")
 
 
@@ -28,7 +32,8 @@ def engine(on: str, options: str | Path | Mapping[str, Any] | None = None) -> It
     Args:
         on: `local:N`: N processes of this machine. `slurm`: jobs of SLURM, through submitit. `ray://ADDRESS` and
             `dask://HOST:PORT`: a running cluster; `ray://auto` finds the one of this machine. `ray://local` and
-            `dask://local` start a cluster on this machine.
+            `dask://local` start a cluster on this machine that ends with the block. `ray` is `ray://auto` if that
+            answers, else `ray://local`.
         options: The engine's own options by engine, or the TOML file that holds them: `[slurm]` as
             `submitit.AutoExecutor.update_parameters` takes them, and `folder`, `cluster`; `[ray]` as `ray.init`, and
             `[ray.task]` as `ray.remote`; `[dask]` as `distributed.Client`, or `LocalCluster` for dask://local.
@@ -38,7 +43,7 @@ def engine(on: str, options: str | Path | Mapping[str, Any] | None = None) -> It
 
     Raises:
         InvalidArgument: There is no such engine, it is not installed, or an option is not one of its own.
-        ExecutorFault: The cluster cannot be reached.
+        ExecutorFault: The cluster cannot be reached within a minute.
 
     Example:
         >>> with engine("local:1") as executor:
@@ -54,10 +59,10 @@ def engine(on: str, options: str | Path | Mapping[str, Any] | None = None) -> It
 
 def _parsed(on: str) -> tuple[str, str]:
     kind, colon, address = on.partition(":")
-    is_whole = {"local": address.isdecimal() and len(address) < 6, "slurm": not colon}.get(
-        kind, len(address) > 2 and address[:2] == "//"
-    )
-    if kind not in _KINDS or not is_whole:
+    has_address = len(address) > 2 and address[:2] == "//"
+    is_number = address.isdecimal() and len(address) < 6
+    whole = {"local": is_number, "slurm": not colon, "ray": not colon or has_address, "dask": has_address}
+    if not whole.get(kind, False):
         raise InvalidArgument(f"there is no engine {on!r}. There are: {FORMS}.")
     return kind, address.removeprefix("//")
 
@@ -119,16 +124,35 @@ def _slurm(_: str, own: dict[str, Any]) -> Iterator[Executor]:
 def _ray(address: str, own: dict[str, Any]) -> Iterator[Executor]:
     ray = _library("ray", "ray")
     task = own.pop("task", {})
-    where = {} if address == HERE else {"address": address if address == "auto" else f"ray://{address}"}
+    if not address:  # --on ray
+        address = HERE if _unanswered() else AUTO
+    elif address == AUTO and (reason := _unanswered()):
+        raise ExecutorFault(
+            f"engine ray://auto cannot be reached: {reason}. Use ray://local, or run `ray start --head`."
+        )
+    where = address if address in (HERE, AUTO) else f"ray://{address}"
     with (
         _named(f"ray://{address}", ConnectionError, RuntimeError, ValueError, ImportError),
         _options_of("ray", TypeError),
     ):
-        ray.init(**{"log_to_driver": False, **where, **own})
+        ray.init(**{"log_to_driver": False, "address": where, **own})
     try:
         yield RayExecutor(**task)
     finally:
         ray.shutdown()
+
+
+def _unanswered() -> str:
+    """Return why no Ray cluster of this machine can be reached, or "".
+
+    Another process asks, which can be stopped: the address of a cluster that died holds `ray.init` for minutes.
+    """
+    try:
+        asked = subprocess.run([sys.executable, "-c", _CONNECT], timeout=ANSWER_S, check=False, capture_output=True)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return f"no answer within {ANSWER_S} s"
+    said = asked.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1].rstrip(".") if asked.returncode and said else ""
 
 
 @contextlib.contextmanager

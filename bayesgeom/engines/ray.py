@@ -14,14 +14,18 @@ class RayExecutor:
     """
 
     def __init__(self, **options: Any) -> None:
-        self._options = options
-        self._remote: dict[Callable[..., Any], Any] = {}
+        self._options, self._remote = options, list[Any]()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> "Future[Any]":
         """Run a function as a Ray task."""
         import ray
 
-        if fn not in self._remote:  # a function is exported to the cluster once
-            self._remote[fn] = ray.remote(**self._options)(fn) if self._options else ray.remote(fn)
-        future: Future[Any] = self._remote[fn].remote(*args).future()
+        if not self._remote:  # exported to the cluster once; Ray itself takes no built-in functions
+            self._remote.append(ray.remote(**self._options)(_called) if self._options else ray.remote(_called))
+        future: Future[Any] = self._remote[0].remote(fn, *args).future()
         return future
+
+
+def _called(fn: Callable[..., Any], *args: Any) -> Any:
+    """Do the task on a worker."""
+    return fn(*args)

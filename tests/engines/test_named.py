@@ -7,6 +7,7 @@ import pytest
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
+from bayesgeom.engines import named
 from bayesgeom.engines.executor import Batch, Job
 from bayesgeom.engines.local import LocalExecutor
 from bayesgeom.engines.named import engine
@@ -32,7 +33,7 @@ def test_a_killed_worker_costs_its_own_job_and_the_next_call_does_it(tmp_path: P
         assert [len(values) for values in batch.results(jobs(tmp_path / "mark"))] == [2, 3, 5, 7, 11]
 
 
-@pytest.mark.parametrize("on", ["kubernetes", "local", "local:", "local:two", "slurm:4", "ray", "ray:x", "dask://"])
+@pytest.mark.parametrize("on", ["kubernetes", "local", "local:", "local:two", "slurm:4", "ray:", "ray:x", "dask://"])
 def test_what_is_no_engine_is_refused(on: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"there is no engine '{on}'\. There are: local:N, slurm, "), engine(on):
         pass
@@ -70,6 +71,42 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
             engine(on),
         ):
             pass
+
+
+RAY = """
+import pathlib, sys, time
+
+def init(address, **_):
+    pathlib.Path({mark!r}).write_text(address)
+    if address == "auto" and {silent}:
+        time.sleep(60)
+    if address == "auto":
+        raise ConnectionError("Could not find any running Ray instance.")
+
+def shutdown():
+    pass
+"""
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_no_ray_on_this_machine_is_refused_within_a_time_or_started(
+    silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray.py").write_text(RAY.format(mark=str(tmp_path / "mark"), silent=silent))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", sys)  # so that what is there now comes back
+    del sys.modules["ray"]
+    monkeypatch.setattr(named, "ANSWER_S", 0.5 if silent else 60)
+    reason = r"no answer within 0\.5 s" if silent else "ConnectionError: Could not find any running Ray instance"
+    with (
+        pytest.raises(ExecutorFault, match=rf"engine ray://auto cannot be reached: {reason}\. Use ray://local, "),
+        engine("ray://auto"),
+    ):
+        pass
+    for on in ("ray", "ray://local"):
+        with engine(on):
+            assert (tmp_path / "mark").read_text() == "local", "else Ray takes the address of a dead cluster"
 
 
 @pytest.mark.slow

@@ -42,6 +42,11 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield request.param, executor
 
 
+def test_built_in_functions_run_too(running: tuple[str, Executor]) -> None:
+    if running[0] in ("ray", "dask"):  # with submitit a job takes seconds
+        assert running[1].submit(abs, -3).result() == 3
+
+
 def answers(command: str) -> bool:
     """Whether there is such a command, and it succeeds."""
     return shutil.which(command) is not None and subprocess.run([command], check=False, timeout=30).returncode == 0
