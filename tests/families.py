@@ -23,7 +23,7 @@ class Family:
 
     - `attention`: its path in a block; `output`: the projection's path in it; `adds`: what is added to the stream.
     - `split`: attention module and its input to q, k, v, heads apart. `normed`: norm of q or k before the rotation.
-    - `n_rot` coordinates of each head turn, at base `base(layer)`.
+    - `n_rot` coordinates of each head turn, at base `base(layer)`. `late`: norm of q or k after the rotation.
     """
 
     build: Callable[[Any], Any]
@@ -41,6 +41,7 @@ class Family:
     softcap: float | None = None
     window: Callable[[int], int | None] = lambda layer: None
     normed: Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda attention, q, k: (q, k)
+    late: Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda attention, q, k: (q, k)
     is_alibi: bool = False
     is_parallel: bool = False
     withheld: frozenset[str] = field(default_factory=frozenset)
@@ -66,7 +67,7 @@ def saved(name: str, path: Path) -> Path:
     """A lively model of the family, saved the way that real ones are."""
     import transformers
 
-    kind = ALL[name]
+    kind = {**ALL, **OTHERS}[name]
     torch.manual_seed(0)
     hf = lively((kind.build if isinstance(kind, Family) else kind)(transformers))
     hf.save_pretrained(path)
@@ -99,7 +100,7 @@ def by_hand(family: Family, attention: nn.Module, x: Tensor, layer: int) -> dict
         rotated(part, family.n_rot, family.base(layer), is_interleaved=family.is_interleaved)
         for part in family.normed(attention, q, k)
     ]
-    q_rot, k_rot = turned[0] * family.q_factor, turned[1]
+    q_rot, k_rot = family.late(attention, turned[0] * family.q_factor, turned[1])
     n_heads, group = q.shape[2], q.shape[2] // k.shape[2]
     n, n_pos = x.shape[:2]
     pattern = torch.zeros(n, n_heads, n_pos, n_pos)
@@ -154,6 +155,27 @@ def _thirds(d_head: int) -> Split:
 def _phi3(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (_heads(part, 10) for part in _linear(attention.qkv_proj, x).split([60, 20, 20], dim=-1))
     return q, k, v
+
+
+def _fused(name: str, *widths: int, d_head: int) -> Split:
+    """One matrix: all queries, then all keys, then all values."""
+
+    def split(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = _linear(attention.get_submodule(name), x).split(list(widths), dim=-1)
+        return _heads(q, d_head), _heads(k, d_head), _heads(v, d_head)
+
+    return split
+
+
+def _codegen(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Head by head, since as many heads as shards: its query, its value, its key."""
+    heads = _linear(attention.qkv_proj, x).reshape(*x.shape[:2], 4, 3 * 16)
+    q, v, k = heads.split(16, dim=-1)
+    return q, k, v
+
+
+def _hunyuan_norm(a: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return _rms(q, a.query_layernorm.weight, 1e-5), _rms(k, a.key_layernorm.weight, 1e-5)
 
 
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -360,6 +382,102 @@ ATTENTION: dict[str, Family] = {
         d_head=7,
         is_alibi=True,
         withheld=frozenset({"token_embeddings", "token_inputs", "token_keys"}),
+    ),
+}
+# Families whose attention calls torch's functions itself, whose keys are normed after the rotation, or whose heads
+# share one key; transformer-lens does not know most of them.
+OTHERS: dict[str, Family] = {
+    "codegen": Family(
+        build=lambda t: t.CodeGenForCausalLM(
+            t.CodeGenConfig(
+                vocab_size=D_VOCAB, n_positions=N_CTX, n_embd=64, n_layer=3, n_head=4, rotary_dim=6, **_NO_IDS
+            )
+        ),
+        blocks="transformer.h",
+        attention="attn",
+        output="out_proj",
+        adds=("attn", "mlp"),
+        split=_codegen,
+        d_head=16,
+        n_rot=6,
+        is_interleaved=True,
+        is_parallel=True,
+    ),
+    "falcon": Family(
+        build=lambda t: t.FalconForCausalLM(
+            t.FalconConfig(
+                vocab_size=D_VOCAB, hidden_size=60, num_hidden_layers=3, num_attention_heads=6, alibi=False, **_NO_IDS
+            )
+        ),
+        blocks="transformer.h",
+        attention="self_attention",
+        output="dense",
+        adds=("self_attention", "mlp"),
+        split=_fused("query_key_value", 60, 10, 10, d_head=10),
+        d_head=10,
+        n_rot=10,
+        is_parallel=True,
+    ),
+    "gpt_bigcode": Family(
+        build=lambda t: t.GPTBigCodeForCausalLM(
+            t.GPTBigCodeConfig(vocab_size=D_VOCAB, n_positions=N_CTX, n_embd=35, n_layer=3, n_head=5, **_NO_IDS)
+        ),
+        blocks="transformer.h",
+        attention="attn",
+        output="c_proj",
+        adds=("attn", "mlp"),
+        split=_fused("c_attn", 35, 7, 7, d_head=7),
+        d_head=7,
+    ),
+    "gpt_neo": Family(
+        build=lambda t: t.GPTNeoForCausalLM(
+            t.GPTNeoConfig(
+                vocab_size=D_VOCAB,
+                max_position_embeddings=N_CTX,
+                hidden_size=35,
+                num_layers=4,
+                num_heads=5,
+                attention_types=[[["global", "local"], 2]],
+                window_size=5,
+                **_NO_IDS,
+            )
+        ),
+        blocks="transformer.h",
+        attention="attn.attention",
+        output="out_proj",
+        adds=("attn", "mlp"),
+        split=_separate(7),
+        d_head=7,
+        scale=1.0,
+        window=lambda layer: 5 if layer % 2 else None,
+    ),
+    "hunyuan_v1_dense": Family(
+        build=lambda t: t.HunYuanDenseV1ForCausalLM(t.HunYuanDenseV1Config(**_sizes(head_dim=14))),
+        **_WIDE | {"late": _hunyuan_norm},
+    ),
+    "llama4_text": Family(
+        build=lambda t: t.Llama4ForCausalLM(
+            t.Llama4TextConfig(**_sizes(head_dim=14, intermediate_size_mlp=29, num_local_experts=3, moe_layers=[]))
+        ),
+        **_WIDE
+        | {
+            "adds": ("self_attn", "feed_forward"),
+            "base": lambda layer: 500_000.0,
+            "is_interleaved": True,
+            "late": lambda _, q, k: (_rms(q, torch.ones(14), 1e-5), _rms(k, torch.ones(14), 1e-5)),
+        },
+    ),
+    "mpt": Family(
+        build=lambda t: t.MptForCausalLM(
+            t.MptConfig(vocab_size=D_VOCAB, d_model=60, n_layers=3, n_heads=4, max_seq_len=N_CTX, **_NO_IDS)
+        ),
+        blocks="transformer.blocks",
+        attention="attn",
+        output="out_proj",
+        adds=("attn", "ffn.down_proj"),
+        split=_fused("Wqkv", 60, 60, 60, d_head=15),
+        d_head=15,
+        is_alibi=True,
     ),
 }
 RECURRENT: dict[str, Callable[[Any], Any]] = {

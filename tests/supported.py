@@ -101,7 +101,9 @@ _OWN: dict[str, dict[str, Any]] = {
         qk_rope_head_dim=6,
         v_head_dim=10,
     ),
-    "falcon": _WIDE | {"alibi": False},
+    "falcon": _WIDE | {"alibi": False},  # of 7B: one key-value head
+    "falcon (new decoder)": _WIDE | {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False},
+    "falcon (ALiBi)": _WIDE | {"alibi": True, "multi_query": False, "parallel_attn": False},
     "gemma4_unified_text": _sizes(
         head_dim=10, sliding_window=5, layer_types=["sliding_attention", "sliding_attention", "full_attention"]
     ),
@@ -115,9 +117,20 @@ _OWN: dict[str, dict[str, Any]] = {
         "attention_types": [[["global", "local"], 2]],
         "window_size": 5,
     },
+    "hunyuan_v1_dense": _sizes(head_dim=10),
+    "hunyuan_v1_moe": _sizes(**_EXPERTS, head_dim=10),
     "mpt": {"vocab_size": D_VOCAB, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": N_CTX},
     "openai-gpt": _OLD,
     "qwen3_5_text": _sizes(
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+    ),
+    "qwen3_next": _sizes(
+        **_EXPERTS,
         head_dim=16,
         linear_num_value_heads=4,
         linear_num_key_heads=2,
@@ -146,7 +159,9 @@ def tiny(name: str) -> Any:
         kind: Family | Callable[[Any], Any] = ALL[name]
         hf = (kind.build if isinstance(kind, Family) else kind)(transformers)
     else:
-        config = transformers.CONFIG_MAPPING[name](**(_OWN[name] if name in _OWN else _sizes(**_EXPERTS)))
+        config = transformers.CONFIG_MAPPING[name.partition(" ")[0]](
+            **(_OWN[name] if name in _OWN else _sizes(**_EXPERTS))
+        )
         hf = transformers.AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -7,6 +7,7 @@ from typing import Literal
 from bayesgeom.ablations.component import Ablation, Component
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.models.base import Model
 
 Battery = list[Ablation]
@@ -14,7 +15,7 @@ Battery = list[Ablation]
 
 @checked()
 def every_head(model: Model) -> Battery:
-    """Return one ablation per head.
+    """Return one ablation per head, in the layers that have heads.
 
     Args:
         model: The model, as `bayesgeom.load` or `bayesgeom.as_model` returns it.
@@ -55,7 +56,7 @@ def every_attention(model: Model) -> Battery:
         >>> [own.label for own in ablations.every_attention(model)]
         ['L0 attention', 'L1 attention', 'L2 attention']
     """
-    return [Ablation((Component(layer, "attention"),)) for layer in range(model.spec.n_layers)]
+    return [Ablation((Component(layer, "attention"),)) for layer in _layers(model, ATTN_OUT)]
 
 
 @checked()
@@ -78,7 +79,7 @@ def every_mlp(model: Model) -> Battery:
         >>> [own.label for own in ablations.every_mlp(model)]
         ['L0 mlp', 'L1 mlp', 'L2 mlp']
     """
-    return [Ablation((Component(layer, "mlp"),)) for layer in range(model.spec.n_layers)]
+    return [Ablation((Component(layer, "mlp"),)) for layer in _layers(model, MLP_OUT)]
 
 
 @checked()
@@ -232,9 +233,13 @@ def battery(name: str, model: Model) -> Battery:
 
 
 def _fits(ablation: Ablation, model: Model) -> bool:
-    return all(edit.site in model.sites for edit in ablation.edits("zero"))
+    return all(edit.layer in model.layers_of(edit.site) for edit in ablation.edits("zero"))
 
 
 def _heads(model: Model) -> list[Component]:
-    spec = model.spec
-    return [Component(layer, "head", head) for layer in range(spec.n_layers) for head in range(spec.n_heads)]
+    return [Component(layer, "head", head) for layer in _layers(model, Z) for head in range(model.spec.n_heads)]
+
+
+def _layers(model: Model, site: Site) -> Sequence[int]:
+    """The layers that have a site; all layers if none has it, so that the ablation is refused with the reason."""
+    return model.layers_of(site) or range(model.spec.n_layers)

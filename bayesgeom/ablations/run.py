@@ -193,7 +193,7 @@ class BatteryRun:
             for component in ablation.components:
                 component.check_in(model.spec)
         for edit in (edit for ablation in chosen for edit in ablation.edits(mode)):
-            model.require((edit.site,), by=f"ablation {edit.label!r}")
+            model.require((edit.site,), by=f"ablation {edit.label!r}", layers=(edit.layer,))
         return cls(model=model, task=task, battery=chosen, mode=mode, n=n, seed=seed)
 
     @property

@@ -17,6 +17,7 @@ from bayesgeom.stats.memory import WindowScores
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 _UNTRAINED = "untrained, seed "
+_OMITTED = ("quantization", "d_value")  # where they say nothing
 
 
 @final
@@ -31,6 +32,7 @@ class ModelSpec:
         score_scale: Factor that multiplies q·k.
         weights_hash: Hash of the weights before they were wrapped. For an untrained network, the text of
             `untrained(seed)`.
+        d_value: Width of a head's values and output; 0 if it is `d_head`.
         d_state: Width of one layer's recurrent state at one position; 0 if there is none.
         quantization: Format from which the weights were dequantized; empty if they were not quantized.
     """
@@ -52,6 +54,12 @@ class ModelSpec:
     weights_hash: str
     d_state: int = 0
     quantization: str = ""
+    d_value: int = 0
+
+    @property
+    def d_of_value(self) -> int:
+        """Width of a head's values and output, which is `d_head` in most architectures."""
+        return self.d_value or self.d_head
 
     @property
     def is_identified(self) -> bool:
@@ -59,8 +67,8 @@ class ModelSpec:
         return bool(_HASH.fullmatch(self.weights_hash))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON types, without `quantization` if it is empty."""
-        return {name: value for name, value in asdict(self).items() if name != "quantization" or value}
+        """Return the fields as JSON types, without `quantization` and `d_value` if they say nothing."""
+        return {name: value for name, value in asdict(self).items() if name not in _OMITTED or value}
 
 
 def untrained(seed: int) -> str:

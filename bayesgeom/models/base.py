@@ -78,18 +78,21 @@ class Model(ABC):
         return f"{type(self).__name__}({own.name}, {sizes}{task})"
 
     @final
-    def require(self, sites: Iterable[Site], by: str) -> None:
+    def require(self, sites: Iterable[Site], by: str, layers: Iterable[int] | None = None) -> None:
         """Check that every site is available.
 
         Args:
             sites: The required sites.
             by: What requires them, for the error message.
+            layers: The layers in which they are required. Default: all.
 
         Raises:
             MissingSite: A site is not available. The message gives the reason and the available sites.
         """
+        chosen = None if layers is None else frozenset(layers)
         for site in sites:
-            if site not in self.sites:
+            is_partly = chosen is not None and bool(chosen) and chosen <= frozenset(self.layers_of(site))
+            if site not in self.sites and not is_partly:
                 offered = ", ".join(sorted(s.name for s in self.sites)) or "(none)"
                 reason = f" ({self.withheld[site]})" if site in self.withheld else ""
                 raise MissingSite(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.hooks import Change, hooked, site_hook
 from bayesgeom.core.run import ModelSpec, at_scored
-from bayesgeom.core.sites import Site
+from bayesgeom.core.sites import Site, V, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.reduction import Reduction
 
@@ -139,7 +139,7 @@ class Recorder:
 
     def _check_shape(self, site: Site, layer: int, output: Tensor, trials: Trials) -> None:
         n, n_pos = trials.tokens.shape
-        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | _widths(self.spec)
+        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | _widths(self.spec, site)
         expected = tuple(known.get(axis, -1) for axis in site.axes)
         fits = len(output.shape) == len(expected) and all(
             e in (-1, size) for e, size in zip(expected, output.shape, strict=True)
@@ -170,11 +170,12 @@ def bytes_per_sequence(
 ) -> int:
     """Return the bytes of one sequence, over all sites or reductions and their layers, in float32."""
     n_pos = trials.tokens.shape[1]
-    sizes = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos} | _widths(spec)
-    # Use the width of the residual stream for an axis that the spec does not know.
+    positions = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos}
 
     def width(of: Site | Reduction) -> int:
         if isinstance(of, Site):
+            # Use the width of the residual stream for an axis that the spec does not know.
+            sizes = positions | _widths(spec, of)
             return math.prod(sizes.get(axis, spec.d_model) for axis in of.axes)
         return of.size(spec, trials)
 
@@ -220,6 +221,7 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
     return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_asked * spec.d_vocab)
 
 
-def _widths(spec: ModelSpec) -> dict[str, int]:
-    widths = {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": spec.d_head, "d_model": spec.d_model}
+def _widths(spec: ModelSpec, site: Site) -> dict[str, int]:
+    d_head = spec.d_of_value if site in (V, Z) else spec.d_head
+    widths = {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": d_head, "d_model": spec.d_model}
     return widths | ({"d_state": spec.d_state} if spec.d_state else {})

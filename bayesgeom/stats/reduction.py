@@ -67,7 +67,7 @@ def _keys_of_tokens(spec: ModelSpec, trials: Trials) -> int:
 
 
 LAST_VALUES = Reduction(
-    "values at the last scored position", V, _last_values, lambda spec, _: spec.n_kv_heads * spec.d_head
+    "values at the last scored position", V, _last_values, lambda spec, _: spec.n_kv_heads * spec.d_of_value
 )
 LAST_RESIDUAL = Reduction(
     "resid_post at the last scored position", RESID_POST, lambda x, _t, _r: x[:, -1], lambda spec, _: spec.d_model

@@ -56,7 +56,9 @@ class Sample:
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
         """Return vectors at the scored positions, with the heads concatenated for z and v."""
-        return self.run.vectors(self.place.site, layer).flatten(0, 1).double()
+        site = self.place.site
+        own = self.run.layers.get(site)  # if only some layers have the site, these alone were recorded
+        return self.run.vectors(site, layer if own is None else own.index(layer)).flatten(0, 1).double()
 
     def values(self, quantity: Quantity) -> Float64[Tensor, "point component"]:
         """Return the quantity at each point."""

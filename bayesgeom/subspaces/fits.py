@@ -527,7 +527,7 @@ class _TopJacobian(Fit):
 
     def check(self, setting: Setting) -> None:
         if setting.place.site != CARRIED:  # `InterventionSite` checks CARRIED
-            setting.model.require((setting.place.site,), by=self.label)
+            setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
         _check_rank(self.r, setting)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:

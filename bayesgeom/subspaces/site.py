@@ -53,7 +53,7 @@ class InterventionSite:
             InvalidArgument: The site cannot be edited, or a layer does not exist.
         """
         if self.site != CARRIED:
-            model.require((self.site,), by="an intervention")
+            model.require((self.site,), by="an intervention", layers=self.layers)
         if self.site not in editable:
             allowed = ", ".join(site.name for site in editable)
             raise InvalidArgument(f"an intervention can edit {allowed}; not {self.site.name!r}.")
@@ -82,4 +82,4 @@ class InterventionSite:
             return spec.d_model
         if self.site == CARRIED:
             return 2 * spec.d_model
-        return (spec.n_kv_heads if self.site == V else spec.n_heads) * spec.d_head
+        return (spec.n_kv_heads if self.site == V else spec.n_heads) * spec.d_of_value

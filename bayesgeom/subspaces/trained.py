@@ -59,7 +59,7 @@ class TrainedSwap(Fit):
                 f"{self.label} trains through hook points; {CARRIED.name!r} has none: use covariance, leace, frame "
                 "or top_jacobian there, or train at 'resid_pre' with score_after."
             )
-        setting.model.require((setting.place.site,), by=self.label)
+        setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
         width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
         if not 1 <= self.rank <= width:
             raise InvalidArgument(

@@ -197,9 +197,13 @@ def test_a_capture_from_an_accelerator_is_read_on_a_cpu(folder: Path) -> None:
 
 def test_a_device_has_no_effect_on_a_capture_and_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "check_device", lambda _device: None)  # there may be no such device here
-    with pytest.raises(InvalidArgument, match=r"device 'cuda' has no effect: .* is a capture, which is read on the CPU"):
+    with pytest.raises(
+        InvalidArgument, match=r"device 'cuda' has no effect: .* is a capture, which is read on the CPU"
+    ):
         bayesgeom.load(folder, device="cuda")
-    with pytest.raises(InvalidArgument, match=r"device 'cuda:1' has no effect: http://.* computes where its server runs"):
+    with pytest.raises(
+        InvalidArgument, match=r"device 'cuda:1' has no effect: http://.* computes where its server runs"
+    ):
         bayesgeom.load("http://127.0.0.1:9/v1", device=torch.device("cuda:1"))
     assert bayesgeom.load(folder, device=torch.device("cpu")).spec.device == "cpu"
 

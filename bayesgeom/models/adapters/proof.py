@@ -46,18 +46,20 @@ class Functions:
     """The model's own functions between sites of a layer. None if the model has no such part.
 
     Attributes:
-        written: Maps z to the attention output.
+        written: Maps z to the attention output; None in a layer where it depends on more than z.
         projected: Maps the residual stream to k or v.
         normed: Maps q or k to the output of its norm.
         pattern: Maps rotated q and k to the pattern, including mask and bias.
         mid_given: Returns the input of the part that reads resid_mid.
+        turned: Maps q or k to its rotation before a norm; None if no norm follows the rotation.
     """
 
-    written: Callable[[Tensor, int], Tensor] | None
+    written: Callable[[Tensor, int], Tensor | None] | None
     projected: Callable[[Site, Tensor, int], Tensor] | None
     normed: Norm
     pattern: Callable[[Tensor, Tensor, int], Tensor] | None
     mid_given: Callable[[int], Tensor | None]
+    turned: Callable[[Site, Tensor, int], Tensor | None] = lambda _site, _x, _layer: None
 
 
 @final
@@ -130,7 +132,8 @@ def tolerance_of(dtype: str) -> float:
 
 
 def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
-    known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": spec.d_head}
+    width = spec.d_of_value if site in (s.V, s.Z) else spec.d_head
+    known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": width}
     return tuple(known.get(axis, n_pos) for axis in site.axes[1:])
 
 
@@ -163,7 +166,7 @@ def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iter
             )
     for plain, turned in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
         if at.has(plain, turned):
-            yield from _rotation_claims(functions.normed(plain, at.left(plain), layer), at.arrived(turned), plain)
+            yield from _turned_claims(at.left(plain), at.arrived(turned), functions, plain, layer)
     if at.has(s.Q_ROT, s.K_ROT, s.PATTERN) and functions.pattern is not None:
         yield _Claim(
             equation="softmax(scale · q_rot·k_rot) = pattern",
@@ -182,7 +185,9 @@ def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iter
         yield replace(min(claim, twin, key=_Claim.error), sites=(s.V, s.Z))
     if at.has(s.Z, s.ATTN_OUT) and functions.written is not None:
         right = functions.written(at.left(s.Z), layer)
-        yield _Claim(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=at.arrived(s.ATTN_OUT), right=right)
+        if right is not None:
+            left, sites = at.arrived(s.ATTN_OUT), (s.Z, s.ATTN_OUT)
+            yield _Claim(equation="W_O z + b = attn_out", sites=sites, left=left, right=right)
 
 
 def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
@@ -207,6 +212,23 @@ def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int
         factor = (arrived.double().to(left.device) * left.double()).sum() / left.double().square().sum()
         sites = (s.RESID_PRE, s.RESID_POST)
         yield _Claim(equation="resid_post is the next resid_pre", sites=sites, left=arrived, right=factor * left)
+
+
+def _turned_claims(
+    x: Float[Tensor, "batch pos head d"],
+    arrived: Float[Tensor, "batch pos head d"],
+    functions: Functions,
+    plain: Site,
+    layer: int,
+) -> Iterator[_Claim]:
+    """A norm and a rotation, in either order."""
+    turned = functions.turned(plain, x, layer)
+    if turned is None:
+        yield from _rotation_claims(functions.normed(plain, x, layer), arrived, plain)
+        return
+    yield from _rotation_claims(x, turned, plain)
+    equation, right = f"norm of the rotated {plain.name} = {plain.name}_rot", functions.normed(plain, turned, layer)
+    yield _Claim(equation=equation, sites=(plain,), left=arrived, right=right)
 
 
 def _rotation_claims(

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Hook, hooked
-from bayesgeom.core.sites import K, Site
+from bayesgeom.core.sites import K, Site, V
+from bayesgeom.models.huggingface.interface import Handed
 from bayesgeom.models.huggingface.projection import Projection, Sizes, projections
 
 T = TypeVar("T")
@@ -37,10 +38,12 @@ class Parts:
         mid_reader: The part whose input is the residual stream between the two updates.
         output: W_O, whose input is z.
         is_plain_write: Whether the output of W_O is added to the residual stream directly.
+        is_gated: Whether a gate or a norm stands between the heads' outputs z and W_O.
         dropout: The dropout of the pattern, for models without the attention interface.
         key_input: The norm whose output enters W_K; "" for the residual stream itself.
         projections: Projections of queries, keys and values.
         norms: Norms of queries and keys after the projection.
+        late_norms: Norms of rotated queries and keys (Llama 4, Hunyuan): their path, and which of its calls it is.
     """
 
     attention: str | None = None
@@ -49,10 +52,12 @@ class Parts:
     mid_reader: str | None = None
     output: str | None = None
     is_plain_write: bool = True
+    is_gated: bool = False
     dropout: str | None = None
     key_input: str | None = None
     projections: Mapping[Site, Projection] = field(default_factory=dict)
     norms: Mapping[Site, str] = field(default_factory=dict)
+    late_norms: Mapping[Site, tuple[str, int]] = field(default_factory=dict)
 
     def without_heads(self) -> "Parts":
         """Return the parts of a block that mixes positions without attention heads."""
@@ -111,7 +116,10 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
 
 
 def anatomy_of(
-    blocks: tuple[nn.Module, ...], forward: Callable[[], object], sizes: Sizes, value: Callable[[int], Tensor | None]
+    blocks: tuple[nn.Module, ...],
+    forward: Callable[[], object],
+    sizes: Callable[[], Sizes],
+    handed: Callable[[int], Handed | None],
 ) -> Anatomy:
     """Record one forward pass and locate the parts.
 
@@ -120,16 +128,17 @@ def anatomy_of(
     Args:
         blocks: The blocks.
         forward: Runs the pass.
-        sizes: Heads and widths.
-        value: Returns, after the pass, the values that a layer passed to the attention interface, or None.
+        sizes: Returns, after the pass, heads and widths.
+        handed: Returns, after the pass, what a layer passed to its attention function, or None if that is not known.
     """
     kinds = [_kind(block) for block in blocks]
     first = {kind: kinds.index(kind) for kind in kinds}
     with contextlib.ExitStack() as stack, torch.no_grad():
         seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
         forward()
-    found = {layer: _parts_of(blocks[layer], _once(own), sizes, value(layer)) for layer, own in seen.items()}
-    return Anatomy(blocks=blocks, sizes=sizes, parts=tuple(found[first[kind]] for kind in kinds))
+    heads = sizes()
+    found = {layer: _parts_of(blocks[layer], own, heads, handed(layer)) for layer, own in seen.items()}
+    return Anatomy(blocks=blocks, sizes=heads, parts=tuple(found[first[kind]] for kind in kinds))
 
 
 def _kind(block: nn.Module) -> tuple[object, ...]:
@@ -141,8 +150,8 @@ def _shapes(part: nn.Module) -> Iterator[tuple[int, ...]]:
     yield from (tuple(own.shape) for own in part.parameters(recurse=False))
 
 
-def _parts_of(block: nn.Module, seen: Mapping[str, Seen], sizes: Sizes, value: Tensor | None) -> Parts:
-    attention = attention_of(block)
+def _parts_of(block: nn.Module, calls: "Watched", sizes: Sizes, handed: Handed | None) -> Parts:
+    attention, seen = attention_of(block), _once(calls)
     if attention is None:
         return Parts()
     found: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
@@ -152,6 +161,9 @@ def _parts_of(block: nn.Module, seen: Mapping[str, Seen], sizes: Sizes, value: T
         found["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
     if output is None:
         return Parts(**found)
+    if handed is not None and handed.output is not None and output in seen:
+        found["is_gated"] = not is_close(seen[output].given, handed.output)
+    value = None if handed is None else handed.value
     inside = [path for path in seen if path.startswith(f"{attention}.")]
     dropouts = (p for p in inside if seen[p].gave.ndim == 4 and isinstance(block.get_submodule(p), nn.Dropout))
     projected = projections({path: seen[path].gave for path in inside}, attention, sizes, value)
@@ -159,6 +171,7 @@ def _parts_of(block: nn.Module, seen: Mapping[str, Seen], sizes: Sizes, value: T
         dropout=next(dropouts, None),
         projections=projected,
         norms=dict(_norms(seen, projected)),
+        late_norms=dict(_late_norms(calls, seen, projected)),
         key_input=_entering(seen, projected),
         **found,
     )
@@ -306,3 +319,31 @@ def _norms(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> It
             if any(is_close(part.given, turned) for turned in (values, values.transpose(1, 2))):
                 yield site, path
                 break
+
+
+def _late_norms(
+    calls: Watched, seen: Mapping[str, Seen], projected: Mapping[Site, Projection]
+) -> Iterator[tuple[Site, tuple[str, int]]]:
+    """Parts whose input is a rotated projection: as long at every position, and equal at the first one."""
+    for site, projection in projected.items():
+        values = projection.take(seen[projection.path].gave)
+        for path, own in calls.items():
+            inputs = [None if call is None or path == projection.path else call.given for call in own]
+            at = next((i for i, given in enumerate(inputs) if turned_of(given, values) is not None), None)
+            if at is not None and site != V:
+                yield site, (path, at)
+                break
+
+
+def turned_of(
+    given: Shaped[Tensor, "..."] | None, values: Float[Tensor, "batch pos head d"]
+) -> Float[Tensor, "batch pos head d"] | None:
+    """Return `given` with the axes of `values` if it is a rotation of these and not the same; else None."""
+    if given is None or given.ndim != 4:
+        return None
+    lengths = values.norm(dim=-1)
+    for turned in (given, given.transpose(1, 2)):
+        is_alike = turned.shape == values.shape and is_close(turned[:, 0], values[:, 0])
+        if is_alike and is_close(turned.norm(dim=-1), lengths) and not is_close(turned, values):
+            return turned
+    return None

@@ -1,7 +1,7 @@
 """Attaching a Hugging Face model: its sites are located and verified on a few tokens."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -18,12 +18,22 @@ from bayesgeom.core.threads import lock_of
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.adapters.proof import Functions, Passages, examined, tolerance_of
 from bayesgeom.models.adapters.taps import Taps, perturbed_pass
-from bayesgeom.models.huggingface.anatomy import Anatomy, anatomy_of, attention_of, blocks_of, first_input, is_close
+from bayesgeom.models.huggingface.anatomy import (
+    Anatomy,
+    anatomy_of,
+    attention_of,
+    blocks_of,
+    first_input,
+    is_close,
+    turned_of,
+)
 from bayesgeom.models.huggingface.describe import refuse_sharded, sizes_of, spec_of
 from bayesgeom.models.huggingface.forward import Forward, evaluating
+from bayesgeom.models.huggingface.functions import watched_functions
 from bayesgeom.models.huggingface.identity import unreachable
 from bayesgeom.models.huggingface.interface import Handed, Route, routed
 from bayesgeom.models.huggingface.plumbing import Plumbing
+from bayesgeom.models.huggingface.projection import Sizes
 from bayesgeom.models.huggingface.statics import Statics, call, embedded
 
 if TYPE_CHECKING:
@@ -89,12 +99,19 @@ class _Attaching:
         self._check_finite(self.logits)
 
     def attached(self) -> Attached:
-        anatomy, handed = self._anatomy()
-        calls = [own for own, parts in zip(handed, anatomy.parts, strict=True) if parts.output is not None]
-        is_interface = bool(calls) and all(len(layer) == 1 for layer in calls)
-        if is_interface:
+        anatomy, seen = self._anatomy()
+        calls = [own for own, parts in zip(seen.handed, anatomy.parts, strict=True) if parts.output is not None]
+        is_known = bool(calls) and all(len(layer) == 1 for layer in calls)
+        if is_known:
             self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
-        plumbing = Plumbing(self.hf, anatomy, is_interface=is_interface)
+        heads = anatomy.sizes
+        self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
+        plumbing = Plumbing(
+            self.hf,
+            anatomy,
+            is_interface=is_known and not seen.is_by_functions,
+            is_by_functions=is_known and seen.is_by_functions,
+        )
         passages, functions = self._perturbed(plumbing)
         statics = Statics(self.hf, anatomy, self.spec.d_model, 1.0)
         of_weights = statics.layers()
@@ -109,6 +126,7 @@ class _Attaching:
         if (layer := statics.misnormed(of_weights.get(s.NORM_WEIGHT, ()))) is not None:
             withheld[s.NORM_WEIGHT] = f"the input of W_K in layer {layer} is not a norm of the residual stream"
         self._check_causal(plumbing, withheld)
+        self._check_gated(plumbing, withheld)
         layers = plumbing.layers | of_weights
         absent = _absent(anatomy, layers, statics)
         return Attached(
@@ -151,44 +169,52 @@ class _Attaching:
             name = self.spec.name
             raise NonFinite(f"{name} returns NaN or infinite logits on a few random tokens. Check its weights.")
 
-    def _anatomy(self) -> tuple[Anatomy, list[list[Handed]]]:
-        """The anatomy, and the arguments of the attention interface in each layer.
+    def _anatomy(self, *, is_forced: bool = True) -> tuple[Anatomy, "_Seen"]:
+        """The anatomy, and the arguments of the attention function in each layer.
+
+        With `is_forced`, eager attention is tried in models that choose it by their config alone.
 
         Raises `InvalidArgument` if eager attention returns other logits, because patterns would then be wrong.
         """
         blocks = blocks_of(self.hf, self.spec.n_layers)
-        handed: list[list[Handed]] = [[] for _ in blocks]
-        nobody = Taps((), len(blocks))
-        routes = {
-            block.get_submodule(name): Route(taps=nobody, layer=layer, handed=handed[layer])
-            for layer, block in enumerate(blocks)
-            if (name := attention_of(block)) is not None
-        }
+        seen, stated = _Seen(len(blocks)), sizes_of(self.hf)
+        routes, inside = (
+            {
+                block.get_submodule(name): Route(taps=seen.nobody, layer=layer, handed=own[layer])
+                for layer, block in enumerate(blocks)
+                if (name := attention_of(block)) is not None
+            }
+            for own in (seen.by_interface, seen.by_functions)
+        )
         eager: list[Tensor] = []
 
         def watched() -> None:
-            with routed(self.hf, routes, is_eager=True):
+            with (
+                routed(self.hf, routes, is_eager=True, is_forced=is_forced),
+                watched_functions(inside, stated.n_kv_heads),
+            ):
                 eager.append(self.forward.logits(self.tokens))
 
-        anatomy = anatomy_of(
-            blocks, watched, sizes_of(self.hf), lambda layer: handed[layer][0].value if handed[layer] else None
-        )
-        if any(handed) and not all(handed):  # attention in some layers only: the others have no heads
-            known = zip(anatomy.parts, handed, strict=True)
+        anatomy = anatomy_of(blocks, watched, lambda: seen.sizes(stated), seen.of)
+        if any(seen.handed) and not all(seen.handed):  # attention in some layers only: the others have no heads
+            known = zip(anatomy.parts, seen.handed, strict=True)
             anatomy = replace(anatomy, parts=tuple(p if own else p.without_heads() for p, own in known))
         self._check_finite(eager[0])  # fused attention can hide NaN
         error = float((eager[0].double() - self.logits.double()).abs().max() / self.logits.double().abs().max())
         if not error <= tolerance_of(self.spec.dtype):
+            if is_forced:  # Falcon with ALiBi: its two implementations differ
+                return self._anatomy(is_forced=False)
             raise InvalidArgument(
                 f"{self.spec.name} returns other logits with eager attention (by {error:.1e}), so patterns would not "
                 f"be those of the model. Load it with attn_implementation='eager'."
             )
-        return anatomy, handed
+        return anatomy, seen
 
     def _perturbed(self, plumbing: Plumbing) -> tuple[Passages, Functions]:
         """Inputs and outputs of the taps in one pass with noise, and the model's functions in that pass."""
         anatomy, n_layers = plumbing.anatomy, self.spec.n_layers
         given: list[Tensor | None] = [None] * n_layers
+        late: list[dict[str, list[Tensor]]] = [{} for _ in range(n_layers)]
         alibi: list[Tensor | None] = [None] * n_layers
 
         def watch(layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -197,14 +223,24 @@ class _Attaching:
         def attend(layer: int, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             alibi[layer] = kwargs.get("alibi")
 
+        def norm(layer: int, path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            entering = first_input(args, kwargs)
+            assert entering is not None, "its input was seen when the model was attached"
+            late[layer].setdefault(path, []).append(entering.clone())
+
         def forward() -> None:
+            norms = [
+                Hook(part=anatomy.part(layer, path), call=partial(norm, layer, path), kind="pre", with_kwargs=True)
+                for layer, parts in enumerate(anatomy.parts)
+                for path in {own for own, _ in parts.late_norms.values()}
+            ]
             hooks = [
                 Hook(part=anatomy.part(layer, path), call=partial(hook, layer), kind="pre", with_kwargs=True)
                 for layer, parts in enumerate(anatomy.parts)
                 for path, hook in ((parts.mid_reader, watch), (parts.attention, attend))
                 if path is not None
             ]
-            with hooked(self.hf, hooks, by=self.spec.name, times=None), plumbing.open(is_witnessed=True):
+            with hooked(self.hf, [*hooks, *norms], by=self.spec.name, times=None), plumbing.open(is_witnessed=True):
                 self.forward.logits(self.tokens)
 
         places = [(site, layer) for site, layers in plumbing.layers.items() for layer in layers]
@@ -215,6 +251,7 @@ class _Attaching:
             normed=partial(_normed, anatomy),
             pattern=partial(self._pattern, plumbing.handed, alibi),
             mid_given=lambda layer: given[layer],
+            turned=partial(_turned, anatomy, late),
         )
 
     def _pattern(
@@ -275,21 +312,91 @@ class _Attaching:
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(s.RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
 
+    def _check_gated(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
+        """Check, where a gate or a norm follows z, that W_O reads nothing of heads whose z is zero."""
+        anatomy = plumbing.anatomy
+        gated = {layer: p.output for layer, p in enumerate(anatomy.parts) if p.is_gated and p.output is not None}
+        if s.Z in withheld or not gated:
+            return
+        found = dict[int, float]()
 
-def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."]:
-    """The attention output for these head outputs: W_O, then the norm after it if there is one."""
+        def watch(layer: int, _module: nn.Module, args: tuple[Any, ...]) -> None:
+            found[layer] = float(args[0].abs().max())
+
+        reads = [Hook(part=anatomy.part(i, path), call=partial(watch, i), kind="pre") for i, path in gated.items()]
+        zeros = [site_hook((s.Z, layer), plumbing.taps.at(s.Z, layer), torch.zeros_like) for layer in gated]
+        with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), plumbing.open():
+            self.forward.logits(self.tokens)
+        if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
+            withheld[s.Z] = f"W_O of layer {wrong} reads more than the heads' outputs"
+
+
+def _turned(
+    anatomy: Anatomy,
+    late: Sequence[Mapping[str, Sequence[Tensor]]],
+    site: s.Site,
+    x: Float[Tensor, "batch pos head d"],
+    layer: int,
+) -> Float[Tensor, "batch pos head d"] | None:
+    """The rotated queries or keys that entered their norm; None if the norm, if any, acts before the rotation."""
+    if site not in anatomy.parts[layer].late_norms:
+        return None
+    path, at = anatomy.parts[layer].late_norms[site]
+    given = late[layer][path][at]
+    found = turned_of(given, x)
+    return given.reshape(x.shape) if found is None else found
+
+
+@final
+class _Seen:
+    """What the attention functions of a model were given in one pass, by layer."""
+
+    def __init__(self, n_layers: int) -> None:
+        self.by_interface: list[list[Handed]] = [[] for _ in range(n_layers)]
+        self.by_functions: list[list[Handed]] = [[] for _ in range(n_layers)]
+        self.nobody = Taps((), n_layers)
+
+    @property
+    def is_by_functions(self) -> bool:
+        """Whether the interface was not called."""
+        return not any(self.by_interface)
+
+    @property
+    def handed(self) -> list[list[Handed]]:
+        """The calls that count: those of the interface, if there are any."""
+        return self.by_functions if self.is_by_functions else self.by_interface
+
+    def of(self, layer: int) -> Handed | None:
+        """Return the call of a layer; None unless it is the only one."""
+        calls = self.handed[layer]
+        return calls[0] if len(calls) == 1 else None
+
+    def sizes(self, stated: Sizes) -> Sizes:
+        """Return the sizes that the calls show, where they agree; else those that the config states."""
+        shapes = {(own.value.shape[1], own.d_key, own.value.shape[-1]) for calls in self.handed for own in calls}
+        if len(shapes) != 1 or not stated.n_heads:
+            return stated
+        ((n_kv_heads, d_key, d_value),) = shapes
+        return replace(stated, n_kv_heads=n_kv_heads, d_head=d_key, d_value=0 if d_value == d_key else d_value)
+
+
+def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."] | None:
+    """The attention output for these head outputs: W_O, then the norm after it if there is one; None if z is gated."""
     parts = anatomy.parts[layer]
     assert parts.output is not None and parts.writers is not None, "z and attn_out exist"
+    if parts.is_gated:
+        return None
     out = call(anatomy.part(layer, parts.output), z.flatten(-2))
     return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))
 
 
 def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
     """Queries or keys after their norm, which acts per head or on all heads of a position together."""
-    norms = anatomy.parts[layer].norms
-    if site not in norms:
+    parts = anatomy.parts[layer]
+    path = parts.late_norms[site][0] if site in parts.late_norms else parts.norms.get(site)
+    if path is None:
         return x
-    norm = anatomy.part(layer, norms[site])
+    norm = anatomy.part(layer, path)
     together = any(p.shape[-1:] == (x.shape[-1] * x.shape[-2],) for p in norm.parameters())
     return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT, V
+from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT, V, Z
 from bayesgeom.models.adapters.taps import Taps, per_query_head
 from bayesgeom.models.huggingface.quiet import without_warnings
 
@@ -29,22 +29,31 @@ _PREFIX = "bayesgeom-"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Handed:
-    """Arguments of one call of the interface, besides q and k, that determine the pattern."""
+    """Arguments of one call of the interface, besides q and k, that determine the pattern, and the width of q and k.
+
+    `output`: what the call returned; None for attention that calls torch's functions itself.
+    """
 
     value: Float[Tensor, "batch kv_head pos d_head"]
     mask: Shaped[Tensor, "..."] | None
     scaling: float
     softcap: float | None
+    d_key: int
+    output: Float[Tensor, "batch pos head d_value"] | None = None
     sinks: Float[Tensor, " head"] | None = None  # one additional score per head, without a value
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """The taps for one layer's calls of the interface. Arguments are appended to `handed` if it is a list."""
+    """The taps for one layer's calls of the interface. Arguments are appended to `handed` if it is a list.
+
+    `has_z`: whether z is read here, because a gate or a norm stands between it and W_O.
+    """
 
     taps: Taps
     layer: int
+    has_z: bool = False
     handed: list[Handed] | None = field(default=None)
 
 
@@ -52,8 +61,13 @@ _ROUTES: "WeakKeyDictionary[nn.Module, Route]" = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def routed(hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager: bool) -> Iterator[None]:
-    """Route the attention of these modules through their taps; afterwards restore the model's implementation."""
+def routed(
+    hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager: bool, is_forced: bool = False
+) -> Iterator[None]:
+    """Route the attention of these modules through their taps; afterwards restore the model's implementation.
+
+    With `is_forced`, a model that ignores names of other packages (Falcon) computes eager attention, too.
+    """
     former = hf.config._attn_implementation  # noqa: SLF001  (transformers has no public way to read it)
     kernel = "eager" if is_eager else former
     if kernel is None or not _register(kernel):
@@ -61,6 +75,8 @@ def routed(hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager
         return
     with without_warnings():
         hf.set_attn_implementation(_PREFIX + kernel)
+    if is_forced and is_eager and hf.config._attn_implementation == former:  # noqa: SLF001
+        hf.config._attn_implementation = kernel  # noqa: SLF001
     _ROUTES.update(routes)
     try:
         yield
@@ -69,37 +85,8 @@ def routed(hf: "PreTrainedModel", routes: Mapping[nn.Module, Route], *, is_eager
             _ROUTES.pop(module, None)
         with without_warnings():
             hf.set_attn_implementation(former)
-
-
-@contextlib.contextmanager
-def inside(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
-    """Route rotated queries and keys through taps for attention with its own `_attn` method (GPT-J, CodeGen)."""
-    method = "_attn"
-
-    def wrapped(module: nn.Module, route: Route) -> Callable[..., Any]:
-        own = getattr(module, method)
-
-        def attend(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
-            q, k = (
-                route.taps.through(site, route.layer, x.transpose(1, 2)).transpose(1, 2)
-                for site, x in ((Q_ROT, query), (K_ROT, key))
-            )
-            return own(q, k, *rest, **options)
-
-        return attend
-
-    try:
-        for module, route in routes.items():
-            vars(module)[method] = wrapped(module, route)
-        yield
-    finally:
-        for module in routes:
-            vars(module).pop(method, None)
-
-
-def has_inside(module: nn.Module) -> bool:
-    """Return whether an attention module has its own `_attn` method."""
-    return "_attn" in dir(type(module))
+        if hf.config._attn_implementation != former:  # noqa: SLF001
+            hf.config._attn_implementation = former  # noqa: SLF001
 
 
 def _register(kernel: str) -> bool:
@@ -140,6 +127,11 @@ def _attend(
         route.taps.through(site, route.layer, x.transpose(1, 2)).transpose(1, 2)
         for site, x in zip((Q_ROT, K_ROT, V), qkv, strict=True)
     )
+    output, pattern = forward(module, q, k, v, mask, **options)
+    if pattern is not None and route.taps.is_watched(route.layer, PATTERN):
+        passed = route.taps.through(PATTERN, route.layer, pattern)
+        if passed is not pattern:
+            output = torch.matmul(passed, per_query_head(v, passed.shape[1])).transpose(1, 2).contiguous()
     if route.handed is not None:
         scaling = options.get("scaling")
         route.handed.append(
@@ -148,15 +140,12 @@ def _attend(
                 mask=mask,
                 scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap=options.get("softcap"),
+                output=output,
+                d_key=q.shape[-1],
                 sinks=options.get("s_aux"),
             )
         )
-    output, pattern = forward(module, q, k, v, mask, **options)
-    if pattern is not None and route.taps.is_watched(route.layer, PATTERN):
-        passed = route.taps.through(PATTERN, route.layer, pattern)
-        if passed is not pattern:
-            output = torch.matmul(passed, per_query_head(v, passed.shape[1])).transpose(1, 2).contiguous()
-    return output, pattern
+    return (route.taps.through(Z, route.layer, output) if route.has_z else output), pattern
 
 
 def _kernel(kernel: str, module: nn.Module) -> Callable[..., Any]:

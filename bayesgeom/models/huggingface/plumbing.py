@@ -16,7 +16,8 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.models.adapters.taps import Taps
 from bayesgeom.models.huggingface.anatomy import Anatomy, first_input
-from bayesgeom.models.huggingface.interface import Handed, Route, has_inside, inside, routed
+from bayesgeom.models.huggingface.functions import watched_functions
+from bayesgeom.models.huggingface.interface import Handed, Route, routed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,19 +29,20 @@ _INTERFACE = (s.Q_ROT, s.K_ROT, s.PATTERN)
 class Plumbing:
     """The taps of one model and the hooks that route activations through them.
 
-    With `is_interface`, attention uses Hugging Face's interface. Otherwise the pattern is read at the attention's
-    dropout, and the scores use the projected queries and keys.
+    With `is_interface`, attention uses Hugging Face's interface; with `is_by_functions`, torch's functions. Otherwise
+    the pattern is read at the attention's dropout, and the scores use the projected queries and keys.
     """
 
-    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, *, is_interface: bool) -> None:
-        self.anatomy, self.is_interface = anatomy, is_interface
+    def __init__(
+        self, hf: "PreTrainedModel", anatomy: Anatomy, *, is_interface: bool, is_by_functions: bool = False
+    ) -> None:
+        self.anatomy, self.is_interface = anatomy, is_interface or is_by_functions
+        self._is_by_functions = is_by_functions
         self._attentions: dict[int, nn.Module] = {
             layer: anatomy.part(layer, parts.attention)
             for layer, parts in enumerate(anatomy.parts)
             if parts.attention is not None
         }
-        heads = self._attentions.values()
-        self._is_inside = not is_interface and bool(heads) and all(has_inside(part) for part in heads)
         self._hf = hf
         found: dict[s.Site, list[int]] = {}
         for layer in range(anatomy.n_layers):
@@ -81,22 +83,30 @@ class Plumbing:
     @contextlib.contextmanager
     def _interface(self, is_witnessed: bool) -> Iterator[None]:
         layers = range(self.taps.n_layers)
-        sites = (*_INTERFACE, s.V)
-        if not (self.is_interface or self._is_inside) or not (
-            is_witnessed or any(self.taps.is_watched(layer, *sites) for layer in layers)
+        gated = [layer for layer in layers if self.anatomy.parts[layer].is_gated]
+        if not self.is_interface or not (
+            is_witnessed
+            or any(self.taps.is_watched(layer, *_INTERFACE, s.V) for layer in layers)
+            or any(self.taps.is_watched(layer, s.Z) for layer in gated)
         ):
             yield
             return
         routes = {
-            part: Route(taps=self.taps, layer=layer, handed=self.handed[layer] if is_witnessed else None)
+            part: Route(
+                taps=self.taps,
+                layer=layer,
+                has_z=self.anatomy.parts[layer].is_gated,
+                handed=self.handed[layer] if is_witnessed else None,
+            )
             for layer, part in self._attentions.items()
         }
-        if self._is_inside:
-            with inside(routes):
-                yield
-            return
         is_eager = is_witnessed or any(self.taps.is_watched(layer, s.PATTERN) for layer in layers)
-        with routed(self._hf, routes, is_eager=is_eager):
+        with contextlib.ExitStack() as stack:
+            if is_eager or not self._is_by_functions:
+                own = {} if self._is_by_functions else routes
+                stack.enter_context(routed(self._hf, own, is_eager=is_eager, is_forced=self._is_by_functions))
+            if self._is_by_functions:
+                stack.enter_context(watched_functions(routes, self.anatomy.sizes.n_kv_heads))
             yield
 
     def _on_block(self, layer: int) -> Iterator[Hook]:
@@ -113,7 +123,7 @@ class Plumbing:
 
     def _on_attention(self, layer: int) -> Iterator[Hook]:
         taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
-        if parts.output is not None and taps.is_watched(layer, s.Z):
+        if parts.output is not None and not parts.is_gated and taps.is_watched(layer, s.Z):
             yield Hook(part=anatomy.part(layer, parts.output), call=self._z(layer), kind="pre")
         for site, projection in parts.projections.items():
             through = self._projected_sites(site)
@@ -126,8 +136,8 @@ class Plumbing:
 
     def _projected_sites(self, site: s.Site) -> tuple[s.Site, ...]:
         """The sites that are read at the projection of this one."""
-        if self.is_interface or self._is_inside:
-            return () if site == s.V and self.is_interface else (site,)
+        if self.is_interface:
+            return () if site == s.V else (site,)
         return {s.Q: (s.Q, s.Q_ROT), s.K: (s.K, s.K_ROT)}.get(site, (site,))
 
     def _enter(self, layer: int) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:

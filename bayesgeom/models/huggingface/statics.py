@@ -55,8 +55,8 @@ class Statics:
             case s.W_O:
                 assert parts.output is not None, "it is absent otherwise"
                 part, heads = anatomy.part(layer, parts.output), anatomy.sizes
-                wide = self._matrix(lambda x: call(part, x), heads.n_heads * heads.d_head)
-                found = (parts.write_scale * wide).unflatten(0, (heads.n_heads, heads.d_head))
+                wide = self._matrix(lambda x: call(part, x), heads.n_heads * (heads.d_value or heads.d_head))
+                found = (parts.write_scale * wide).unflatten(0, (heads.n_heads, -1))
             case s.NORM_WEIGHT:
                 found = self._norm_weight(layer)
             case _:
@@ -131,6 +131,8 @@ def _absent_in(parts: Parts) -> dict[Site, str]:
         reasons.setdefault(s.W_V, "its value projection was not found")
     if parts.output is None or parts.writers is None:
         reasons[s.W_O] = "the part that adds its heads' outputs to the residual stream was not found"
+    elif parts.is_gated:
+        reasons[s.W_O] = "a gate or a norm stands between a head's output z and W_O: a head's update is not linear in z"
     elif not parts.is_plain_write:
         reasons[s.W_O] = "a norm stands between W_O and the residual stream: a head's update is not linear in z"
     return reasons

@@ -31,8 +31,7 @@ class PlainLoop:
     def baseline(self, trials: Trials) -> Baseline:
         """Run one pass and keep every replayable site at all positions."""
         held: dict[Place, Tensor] = {}
-        layers = range(self.model.spec.n_layers)
-        places = [(site, layer) for site in STAGES if site in self.model.sites for layer in layers]
+        places = [(site, layer) for site in STAGES for layer in self.model.layers_of(site)]
         with hooked_sites(self.model, {place: keeping(held, place) for place in places}):
             logits = self.model.logits(trials)
         return Baseline(trials=trials, rows=trials.scored_positions()[0], held=held, logits=logits)

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import bayesgeom
+from bayesgeom.ablations.batteries import every_head, everything
 from bayesgeom.core import sites as s
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.edits import Replace
+from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.diagnosis.views import within
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import load
+from bayesgeom.subspaces.base import Sample
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import D_VOCAB, N_CTX, _sizes, lively
-from tests.models.huggingface.test_sites import first, text
+from tests.models.huggingface.test_sites import _Nothing, first, text
 from tests.probes.test_streamed import assert_alike
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
@@ -241,7 +245,7 @@ def test_attention_with_sinks_and_parallel_writes_in_place() -> None:
         num_attention_heads=6,
         alibi=False,
     )
-    assert {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST, s.Z, s.W_O} <= HFModel(falcon).sites
+    assert HFModel(falcon).sites == EVERY - {s.RESID_MID}
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("opt", marks=pytest.mark.families)])
@@ -298,3 +302,87 @@ def test_ablations_that_a_model_does_not_allow_cost_no_diagnosis(folder: Callabl
     found = bayesgeom.diagnose(load(folder("mamba")), task, n=5, n_untrained=0, ablations=True, probes="calibration")
     assert set(found) == {"calibration"}
     assert "every ablation of the default battery requires site 'attn_out'" in found.skipped["ablation"]
+
+
+def test_values_narrower_than_keys_and_their_heads() -> None:
+    hf = built(
+        "DeepseekV3",
+        num_key_value_heads=6,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=6,
+        v_head_dim=10,
+        first_k_dense_replace=3,
+    )
+    model, trials = HFModel(hf), text()
+    assert {s.Q_ROT, s.K_ROT, s.V, s.PATTERN, s.Z, s.W_O} <= model.sites
+    assert (model.spec.d_head, model.spec.d_value, model.spec.to_dict()["d_value"]) == (14, 10, 10)
+    run = model.run([trials], record=(s.V, s.PATTERN, s.Z), n_recorded=len(trials))
+    given, attention = {}, hf.model.layers[1].self_attn
+    handles = [
+        part.register_forward_hook(lambda _m, args, out, name=name: given.setdefault(name, (args[0], out)))
+        for name, part in (("kv", attention.kv_b_proj), ("out", attention.o_proj))
+    ]
+    hf.set_attn_implementation("eager")
+    with torch.no_grad():
+        pattern = hf(input_ids=trials.tokens, use_cache=False, output_attentions=True).attentions[1]
+    for handle in handles:
+        handle.remove()
+    v = given["kv"][1].reshape(*trials.tokens.shape, 6, 8 + 10)[..., 8:]
+    torch.testing.assert_close(run.at(s.V)[1], v, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(run.at(s.PATTERN)[1], pattern, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(run.at(s.Z)[1].flatten(2), given["out"][0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BitNet", "Qwen3Next"])
+def test_heads_before_a_gate_or_a_norm(kind: str) -> None:
+    hf = built(kind, **(_HYBRID if kind == "Qwen3Next" else {}))
+    model, trials, layer = HFModel(hf), text(), 2
+    assert s.W_O not in model.sites and layer in model.layers_of(s.Z)
+    part = hf.model.layers[layer].self_attn.o_proj
+    seen: list[Tensor] = []
+    handle = part.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    hook = model.point(s.Z, layer).register_forward_hook(lambda _m, _i, z: z * (torch.arange(6) != 4)[:, None])
+    model.logits(trials)
+    hook.remove()
+    handle.remove()
+    heads = seen[0].unflatten(-1, (6, -1)).abs().amax(dim=(0, 1, 3))
+    assert (heads == 0).tolist() == [False, False, False, False, True, False]
+
+
+def test_a_gate_with_a_bias_withholds_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    hf = built("BitNet")
+    norm = hf.model.layers[1].self_attn.attn_sub_norm
+    own = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda x: own(x) + 0.1)
+    assert HFModel(hf).withheld[s.Z] == "W_O of layer 1 reads more than the heads' outputs"
+
+
+def test_heads_of_some_layers_are_ablated_and_edited() -> None:
+    hf = built("Qwen3_5Text", **_HYBRID)
+    model, trials = HFModel(hf), text()
+    assert [own.label for own in every_head(model)] == [f"L2H{head}" for head in range(6)]
+    assert len(everything(model)) == 6 + 3 * 3, "six heads, and three kinds of component in three layers"
+    replayer = model.replayer()
+    edit = Replace(site=s.Z, layer=2, mode="zero", heads=(4,))
+    (found,) = replayer.logits(baseline := replayer.baseline(trials), [[edit]], _Nothing())
+
+    def zero(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        return ((args[0].unflatten(-1, (6, 16)) * (torch.arange(6) != 4)[:, None]).flatten(-2),)
+
+    handle = hf.model.layers[2].self_attn.o_proj.register_forward_pre_hook(zero)
+    with torch.no_grad():
+        expected = hf(input_ids=trials.tokens, use_cache=False).logits
+    handle.remove()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert (found - baseline.logits).abs().max() > 1e-3, "the head matters"
+    task, place = Bijection(n_values=5, n_pairs=4), InterventionSite(s.Z, layers=(2,))
+    place.check_in(model)
+    run = model.run(task.stream(8, seed=0), record=(s.Z,), n_recorded=8)
+    points = Sample(model=model, run=run, place=place, seed=0).points(2)
+    torch.testing.assert_close(points, run.at(s.Z)[0].flatten(0, 1).flatten(1).double())
+    with pytest.raises(MissingSite, match=r"requires site 'z', .*only layers 2 have it"):
+        InterventionSite(s.Z, layers=(1, 2)).check_in(model)
+    with pytest.raises(MissingSite, match=r"only layers 2 have it"):
+        InterventionSite(s.Z).check_in(model)

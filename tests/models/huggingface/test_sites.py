@@ -15,7 +15,7 @@ from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
-from tests.families import ATTENTION, D_VOCAB, N_LAYERS, RECURRENT, Family, by_hand, each
+from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each
 
 ATOL = 1e-5
 _ALL = frozenset(site.name for site in s.ALL_SITES) - {"state"}
@@ -55,7 +55,8 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
 
     def keep(name: str, take: Callable[[Any, Any], Tensor]) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            found.setdefault(name, []).append(take(args[0] if args else kwargs["hidden_states"], output).detach())
+            own = take(args[0] if args else kwargs["hidden_states"], output)
+            found.setdefault(name, []).append(own.detach().clone())  # Falcon adds to its MLP's output in place
 
         return hook
 
@@ -84,9 +85,12 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
     return found, logits
 
 
-@pytest.mark.parametrize("name", each(ATTENTION))
+_BY_HAND = ATTENTION | OTHERS
+
+
+@pytest.mark.parametrize("name", each(_BY_HAND))
 def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[[str], Path]) -> None:
-    family, model, trials = ATTENTION[name], load(folder(name)), text()
+    family, model, trials = _BY_HAND[name], load(folder(name)), text()
     absent = family.withheld | ({"resid_mid"} if family.is_parallel else set())
     assert {site.name for site in model.sites} == _ALL - absent, model.withheld
     expected, logits = truth(plain(folder(name)), family, trials.tokens)
@@ -104,9 +108,9 @@ def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[
     )
 
 
-@pytest.mark.parametrize("name", each(ATTENTION))
+@pytest.mark.parametrize("name", each(_BY_HAND))
 def test_ablating_a_head_is_zeroing_it_before_the_output_projection(name: str, folder: Callable[[str], Path]) -> None:
-    family, model, trials = ATTENTION[name], load(folder(name)), text()
+    family, model, trials = _BY_HAND[name], load(folder(name)), text()
     hf, (layer, head), d = plain(folder(name)), (1, 2), family.d_head
     part = hf.get_submodule(family.blocks)[layer].get_submodule(f"{family.attention}.{family.output}")
 

@@ -1,0 +1,131 @@
+"""Access to queries, keys, values and the pattern of attention that calls torch's functions itself.
+
+Some families (Falcon, MPT, GPT-Neo, CodeGen) do not use Hugging Face's attention interface. While one of their sites is
+hooked, the first product in the attention's forward is that of queries and keys, its softmax is the pattern, and the
+next product is that of pattern and values. The adapter verifies this when it attaches a model, as it does every site.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT, Site, V
+from bayesgeom.models.huggingface.interface import Handed, Route
+
+_PRODUCTS = frozenset({"matmul", "__matmul__"})
+_FUSED, _SOFTMAX = "scaled_dot_product_attention", "softmax"
+_MASKED = -1e3  # scores below are masked
+
+
+@contextlib.contextmanager
+def watched_functions(routes: Mapping[nn.Module, Route], n_kv_heads: int) -> Iterator[None]:
+    """Route the products and the softmax inside these modules through their taps."""
+    former = {module: vars(module).get("forward") for module in routes}  # accelerate sets one of its own
+    try:
+        for module, route in routes.items():
+            vars(module)["forward"] = _watched(module.forward, route, n_kv_heads)
+        yield
+    finally:
+        for module, own in former.items():
+            vars(module).pop("forward", None)
+            vars(module).update({} if own is None else {"forward": own})
+
+
+def _watched(forward: Callable[..., Any], route: Route, n_kv_heads: int) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Watch(route, n_kv_heads):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+@final
+class _Watch(TorchFunctionMode):
+    """One forward pass of one attention."""
+
+    def __init__(self, route: Route, n_kv_heads: int) -> None:
+        super().__init__()
+        self._route, self._n_kv_heads = route, n_kv_heads
+        self._qk: tuple[Tensor, Tensor] | None = None
+        self._scores: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given, name = kwargs or {}, func.__name__
+        if name in _PRODUCTS and len(args) == 2 and _is_wide(args):
+            if self._qk is None:
+                return func(*self._entering(*args), **given)
+            if self._scores is not None:
+                return self._leaving(func, *args)
+        if name == _SOFTMAX and self._qk is not None and self._scores is None and _is_wide(args[:1]):
+            self._scores = args[0]
+            return self._through(PATTERN, func(*args, **given))
+        if name == _FUSED and self._qk is None and len(args) >= 3 and _is_wide(args[:3]):
+            q, k = self._entering(args[0], args[1].transpose(-1, -2))
+            return func(q, k.transpose(-1, -2), self._heads(V, args[2]), *args[3:], **given)
+        return func(*args, **given)
+
+    def _entering(
+        self, q: Float[Tensor, "batch head query_pos d"], k: Float[Tensor, "batch kv_head d key_pos"]
+    ) -> tuple[Float[Tensor, "batch head query_pos d"], Float[Tensor, "batch kv_head d key_pos"]]:
+        """Queries and transposed keys, as they enter the product."""
+        q, k = self._heads(Q_ROT, q), self._heads(K_ROT, k.transpose(-1, -2)).transpose(-1, -2)
+        self._qk = (q, k)
+        return q, k
+
+    def _leaving(
+        self, product: Callable[..., Any], pattern: Float[Tensor, "batch head query_pos key_pos"], v: Tensor
+    ) -> Float[Tensor, "batch head query_pos d"]:
+        """The product of pattern and values."""
+        v = self._heads(V, v)
+        out: Tensor = product(pattern, v)
+        assert self._qk is not None and self._scores is not None, "products come before"
+        is_plain = self._scores.shape[-1] == self._qk[1].shape[-1]  # no sinks
+        if self._route.handed is not None and is_plain:
+            scaling, mask = _scaled(*self._qk, self._scores)
+            values = self._of_kv_heads(v)
+            d_key = self._qk[0].shape[-1]
+            self._route.handed.append(Handed(value=values, mask=mask, scaling=scaling, softcap=None, d_key=d_key))
+        self._scores = None
+        return out
+
+    def _heads(self, site: Site, x: Float[Tensor, "batch _ pos d"]) -> Float[Tensor, "batch _ pos d"]:
+        """An activation after its tap, where each key and value head occurs once."""
+        if not self._route.taps.is_watched(self._route.layer, site):
+            return x
+        own = x if site == Q_ROT else self._of_kv_heads(x)
+        passed = self._through(site, own.transpose(1, 2)).transpose(1, 2)
+        return passed.repeat_interleave(x.shape[1] // own.shape[1], dim=1)
+
+    def _of_kv_heads(self, x: Float[Tensor, "batch _ pos d"]) -> Float[Tensor, "batch kv_head pos d"]:
+        return x[:, :: max(1, x.shape[1] // self._n_kv_heads)]
+
+    def _through(self, site: Site, x: Tensor) -> Float[Tensor, "..."]:
+        return self._route.taps.through(site, self._route.layer, x)
+
+
+def _is_wide(args: tuple[Any, ...]) -> bool:
+    return bool(args) and all(isinstance(x, Tensor) and x.ndim == 4 for x in args)
+
+
+def _scaled(
+    q: Float[Tensor, "batch head query_pos d"],
+    k: Float[Tensor, "batch kv_head d key_pos"],
+    scores: Float[Tensor, "batch head query_pos key_pos"],
+) -> tuple[float, Float[Tensor, "1 head query_pos key_pos"]]:
+    """The factor of q·k in the scores, and what is added: it must be the same in all sequences.
+
+    The factor follows from the differences between two sequences; what is added, from the first one.
+    """
+    products, found = torch.matmul(q.double(), k.double()), scores.double()
+    is_seen = (found > _MASKED).all(dim=0)
+    apart, between = (x[0] - x[-1] for x in (products, found))
+    factor = float((apart * between)[is_seen].sum() / apart[is_seen].square().sum().clamp_min(1e-30))
+    added = (found[:1] - factor * products[:1]).masked_fill(~is_seen, -torch.inf)
+    return factor, added
