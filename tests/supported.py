@@ -103,7 +103,8 @@ _OWN: dict[str, dict[str, Any]] = {
     ),
     "falcon": _WIDE | {"alibi": False},  # of 7B: one key-value head
     "falcon (new decoder)": _WIDE | {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False},
-    "falcon (ALiBi)": _WIDE | {"alibi": True, "multi_query": False, "parallel_attn": False},
+    "falcon (ALiBi)": _WIDE
+    | {"alibi": True, "multi_query": False, "parallel_attn": False, "attn_implementation": "eager"},
     "gemma4_unified_text": _sizes(
         head_dim=10, sliding_window=5, layer_types=["sliding_attention", "sliding_attention", "full_attention"]
     ),
