@@ -302,8 +302,7 @@ def trainer_callback(
 ) -> Watching:
     """Return a callback for `transformers.Trainer(callbacks=[…])` that monitors its model on this task.
 
-    The monitor, `callback.monitor`, is created when training begins. A rollback also restores the trainer's optimizer.
-    With `settings.out` the full report is written at the end. The arguments are those of `Monitor`.
+    A rollback also restores the trainer's optimizer. With `settings.out` the full report is written at the end.
 
     Args:
         task: The task.

@@ -191,7 +191,7 @@ def frame(
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
 
     Raises:
-        InvalidArgument: An argument has the wrong type or is none of these; when applied, that the head is missing.
+        InvalidArgument: An argument is none of these. When applied: the head is missing.
 
     Example:
         >>> from bayesgeom import subspaces
@@ -208,7 +208,7 @@ def belief_readout() -> Fit:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
 
     Raises:
-        InvalidArgument: Never here; when applied, that the task has no belief.
+        InvalidArgument: When applied: the task has no belief.
 
     Example:
         >>> from bayesgeom import subspaces
@@ -229,7 +229,7 @@ def top_jacobian(r: int) -> Fit:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
 
     Raises:
-        InvalidArgument: `r` is not an integer; when applied, that it exceeds the width.
+        InvalidArgument: `r` is not an integer. When applied: it exceeds the width.
 
     Example:
         >>> from bayesgeom import subspaces
@@ -250,7 +250,7 @@ def random(r: int) -> Fit:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
 
     Raises:
-        InvalidArgument: `r` is not an integer; when applied, that it exceeds the width.
+        InvalidArgument: `r` is not an integer. When applied: it exceeds the width.
 
     Example:
         >>> from bayesgeom import subspaces
@@ -298,8 +298,7 @@ def fixed(subspace: Subspace) -> Fit:
 
     Example:
         >>> import bayesgeom, torch
-        >>> from bayesgeom import subspaces
-        >>> subspaces.fixed(bayesgeom.Subspace("first two", torch.eye(8)[:, :2])).label
+        >>> bayesgeom.subspaces.fixed(bayesgeom.Subspace("first two", torch.eye(8)[:, :2])).label
         'first two'
     """
     return _Fixed(subspace)
