@@ -7,7 +7,7 @@ Run from the root of the repository:
 - A quantity whose R² before removal is less than 0.1 above that of shuffled values is no longer called "not used": the
   verdict is "undecided", and the reason says that it is hardly decodable.
 - A whole complement is one variance-matched control, and the report says so. A layer that is called "used" with this
-  control alone has to be measured again: the script names it and changes nothing.
+  control alone becomes "undecided".
 
 No number changes. Verdicts on LEACE subspaces are computed again from the stored numbers; the script names each one
 that differs from the stored verdict for another reason. Running it again changes nothing.
@@ -61,16 +61,16 @@ def restated(report: InterventionReport, where: str) -> InterventionReport:
         reason, drawn = found["reason"], WHOLE.sub(r"1 (the whole complement, rank \1)", found["drawn"])
         is_single = bool(SINGLE.match(drawn))
         single += [at] * is_single
-        if is_single and verdicts[at] == USED:
-            print(f"measure again: {where}, layer {at} is called used with one variance-matched control")
-            continue
         if report.subspace.startswith("LEACE") and report.is_swap and verdicts[at] != NOT_IDENTIFIED:
             verdict, new = verdict_of(evidence(report, at, n_matched=1 if is_single else LEAST_CONTROLS))
-            if (verdicts[at], verdict) == (NOT_USED, UNDECIDED) and "hardly decodable" in new:
-                print(f"{where}, layer {at}: not used → undecided, {new}")
+            is_hardly = (verdicts[at], verdict) == (NOT_USED, UNDECIDED) and "hardly decodable" in new
+            is_alone = (verdicts[at], verdict) == (USED, UNDECIDED) and "1 distinct variance-matched control" in new
+            if is_hardly or is_alone:
+                print(f"{where}, layer {at}: {verdicts[at]} → undecided, {new}")
                 verdicts[at], reason = verdict, new
             elif verdict != verdicts[at]:
                 print(f"differs: {where}, layer {at}: stored {verdicts[at]}, computed {verdict}, {new}")
+        assert not is_single or verdicts[at] != USED, f"measure {where} again: layer {at} has one control"
         reasons[at] = reason_text(reason, drawn)
     note = f" (1, the whole complement, in layer{'s' * (len(single) > 1)} {', '.join(map(str, single))})"
     stated = COUNT.sub(rf"\1{note}", report.where) if single else report.where
