@@ -110,8 +110,8 @@ def test_the_report_is_kept(tmp_path: object) -> None:
 def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], said: str) -> None:
     """`holds`: whether the quantity is clearly decodable before erasure, and whether it is identified."""
     is_decodable, is_identified = holds
-    given = {"excess": excess, "is_decodable": is_decodable, "is_identified": is_identified}
-    assert verdict_onwards(increase, 2.0, 0.01, **given) == said
+    found = verdict_onwards(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
+    assert found == said
 
 
 @pytest.mark.usefixtures("tiny_checkpoints")
