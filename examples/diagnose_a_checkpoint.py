@@ -145,7 +145,7 @@ for step in range(trials.n_scored):
 # Run the same probes on an untrained network of the same architecture. Geometry that appears here too was not learned.
 
 # %%
-untrained = bayesgeom.diagnose(model.fresh(seed=1), n=N, seed=0, n_untrained=0)
+untrained = bayesgeom.diagnose(model.untrained_copy(seed=1), n=N, seed=0, n_untrained=0)
 print(f"{'':64} {'trained':>10} {'untrained':>10}")
 for name, report in diagnosis.items():
     before = {line.metric: line.value for line in untrained[name].headlines()}

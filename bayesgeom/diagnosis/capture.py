@@ -102,7 +102,7 @@ def capture(
     chosen = task_of(subject, task)
     n = min(n, chosen.n_sequences) if isinstance(chosen, FiniteTask) else n
     selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
-    copies = [derived_seed(seed, Branch.FRESH, index) for index in range(n_untrained)]
+    copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
     for own in copies[:1]:
         _untrained(subject, own)  # before anything is written, so that no work is lost
@@ -116,7 +116,7 @@ def capture(
 
 def _untrained(model: Model, seed: int) -> Model:
     try:
-        return model.fresh(seed)
+        return model.untrained_copy(seed)
     except NoCopy as reason:
         raise InvalidArgument(f"n_untrained must be 0 here: {reason}") from reason
 

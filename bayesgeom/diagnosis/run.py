@@ -505,7 +505,13 @@ def _untrained(model: Model, plan: _Plan, stream: _Stream, index: int, *, n: int
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
         run = _run(
-            model.fresh(derived_seed(seed, Branch.FRESH, index)), stream, stream.blocks(n), plan, seed, budget, n=n
+            model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index)),
+            stream,
+            stream.blocks(n),
+            plan,
+            seed,
+            budget,
+            n=n,
         )
     except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}

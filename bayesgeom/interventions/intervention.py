@@ -348,7 +348,7 @@ class Intervention:
         """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
         shares = list[dict[int, float]]()
         for number in range(self.design.n_untrained if self.kind == "swap" else 0):
-            model = self.model.fresh(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
+            model = self.model.untrained_copy(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
             design = replace(self.design, n_fit=min(self.design.n_fit, N_READ))
             shares.append(replace(self, model=model, design=design).share_of_ceiling())
         return {at: min(share[at] for share in shares) for at in self.layers} if shares else {}

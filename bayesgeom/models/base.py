@@ -62,7 +62,7 @@ class Model(ABC):
         """Run one forward pass and return the logits at the scored positions."""
 
     @abstractmethod
-    def fresh(self, seed: int) -> "Model":
+    def untrained_copy(self, seed: int) -> "Model":
         """Return an untrained network of the same architecture."""
 
     @abstractmethod

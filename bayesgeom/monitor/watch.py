@@ -270,8 +270,8 @@ class Monitor:
     def _of_untrained(self) -> dict[str, float]:
         if not self.settings.untrained:
             return dict.fromkeys(METRICS, math.nan)
-        fresh = self.model.fresh(derived_seed(self.settings.seed, Branch.FRESH))
-        return measured(fresh, self._trials, seed=self.settings.seed).summary()
+        untrained = self.model.untrained_copy(derived_seed(self.settings.seed, Branch.UNTRAINED))
+        return measured(untrained, self._trials, seed=self.settings.seed).summary()
 
     def _uniform_kl(self) -> float:
         if not self._trials.has_posterior:

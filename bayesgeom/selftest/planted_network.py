@@ -90,7 +90,7 @@ class PlantedModel(Model):
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
 
-    def fresh(self, seed: int) -> "PlantedModel":
+    def untrained_copy(self, seed: int) -> "PlantedModel":
         module = PlantedNetwork(self.spec.d_vocab, self.spec.d_model, self._module.d_hidden, seed=seed)
         assert self.task is not None, "set on construction"
         return PlantedModel(module, name=f"{self.spec.name} untrained, seed {seed}", task=self.task)

@@ -9,6 +9,7 @@ References:
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -31,7 +32,7 @@ class Masks:
         """Return the relation of the sequence `shift` places before, at the same query, where it is visible here."""
         return Masks(related=self.related.roll(shift, dims=0) & self.visible[..., None], visible=self.visible)
 
-    @property
+    @cached_property
     def has_both(self) -> Bool[Tensor, "batch query_pos relation"]:
         """Return which rows see both related and unrelated positions."""
         unrelated = ~self.related & self.visible[..., None]
@@ -71,9 +72,10 @@ def evidence_of(masks: Masks, counted: Bool[Tensor, "batch query_pos relation"])
     n_related, n_visible = related.sum(dim=2, keepdim=True).float(), visible.sum(dim=2)[..., None, None].float()
     has_both = counted[:, :, None].float()
     share, counterpart = has_both / n_related.clamp_min(1), has_both / (n_visible - n_related).clamp_min(1)
-    unrelated = ~related & visible[..., None]
+    is_related, is_unrelated = related.float(), (~related & visible[..., None]).float()
+    shared = is_related * share
     # The Mann–Whitney identity: AUC = (Σ ranks of related − n(n + 1)/2) / (n m).
-    weights = (related * has_both, related * share - unrelated * counterpart, related * share * counterpart)
+    weights = (is_related * has_both, shared - is_unrelated * counterpart, shared * counterpart)
     offsets = (has_both * n_related / n_visible, torch.zeros_like(has_both), (n_related + 1) / 2 * counterpart)
     return Evidence(
         weights=torch.stack(weights).flatten(2, 3),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
@@ -19,6 +19,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Z
 from bayesgeom.models.base import Model
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 N_RANDOM = 20
 RANDOM, SHEER = "random subspaces", "strength in random subspaces"
+WHY_NO_INTERVAL = "KL increases are means over sequences, which are not resampled here"
 
 
 @final
@@ -39,8 +41,9 @@ RANDOM, SHEER = "random subspaces", "strength in random subspaces"
 class WriteReport(Report):
     """Mean over sequences and scored positions of ‖P W_O z‖ for every head, and the KL increase of ablating the head.
 
-    The baseline of `strength` is the mean over random subspaces of the same rank. The baseline of `rank_correlation`
-    is the rank correlation of that mean, which reflects the overall size of a head's output.
+    The baseline of `strength` is the mean over random subspaces of the same rank, with the least and the greatest of
+    them. The baseline of `rank_correlation` is the rank correlation of that mean, which reflects the overall size of a
+    head's output. The rank correlation has no interval, so whether it exceeds the baseline is undecided.
     """
 
     name: ClassVar[str] = "write_strength"
@@ -111,21 +114,25 @@ def write_report(
         raise InvalidArgument(
             "write strength needs the KL increase of every head alone: ablate with the battery 'heads'."
         )
-    strength, random = np.empty_like(kl_increase_bits), np.empty_like(kl_increase_bits)
+    n_layers, n_heads = kl_increase_bits.shape
+    strength, random = np.empty((run.n_recorded, n_layers, n_heads)), np.empty((N_RANDOM, n_layers, n_heads))
     for layer, subspace in subspaces.items():
         weights, z = output_weights(model, layer), run.at(Z)[layer]
         width = weights.shape[2]
         drawn = random_subspaces(width, subspace.rank, draws=N_RANDOM, seed=seed + layer)
         by_basis = _strengths(z, weights, torch.cat([subspace.basis[None].to(drawn), drawn]))
-        strength[layer], random[layer] = by_basis[0], by_basis[1:].mean(axis=0)
-    own, sheer = (float(spearman(each.ravel(), kl_increase_bits.ravel())) for each in (strength, random))
-    n = run.n_recorded
+        strength[:, layer], random[:, layer] = by_basis[0], by_basis[1:].mean(axis=1)
+    means = (strength.mean(axis=0), random.mean(axis=0))
+    own, sheer = (float(spearman(each.ravel(), kl_increase_bits.ravel())) for each in means)
+    level = Baseline.of("chance", RANDOM, means[1], low=random.min(axis=0), high=random.max(axis=0))
     return WriteReport(
         subspace=next(iter(subspaces.values())).name,
-        strength=Estimate.of(strength, n=n, baselines=[Baseline.of("chance", RANDOM, random)]),
+        strength=mean_estimate(strength, seed=seed, baselines=[level]),
         kl_increase_bits=Estimate.of(kl_increase_bits),
-        rank_correlation=Estimate.of(own, baselines=[Baseline.of("chance", SHEER, sheer)]),
-        n=n,
+        rank_correlation=Estimate.of(
+            own, (np.nan, np.nan), why_not=WHY_NO_INTERVAL, baselines=[Baseline.of("chance", SHEER, sheer)]
+        ),
+        n=run.n_recorded,
     )
 
 
@@ -133,8 +140,8 @@ def _strengths(
     z: Float[Tensor, "batch pos head d_head"],
     weights: Float[Tensor, "head d_head d_model"],
     bases: Float[Tensor, "draw d_model rank"],
-) -> Float[np.ndarray, "draw head"]:
-    """Return the mean of ‖Bᵀ W_O z‖ over sequences and positions: the norm of the projection on B."""
+) -> Float64[np.ndarray, "draw batch head"]:
+    """Return the mean of ‖Bᵀ W_O z‖ over the positions of each sequence: the norm of the projection on B."""
     through = einsum(weights, bases.to(weights), "h e m, k m r -> k h e r")
-    norms = [einsum(z, each, "b p h e, h e r -> b p h r").norm(dim=-1).mean(dim=(0, 1)) for each in through]
+    norms = [einsum(z, each, "b p h e, h e r -> b p h r").norm(dim=-1).mean(dim=1) for each in through]
     return torch.stack(norms).double().cpu().numpy()

@@ -1,7 +1,8 @@
 """Tasks, one file each: wind tunnels with an exact posterior at every step, and text tasks for language models."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from bayesgeom.core.lazy import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.tasks.associative_recall import AssociativeRecall as AssociativeRecall
@@ -46,12 +47,4 @@ __all__ = [
     "WindTunnel",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -375,7 +375,7 @@ class Branch(IntEnum):
     """
 
     TRIALS = 0
-    FRESH = 1
+    UNTRAINED = 1
     RESAMPLING = 2
 
 

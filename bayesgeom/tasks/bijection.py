@@ -173,7 +173,7 @@ class Bijection(SymmetricTask):
         ) -> Bool[Tensor, "batch query_pos key_pos"]:
             return torch.stack([at_keys, at_values], dim=3).flatten(2)[:, :, :-1]
 
-        relations = {"spent_value": over_tokens(nothing, earlier), "spent_key": over_tokens(earlier, nothing)}
+        relations = {"used_value": over_tokens(nothing, earlier), "used_key": over_tokens(earlier, nothing)}
         if self.repeats:  # first, because they give the answer: the others only exclude
             relations = {
                 "stored_value": over_tokens(nothing, same),

@@ -170,7 +170,7 @@ def test_entropy_says_nothing_of_the_belief_on_average() -> None:
 
 def test_an_untrained_network_has_the_shape_and_none_of_the_features() -> None:
     model = planted.uses_entropy()
-    first, second = model.fresh(0), model.fresh(0)
+    first, second = model.untrained_copy(0), model.untrained_copy(0)
     assert first.spec.weights_hash == second.spec.weights_hash != model.spec.weights_hash
     assert first.logits(EVERY).shape == model.logits(EVERY).shape
 

@@ -66,7 +66,7 @@ def test_what_is_withheld_says_why(tmp_path: Path) -> None:
     ):
         model.run([text()], record=(s.K_ROT,))
     with pytest.raises(InvalidArgument, match=r"is a bridge, which cannot be instantiated again"):
-        model.fresh(0)
+        model.untrained_copy(0)
 
 
 def test_a_users_hooks_act_and_stay(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_hooked_transformer_gives_its_cache(kind: dict[str, Any]) -> None:
     for site, name in ((s.K, "attn.hook_k"), (s.PATTERN, "attn.hook_pattern"), (s.RESID_POST, "hook_resid_post")):
         expected = torch.stack([cache[f"blocks.{layer}.{name}"] for layer in range(3)])
         torch.testing.assert_close(run.at(site), expected, atol=1e-6, rtol=1e-6)
-    assert model.fresh(3).sites == model.sites
+    assert model.untrained_copy(3).sites == model.sites
 
 
 def test_every_family_is_known() -> None:

@@ -52,7 +52,7 @@ def test_a_checkpoint_is_loaded_with_its_task(trained: tuple[Path, Llama]) -> No
     assert (model.spec.name, model.spec.architecture, model.spec.n_kv_heads) == ("tiny-llama", "llama", 2)
     run = model.run([TASK.sample(5, seed=3)], record=(s.K_ROT, s.Z), n_recorded=5)
     assert run.at(s.K_ROT).shape == (2, 5, 9, 2, 10) and run.at(s.Z).shape == (2, 5, 5, 6, 10)
-    fresh = model.fresh(TINY.seed)
+    fresh = model.untrained_copy(TINY.seed)
     assert torch.equal(fresh.module.state_dict()["lm_head.weight"], Llama(module.config).state_dict()["lm_head.weight"])
 
 

@@ -78,7 +78,7 @@ def test_a_checkpoint_is_loaded_with_its_task(trained: Trained) -> None:
 
 def test_an_untrained_copy_is_what_training_starts_from(trained: Trained) -> None:
     kind, _, module = trained
-    fresh = as_model(module).fresh(0).module.state_dict()
+    fresh = as_model(module).untrained_copy(0).module.state_dict()
     built = config_from_dict({"d_vocab": TASK.d_vocab, "n_ctx": TASK.n_pos, **SIZES[kind]}).build(seed=0)
     assert all(torch.equal(fresh[name], weight) for name, weight in built.state_dict().items())
 

@@ -121,7 +121,7 @@ def test_other_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_untrained_networks_that_do_not_fit_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds, own = list[int](), HookedModel.fresh
+    seeds, own = list[int](), HookedModel.untrained_copy
 
     def second_fails(self: HookedModel, seed: int) -> Any:
         seeds.append(seed)
@@ -129,7 +129,7 @@ def test_untrained_networks_that_do_not_fit_are_skipped(monkeypatch: pytest.Monk
             raise torch.OutOfMemoryError("no")
         return own(self, seed)
 
-    monkeypatch.setattr(HookedModel, "fresh", second_fails)
+    monkeypatch.setattr(HookedModel, "untrained_copy", second_fails)
     found = bayesgeom.diagnose(lively(), TASK, n=7, n_untrained=3, probes="calibration")
     assert found.skipped["initialization"] == "untrained network 1 was left out, because it does not fit into memory."
     assert UNTRAINED in [level.name for level in found["calibration"].kl_bits.baselines]

@@ -123,7 +123,7 @@ def test_replays_are_whole_passes(kind: str) -> None:
 @every_kind
 def test_a_fresh_copy_is_the_architecture_at_that_seed(kind: str) -> None:
     model = attached(kind)
-    fresh, again, other = (model.fresh(seed).module.state_dict() for seed in (3, 3, 4))
+    fresh, again, other = (model.untrained_copy(seed).module.state_dict() for seed in (3, 3, 4))
     built = config(kind).build(seed=3).state_dict()
     assert all(torch.equal(fresh[name], again[name]) and torch.equal(fresh[name], built[name]) for name in built)
     assert any(not torch.equal(fresh[name], other[name]) for name in built)

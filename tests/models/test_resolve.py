@@ -103,7 +103,7 @@ def test_the_spec_is_what_the_config_says(folder: Path) -> None:
 
 def test_fresh_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
     model = load("tiny")
-    one, again, other = (model.fresh(seed) for seed in (7, 7, 11))
+    one, again, other = (model.untrained_copy(seed) for seed in (7, 7, 11))
     assert one.spec.weights_hash == again.spec.weights_hash
     assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3
     same = {"name": "", "weights_hash": ""}

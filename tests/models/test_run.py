@@ -288,7 +288,7 @@ class Faulty(Model):
             self.module[1](torch.zeros(shape))
         return torch.zeros(len(trials), 7, 22)
 
-    def fresh(self, seed: int) -> Model:
+    def untrained_copy(self, seed: int) -> Model:
         raise AssertionError("nobody asks")
 
     def replayer(self) -> Replayer:

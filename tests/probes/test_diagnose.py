@@ -157,7 +157,7 @@ def test_numbers_at_initialization_are_left_out_where_no_copy_can_be_built(monke
     def refuse(self: HookedModel, seed: int) -> HookedModel:
         raise NoCopy("it is partly on disk")
 
-    monkeypatch.setattr(HookedModel, "fresh", refuse)
+    monkeypatch.setattr(HookedModel, "untrained_copy", refuse)
     diagnosis = diagnose(lively(), probes=["key_overlap"], n=5, n_untrained=2)
     assert diagnosis.skipped == {"initialization": "it is partly on disk"}
     report = diagnosis["key_overlap"]

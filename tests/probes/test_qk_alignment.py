@@ -302,14 +302,14 @@ def bijection_run(weights: Callable[[torch.Tensor, Trials], torch.Tensor], *, re
 def test_used_values_are_not_identified_and_attention_to_itself_scores_nothing(repeats: bool) -> None:
     """Against uniform attention such a head avoids used values by far; which positions they hold is always the same."""
     report = QKAlignment().measure(bijection_run(lambda itself, _: itself, repeats=repeats))
-    at = report.relations.index("spent_value")
+    at = report.relations.index("used_value")
     assert report.mass_excess.value[at, 0, 0] < -0.35
     assert report.identified[at] == 0 and report.mask_difference[at] == 0
     assert all(own.value[at, 0, 0] == 0 for own in over_other(report))
     assert np.isnan(report.layer_trend.value[at])
-    said = [line for line in report.headlines() if line.label.startswith("spent value")]
+    said = [line for line in report.headlines() if line.label.startswith("used value")]
     assert len(said) == 1 and math.isnan(said[0].value)
-    assert said[0].label == "spent value: not identified as evidence-following: the same positions in every sequence"
+    assert said[0].label == "used value: not identified as evidence-following: the same positions in every sequence"
     if repeats:
         stored = report.relations.index("stored_value")
         assert report.identified[stored] == 1 and abs(report.mass_over_other.value[stored, 0, 0]) < 0.01

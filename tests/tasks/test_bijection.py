@@ -104,7 +104,7 @@ def test_realised_answers_are_one_to_one(task: Bijection) -> None:
 @pytest.mark.parametrize("repeats", [False, True])
 def test_relations_match_a_loop_over_tokens(repeats: bool) -> None:
     trials = Bijection(n_values=5, n_pairs=7 if repeats else 5, repeats=repeats).sample(11, seed=4)
-    names = {"spent_value", "spent_key"} | ({"same_key", "stored_value"} if repeats else set())
+    names = {"used_value", "used_key"} | ({"same_key", "stored_value"} if repeats else set())
     assert trials.relations.keys() == names
     for row, tokens in enumerate(trials.tokens.tolist()):
         for query, pos in enumerate(trials.scored_positions()[row].tolist()):
@@ -112,8 +112,8 @@ def test_relations_match_a_loop_over_tokens(repeats: bool) -> None:
                 before, is_key = earlier < pos, earlier % 2 == 0
                 stored_for = token if is_key else tokens[earlier - 1]
                 twin = {
-                    "spent_value": before and not is_key,
-                    "spent_key": before and is_key,
+                    "used_value": before and not is_key,
+                    "used_key": before and is_key,
                     "same_key": before and is_key and token == tokens[pos],
                     "stored_value": before and not is_key and stored_for == tokens[pos],
                 }

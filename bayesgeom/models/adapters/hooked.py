@@ -98,7 +98,7 @@ class HookedModel(Model):
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._transformer(trials.tokens))
 
-    def fresh(self, seed: int) -> "HookedModel":
+    def untrained_copy(self, seed: int) -> "HookedModel":
         module = self._transformer.config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, Transformer)
         return HookedModel(

@@ -79,7 +79,7 @@ class LensModel(Model):
         with self._open():
             return trials.at_scored(self._lens(trials.tokens))
 
-    def fresh(self, seed: int) -> "LensModel":
+    def untrained_copy(self, seed: int) -> "LensModel":
         if self._lens.__class__.__name__ != "HookedTransformer":
             raise NoCopy(
                 f"{self.spec.name} is a bridge, which cannot be instantiated again: for untrained baselines, pass the "

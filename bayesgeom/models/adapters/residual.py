@@ -81,7 +81,7 @@ class ResidualModel(Model):
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
 
-    def fresh(self, seed: int) -> "ResidualModel":
+    def untrained_copy(self, seed: int) -> "ResidualModel":
         module = self._module.config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
         return ResidualModel(

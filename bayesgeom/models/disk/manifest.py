@@ -109,14 +109,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        held = read_json(path)
+        stored = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointFault(f"{folder} holds no capture: {MANIFEST} is missing.") from error
-    schema = held.pop("schema", None) if isinstance(held, dict) else None
+    schema = stored.pop("schema", None) if isinstance(stored, dict) else None
     if schema != SCHEMA:
         raise CheckpointFault(f"{path} has schema {schema!r}; this bayesgeom reads schema {SCHEMA}. Capture again.")
     try:
-        found = Manifest(**held)
+        found = Manifest(**stored)
         _ = found.sites, found.static_sites, found.model_spec, found.slices()
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
@@ -164,15 +164,15 @@ def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:
     return path
 
 
-def check_same(there: Manifest, asked: Manifest, folder: Path) -> None:
+def check_same(there: Manifest, requested: Manifest, folder: Path) -> None:
     """Check that a capture in a directory can be continued.
 
     Raises:
         OutputFault: It is another capture, or the weights of the model have no hash.
     """
-    if difference := there.differences(asked):
+    if difference := there.differences(requested):
         raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
-    spec = asked.model_spec
+    spec = requested.model_spec
     if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
         raise OutputFault(
             f"{folder} holds an unfinished capture, and the weights of {spec.name} have no hash, so it "

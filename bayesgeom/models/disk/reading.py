@@ -61,7 +61,7 @@ class CapturedModel(Model):
     def replayer(self) -> Replayer:
         self._refuse()
 
-    def fresh(self, seed: int) -> "CapturedModel":
+    def untrained_copy(self, seed: int) -> "CapturedModel":
         if seed not in self.manifest.untrained:
             n = len(self.manifest.untrained)
             raise NoCopy(f"{self.folder} holds {n} untrained networks. Capture again with a larger n_untrained.")
@@ -100,13 +100,13 @@ class CapturedModel(Model):
         log, recorded, answers = BehaviorLog(), dict[Site, Tensor](), list[Tensor]()
         for name, at in self.manifest.slices_of(len(whole)):
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
-            held = _Shard(check_shard(self.folder, self.manifest, name), len(trials))
-            held.check_tokens(trials, self.folder)
-            answers.append(held.scored(log, trials, baseline_predictives))
-            stream.add(held, at)
+            shard = _Shard(check_shard(self.folder, self.manifest, name), len(trials))
+            shard.check_tokens(trials, self.folder)
+            answers.append(shard.scored(log, trials, baseline_predictives))
+            stream.add(shard, at)
             stop = min(at.stop, room)
             for site in rows if at.start < room else ():
-                values = held.of(site.name, stop - at.start)
+                values = shard.of(site.name, stop - at.start)
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
                 recorded[site][:, at.start : stop] = values
@@ -132,8 +132,8 @@ class CapturedModel(Model):
         wanted = list(sites)
         if not wanted:
             return {}
-        held = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
-        return {site: held.of(site.name, None) for site in wanted}
+        shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
+        return {site: shard.of(site.name, None) for site in wanted}
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(
@@ -151,13 +151,13 @@ class _Streamed:
         self._stream, self._layers = stream, layers
         self._found: dict[str, list[Tensor]] = {}
 
-    def add(self, held: "_Shard", at: slice) -> None:
+    def add(self, shard: "_Shard", at: slice) -> None:
         """Compute the statistics of a shard's sequences."""
         if self._stream is None or at.start >= self.n:
             return
         rows = slice(at.start, min(at.stop, self.n))
         for reduction, layers in self._stream.layers.items():
-            values, own = held.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
+            values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
             of_layer = [reduction.of(values[own.index(layer)], self._stream.trials, rows) for layer in layers]
             self._found.setdefault(reduction.name, []).append(torch.stack(of_layer))
 

@@ -77,7 +77,7 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         wanted = list(manifest.static_sites)
         found = model.run([one], record=wanted).recorded if wanted else {}
         arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
-        manifest = _kept(arrays, STATIC, manifest, folder)
+        manifest = _written(arrays, STATIC, manifest, folder)
     dtype, cut = getattr(torch, manifest.dtype), Cutter(blocks)
     for name, rows in manifest.slices().items():
         n = rows.stop - rows.start
@@ -85,7 +85,7 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         if name in manifest.shards:
             check_shard(folder, manifest, name)
         else:
-            manifest = _kept(captured(model, trials, manifest.sites, dtype), name, manifest, folder)
+            manifest = _written(captured(model, trials, manifest.sites, dtype), name, manifest, folder)
         yield n
 
 
@@ -104,22 +104,22 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
     return found
 
 
-def _begun(folder: Path, asked: Manifest) -> Manifest:
+def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
     if is_capture(folder):
         there = read_manifest(folder)
-        check_same(there, asked, folder)
-        if list(there.untrained) != list(asked.untrained):
-            there = replace(there, untrained=asked.untrained)
+        check_same(there, requested, folder)
+        if list(there.untrained) != list(requested.untrained):
+            there = replace(there, untrained=requested.untrained)
             there.write(folder)
         return there
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
-    asked.write(folder)
-    return asked
+    requested.write(folder)
+    return requested
 
 
-def _kept(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Manifest:
+def _written(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Manifest:
     """Write a file, then the manifest with its hash."""
     from safetensors.torch import save_file
 
@@ -138,14 +138,14 @@ class Cutter:
 
     def __init__(self, blocks: Iterator[Trials]) -> None:
         self._blocks: Any = blocks
-        self._held: Trials | None = None
+        self._rest: Trials | None = None
 
     def next(self, n: int) -> Trials:
         """Return the next `n` sequences."""
         parts, needed = list[Trials](), n
         while needed:
-            block = next(self._blocks) if self._held is None else self._held
+            block = next(self._blocks) if self._rest is None else self._rest
             parts.append(block.rows(slice(0, needed)))
-            self._held = block.rows(slice(needed, None)) if len(block) > needed else None
+            self._rest = block.rows(slice(needed, None)) if len(block) > needed else None
             needed -= len(parts[-1])
         return parts[0] if len(parts) == 1 else concatenate(parts)

@@ -80,7 +80,7 @@ class HFModel(Model):
         with evaluating(self._hf), self._attached.plumbing.open():
             return self._attached.forward.at_scored(trials)
 
-    def fresh(self, seed: int) -> "HFModel":
+    def untrained_copy(self, seed: int) -> "HFModel":
         hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
         name = f"{self.spec.name} at initialization {seed}"
         return HFModel(

@@ -96,7 +96,7 @@ class Client:
         Raises:
             ServerFault: The server cannot be reached, refuses, or replies without log-probabilities.
         """
-        asked = {
+        request = {
             "model": self.model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": 1,
@@ -104,7 +104,7 @@ class Client:
             "temperature": 1.0,
             "logprobs": self.top,
         }
-        found = self._read(self._reply("/completions", asked))
+        found = self._read(self._reply("/completions", request))
         return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
 
     def quoted(self, reply: object) -> str:
@@ -121,14 +121,14 @@ class Client:
     def _read(self, reply: Any) -> list[Listed]:
         """The tokens of a reply, in either form of the interface: a mapping by text, or a list of entries."""
         choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
-        held = choice.get("logprobs") if isinstance(choice, dict) else None
+        listing = choice.get("logprobs") if isinstance(choice, dict) else None
         if not isinstance(choice, dict):
             raise ServerFault(f"{self.url}/completions replied without choices: {self.quoted(reply)}.")
         top: Any = None
-        if isinstance(held, dict) and (entry := _first(held.get("content"))) is not None:
+        if isinstance(listing, dict) and (entry := _first(listing.get("content"))) is not None:
             top = entry.get("top_logprobs") if isinstance(entry, dict) else None
-        elif isinstance(held, dict):
-            top = _first(held.get("top_logprobs"))
+        elif isinstance(listing, dict):
+            top = _first(listing.get("top_logprobs"))
         if not top:
             raise ServerFault(
                 f"{self.url} replied without log-probabilities of the next token, which are all that is measured. "
@@ -137,14 +137,14 @@ class Client:
             )
         entries = list(top.items()) if isinstance(top, dict) else top if isinstance(top, list) else [top]
         found = [_listed(item) for item in entries]
-        kept = [own for own in found if own is not None]
-        total = sum(math.exp(own.log_prob) for own in kept)
-        if len(kept) < len(found) or total > 1 + _SUM:
+        valid = [own for own in found if own is not None]
+        total = sum(math.exp(own.log_prob) for own in valid)
+        if len(valid) < len(found) or total > 1 + _SUM:
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
                 f"{total:.6g}): {self.quoted(top)}."
             )
-        return kept
+        return valid
 
     def _reply(self, path: str, body: Mapping[str, Any] | None) -> Any:
         """The parsed reply; attempts that time out or meet a busy server are repeated."""

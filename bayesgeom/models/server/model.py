@@ -74,7 +74,7 @@ class ServedModel(Model):
     def replayer(self) -> Replayer:
         self._refuse()
 
-    def fresh(self, seed: int) -> "ServedModel":
+    def untrained_copy(self, seed: int) -> "ServedModel":
         raise NoCopy(f"{self.spec.name} is served at {self.client.url}: no untrained network can be built from it.")
 
     def unlisted(self) -> Mapping[str, float]:

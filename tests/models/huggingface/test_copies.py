@@ -37,18 +37,18 @@ def test_copies_are_spread_as_the_model_is(
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(accelerate, "dispatch_model", lambda module, device_map: asked.append(device_map) or module)
     model = load(folder("llama"))
-    model.fresh(0)
+    model.untrained_copy(0)
     assert asked == [], "one device needs no plan"
     places = ON_CPU | {"model.layers.1": 0, "model.layers.2": 1}
     model.module.hf_device_map = places  # type: ignore[assignment]
-    copy = model.fresh(0)
+    copy = model.untrained_copy(0)
     assert asked == [places] and not copy.module.training
-    assert torch.equal(copy.logits(text()), load(folder("llama")).fresh(0).logits(text()))
+    assert torch.equal(copy.logits(text()), load(folder("llama")).untrained_copy(0).logits(text()))
 
 
 def test_a_model_on_one_device_of_a_map_has_copies(folder: Callable[[str], Path], tmp_path: Path) -> None:
     model = spread(folder("llama"), ON_CPU, tmp_path / "offload")
-    assert torch.equal(model.fresh(3).logits(text()), load(folder("llama")).fresh(3).logits(text()))
+    assert torch.equal(model.untrained_copy(3).logits(text()), load(folder("llama")).untrained_copy(3).logits(text()))
 
 
 def test_a_model_that_is_partly_on_disk_has_none_and_the_report_says_so(
@@ -58,7 +58,7 @@ def test_a_model_that_is_partly_on_disk_has_none_and_the_report_says_so(
     with pytest.raises(
         NoCopy, match=r"part of LlamaForCausalLM is on disk, and an untrained network would have to fit"
     ):
-        model.fresh(0)
+        model.untrained_copy(0)
     task = Bijection(n_values=7, n_pairs=5)
     found = bayesgeom.diagnose(model, task, n=5, n_untrained=2)
     whole = bayesgeom.diagnose(load(folder("llama")), task, n=5, n_untrained=0)

@@ -88,7 +88,7 @@ def test_it_can_be_saved_and_copied(tiny: tuple[Path, dict[str, np.ndarray]], tm
     again = bayesgeom.load(tmp_path / "saved")
     assert again.spec.quantization == "" and "quantization" not in again.spec.to_dict()
     assert torch.equal(_logits(model), _logits(again))
-    fresh = model.fresh(3)
+    fresh = model.untrained_copy(3)
     assert fresh.spec.quantization == ""
     assert not torch.equal(_logits(model), _logits(fresh))
 

@@ -93,8 +93,8 @@ def test_untrained_networks_are_not_hashed(folder: Callable[[str], Path], monkey
 
     monkeypatch.setattr(identity, "weights_identity", refused)
     monkeypatch.setattr("bayesgeom.models.huggingface.describe.weights_identity", refused)
-    assert model.fresh(7).spec.weights_hash == "untrained, seed 7"
-    assert not model.fresh(7).spec.is_identified and model.spec.is_identified
+    assert model.untrained_copy(7).spec.weights_hash == "untrained, seed 7"
+    assert not model.untrained_copy(7).spec.is_identified and model.spec.is_identified
 
 
 def job(model: Model) -> BatteryRun:
@@ -113,7 +113,7 @@ def test_a_battery_of_one_offloaded_model_is_not_resumed_by_another(
 
 def test_progress_of_weights_that_are_not_known_is_never_resumed(folder: Callable[[str], Path], tmp_path: Path) -> None:
     one, other = (
-        as_model(built(folder("llama"), seed)).fresh(0) for seed in (0, 3)
+        as_model(built(folder("llama"), seed)).untrained_copy(0) for seed in (0, 3)
     )  # untrained: no hash, and the same description
     (tmp_path / "out").mkdir()
     with warnings.catch_warnings():

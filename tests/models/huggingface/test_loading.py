@@ -180,7 +180,7 @@ def test_device_map_leaves_numbers_as_they_are(llama: Path) -> None:
 def test_fresh_copies_are_new_and_of_the_same_shape(llama: Path) -> None:
     model = load(llama, dtype="bfloat16")
     state = torch.random.get_rng_state()
-    one, again, other = (model.fresh(seed) for seed in (7, 7, 11))
+    one, again, other = (model.untrained_copy(seed) for seed in (7, 7, 11))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert one.spec.weights_hash == again.spec.weights_hash
     assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3

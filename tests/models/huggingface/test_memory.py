@@ -42,9 +42,9 @@ def test_untrained_copies_are_freed_one_at_a_time(
 ) -> None:
     model = shipped() if name == "our own" else load(folder(name))
     modules: list[weakref.ref[nn.Module]] = []
-    made = HFModel.fresh
+    made = HFModel.untrained_copy
 
-    def fresh(self: HFModel, seed: int) -> HFModel:
+    def untrained_copy(self: HFModel, seed: int) -> HFModel:
         assert not any(module() is not None for module in modules), "the copy before is still there"
         copy = made(self, seed)
         modules.append(weakref.ref(copy.module))
@@ -56,7 +56,7 @@ def test_untrained_copies_are_freed_one_at_a_time(
         return run(self, trials)
 
     run = HFModel.logits
-    monkeypatch.setattr(HFModel, "fresh", fresh)
+    monkeypatch.setattr(HFModel, "untrained_copy", untrained_copy)
     monkeypatch.setattr(HFModel, "logits", logits)
     found = bayesgeom.diagnose(model, Bijection(n_values=11, n_pairs=7, repeats=True), n=5, n_untrained=3)
     assert len(modules) == 3 and "value_manifold" in found.reports
@@ -66,7 +66,7 @@ def test_copies_have_the_models_type_from_the_start(folder: Callable[[str], Path
     model = load(folder("llama"), dtype="bfloat16")
     seen = set[torch.dtype]()
     handle = nn.modules.module.register_module_parameter_registration_hook(lambda m, n, p: seen.add(p.dtype))
-    copy = model.fresh(0)
+    copy = model.untrained_copy(0)
     handle.remove()
     assert seen == {torch.bfloat16} and torch.get_default_dtype() == torch.float32
     for (name, buffer), (_, own) in zip(copy.module.named_buffers(), model.module.named_buffers(), strict=True):

@@ -96,7 +96,7 @@ class GRUModel(Model):
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self.module(trials.tokens))
 
-    def fresh(self, seed: int) -> "GRUModel":
+    def untrained_copy(self, seed: int) -> "GRUModel":
         module = self.module.config.build(seed=seed).to(self.spec.device)
         return GRUModel(module, name=self.spec.name, task=self.task, digest=None)
 
