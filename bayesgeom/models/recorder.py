@@ -53,6 +53,7 @@ class Recorder:
         self.spec, self.layers, self.stream = spec, layers, stream
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
+        self._same = self._recorded_as_another()
         self.room = self._filled = self._reduced = 0
 
     @property
@@ -79,7 +80,7 @@ class Recorder:
         is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
         changes: dict[tuple[Site, int], list[Change]] = {}
         for site, layers in self.layers.items() if is_stored else ():
-            for layer in layers:
+            for layer in layers if site not in self._same else ():
                 changes.setdefault((site, layer), []).append(self._storing(site, layer, trials))
         if self.stream is not None and is_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
@@ -100,7 +101,18 @@ class Recorder:
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """Return the recorded activations by site; the first axis is that of its layers."""
-        return {site: own[:, : self._filled] for site, own in self._storage.items() if isinstance(site, Site)}
+        found = {site: own[:, : self._filled] for site, own in self._storage.items() if isinstance(site, Site)}
+        return found | {site: found[other] for site, other in self._same.items() if other in found}
+
+    def _recorded_as_another(self) -> dict[Site, Site]:
+        """Return sites at the same modules as another site, such as rotated keys of a model that rotates nothing."""
+        first: dict[tuple[object, ...], Site] = {}
+        same: dict[Site, Site] = {}
+        for site, layers in self.layers.items():
+            place = (site.axes, *((layer, self._point(site, layer)) for layer in layers))
+            if (other := first.setdefault(place, site)) != site:
+                same[site] = other
+        return same
 
     def reduced(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
         """Return the statistics that were computed during the passes, by the name of their reduction."""

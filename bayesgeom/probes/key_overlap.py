@@ -178,8 +178,12 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
 def _is_rotated(run: Run, n: int) -> bool:
     """Return whether rotated keys differ from keys; a model without rotation has the same."""
     layers = range(run.spec.n_layers)
-    if {K, K_ROT} <= run.recorded.keys() and torch.equal(*(run.at(site)[:, :n] for site in (K, K_ROT))):
-        return False  # without computing the sums
+    if {K, K_ROT} <= run.recorded.keys():  # compare them without computing the sums
+        plain, rotated = (run.at(site)[:, :n] for site in (K, K_ROT))
+        if (plain.data_ptr(), plain.shape, plain.stride()) == (rotated.data_ptr(), rotated.shape, rotated.stride()):
+            return False
+        if torch.equal(plain, rotated):
+            return False
     return any(not torch.equal(*(own.at(run, i, n) for own in (KEY_SUMS, ROTATED_KEY_SUMS))) for i in layers)
 
 
