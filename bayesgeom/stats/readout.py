@@ -206,8 +206,8 @@ def _accuracy_of_maps(
     parts = (of_maps[:, :, :n_draws] * true, of_maps[:, :, n_draws:] * true[:, :, :1])
     hit, n_true = torch.cat([part.sum(dim=0) for part in parts], dim=1), true.sum(dim=0)
     possible = torch.cat([n_true, n_true[:, :1].expand(-1, n_maps - n_draws, -1)], dim=1)
-    shares = (own.double().numpy()[None] / max(1, n) for own in (possible, of_maps.sum(dim=0), hit))
-    return np.asarray(_accuracy(*shares, np.ones(1))[0])
+    true_share, yes, hits = (own.double().numpy()[None] / max(1, n) for own in (possible, of_maps.sum(dim=0), hit))
+    return np.asarray(_accuracy(true_share, yes, hits, np.ones(1))[0])
 
 
 def _accuracy(
