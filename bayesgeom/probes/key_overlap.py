@@ -85,9 +85,10 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
             levels_of_untrained = _untrained(views, untrained)[i]
             heads = _of_heads(levels[:, i], levels_of_untrained)
-            found = Estimate.of(values, _bounds(rows[:, i], noise[i], run.seed), n=n, baselines=heads)
-            mean = values.mean(axis=-1), _bounds(rows[:, i].mean(axis=-1), noise[i].mean(axis=-1), run.seed)
-            return found, Estimate.of(*mean, n=n, baselines=_of_means(levels[:, i]))
+            found = Estimate.of(values, _bounds(values, rows[:, i], noise[i], run.seed), n=n, baselines=heads)
+            mean = values.mean(axis=-1)
+            ends = _bounds(mean, rows[:, i].mean(axis=-1), noise[i].mean(axis=-1), run.seed)
+            return found, Estimate.of(mean, ends, n=n, baselines=_of_means(levels[:, i]))
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
         centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
@@ -235,7 +236,10 @@ def _from_activations(
 
 
 def _bounds(
-    rows: Float[np.ndarray, "row *rest"], noise: Float[np.ndarray, "*rest"], seed: int
+    values: Float[np.ndarray, "*rest"],
+    rows: Float[np.ndarray, "row *rest"],
+    noise: Float[np.ndarray, "*rest"],
+    seed: int,
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
     """Return the interval of the overlap, corrected for jackknife bias; the overlap itself if it is exact.
 
@@ -243,7 +247,8 @@ def _bounds(
     """
     lo, hi = (np.where(noise > MAX_NOISE, np.nan, end) for end in statistic_interval(rows, seed=seed, scale="share"))
     is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
-    return np.where(is_same, rows[0], lo), np.where(is_same, rows[0], hi)
+    lo, hi = (np.where(is_same, values, end) for end in (lo, hi))
+    return np.minimum(lo, values), np.maximum(hi, values)  # rows are in the activations' precision; NaN stays
 
 
 def _levels(
