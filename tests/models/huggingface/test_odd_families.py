@@ -319,20 +319,20 @@ def test_values_narrower_than_keys_and_their_heads() -> None:
     assert {s.Q_ROT, s.K_ROT, s.V, s.PATTERN, s.Z, s.W_O} <= model.sites
     assert (model.spec.d_head, model.spec.d_value, model.spec.to_dict()["d_value"]) == (14, 10, 10)
     run = model.run([trials], record=(s.V, s.PATTERN, s.Z), n_recorded=len(trials))
-    given, attention = {}, hf.model.layers[1].self_attn
+    attention, seen = hf.model.layers[1].self_attn, list[Tensor]()
     handles = [
-        part.register_forward_hook(lambda _m, args, out, name=name: given.setdefault(name, (args[0], out)))
-        for name, part in (("kv", attention.kv_b_proj), ("out", attention.o_proj))
+        attention.kv_b_proj.register_forward_hook(lambda _m, _args, out: seen.append(out)),
+        attention.o_proj.register_forward_pre_hook(lambda _m, args: seen.append(args[0])),
     ]
     hf.set_attn_implementation("eager")
     with torch.no_grad():
         pattern = hf(input_ids=trials.tokens, use_cache=False, output_attentions=True).attentions[1]
     for handle in handles:
         handle.remove()
-    v = given["kv"][1].reshape(*trials.tokens.shape, 6, 8 + 10)[..., 8:]
+    v = seen[0].reshape(*trials.tokens.shape, 6, 8 + 10)[..., 8:]
     torch.testing.assert_close(run.at(s.V)[1], v, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(run.at(s.PATTERN)[1], pattern, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(run.at(s.Z)[1].flatten(2), given["out"][0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(run.at(s.Z)[1].flatten(2), seen[1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["BitNet", "Qwen3Next"])
