@@ -112,7 +112,7 @@ def measure_battery(model: Model, clock: Callable[[], float]) -> None:
     trials = task.sample(24, seed=0)
     plain, _ = timed(lambda: plain_pass(model, trials), clock)
     loop, _ = timed(lambda: loop_of_hooks(model, trials), clock)
-    chosen = battery(model, "attention")
+    chosen = battery("attention", model)
     ours, _ = timed(lambda: bayesgeom.ablate(model, task, chosen, mode="zero", n=24), clock)
     print(f"(c) plain pass {plain:.1f} s; loop of hooks {loop / plain:.1f} plain passes")
     print(f"    battery {ours / plain:.1f} plain passes (at most 20) {verdict(ours / plain, 20)}")
