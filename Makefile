@@ -41,7 +41,8 @@ test-tiers: $(INSTALLED) ## families, examples, exhaustive and slow tests
 test-avx2: $(INSTALLED) ## the numerical folders as on a processor without AVX-512
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERICAL) $(PYTEST_ARGS)
 
-# With `LOWEST_ARGS=torch==2.13.0` torch keeps that version: a build for another accelerator takes gigabytes.
+# `LOWEST_ARGS=torch==2.13.0+cpu` keeps the build for the CPU, where pip or UV_FIND_LINKS knows one; without a local suffix
+# uv takes the build for CUDA, with gigabytes of libraries.
 test-lowest: ## the default tests with the lowest versions that pyproject.toml allows, in an environment of their own
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install uv

@@ -18,7 +18,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.plugins import discover
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.tasks.base import WindTunnel
-from benchmarks.fault_files import RECIPE, TASK, checkpoint, report, training
+from benchmarks.fault_files import RECIPE, ROTARY, TASK, checkpoint, report, training
 from benchmarks.fault_further_calls import HINTED as FURTHER_HINTED
 from benchmarks.fault_further_calls import further
 from benchmarks.faults import Accepted, Case
@@ -245,6 +245,7 @@ TEXTS = (
 def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
     """A sound command line of every command, and the options to try; "" is the positional argument."""
     held, run, saved = str(checkpoint(folder / "held")), str(training(folder / "run")), str(report(folder / "report"))
+    rotary = str(checkpoint(folder / "rotary", recipe=ROTARY))
     model = (
         "",
         "--device",
@@ -271,12 +272,12 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
         "relabel": (["relabel", held, *few], model),
         "gradients": (["gradients", held, *few], (*model, "--targets")),
         "length": (
-            ["length", held, *few, "--to", "1.2x"],
+            ["length", rotary, *few, "--to", "4"],
             ("", "--to", "--arms", "--kinds", "--task", "--n", "--seed", "--threshold", "--top-attention-off", "--out"),
         ),
         "sweep": (
-            ["sweep", "bijection:n_values=5", "n_pairs=2,3", *few, "--checkpoint", held],
-            ("", "--checkpoint", "--n", "--seed", "--threshold", "--out"),
+            ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *few, "--checkpoint", held],
+            ("", "--vary", "--checkpoint", "--n", "--seed", "--threshold", "--out"),
         ),
         "diff": (["diff", held, held, *few], ("", "--task", "--n", "--seed", "--out")),
         "dynamics": (["dynamics", run, *few], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
@@ -288,7 +289,7 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
             ["replicate", "mess3-small", "--only-existing", *few],
             ("", "--seeds", "--runs", "--n", "--seed", "--out"),
         ),
-        "export": (["export", held, "--out", str(folder / "exported")], ("", "--out", "--to")),
+        "export": (["export", rotary, "--out", str(folder / "exported")], ("", "--out", "--to")),
         "pack": (["pack", run, str(folder / "packed")], ("", "--keep", "--dtype")),
         "checkpoints": (["checkpoints"], ("--seal",)),
         "train": (
@@ -318,7 +319,6 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
                 "--jobs",
             ),
         ),
-        "selftest": (["selftest"], ("",)),
     }
 
 

@@ -23,14 +23,16 @@ from benchmarks.faults import Accepted, Case
 TASK = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
 SIZES = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 15, "d_mlp": 7}
 RECIPE = Recipe(name="tiny", task=TASK, sizes=SIZES, steps=100)
+# Rotary positions: these can be measured beyond the length of training, and exported.
+ROTARY = Recipe(name="rotary", task=TASK, sizes={**SIZES, "d_model": 12, "positions": "rotary"}, steps=100)
 N_CHECKPOINT, N_REPORT, N_TRAINING = 1500, 1000, 400  # damaged files of each kind
 ODD: tuple[Any, ...] = (None, True, -1, 0, 1, 2**70, 1.5, 1e308, "", "x", "../x", [], [1], [[]], {}, {"x": 1})
 
 
-def checkpoint(path: Path, step: int = 0) -> Path:
+def checkpoint(path: Path, step: int = 0, recipe: Recipe = RECIPE) -> Path:
     """An untrained transformer of one layer, as a checkpoint directory."""
-    config = RECIPE.model_config()
-    save_checkpoint(path, config.build(seed=step), config, recipe=RECIPE.to_dict(), step=step, card="# tiny\n")  # type: ignore[arg-type]
+    config = recipe.model_config()
+    save_checkpoint(path, config.build(seed=step), config, recipe=recipe.to_dict(), step=step, card="# tiny\n")  # type: ignore[arg-type]
     return path
 
 

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
-import tyro
-
-from bayesgeom.commands.base import Command, Of, tell
+from bayesgeom.commands.base import AskedTask, Command, Of, tell
 from bayesgeom.core.errors import InvalidArgument
 
 
@@ -18,8 +16,7 @@ class Capture(Command):
     name: ClassVar[str] = "capture"
 
     source: Of
-    task: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")] = None
-    """Task, as NAME or NAME:key=value,key=value. Default: the checkpoint's own task."""
+    task: AskedTask = None
     out: Path | None = None
     """Directory to write. A capture that was stopped continues there."""
     sites: tuple[str, ...] | None = None
