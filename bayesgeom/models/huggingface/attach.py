@@ -313,7 +313,7 @@ class _Attaching:
             withheld.setdefault(s.RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
 
     def _check_gated(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
-        """Check, where a gate or a norm follows z, that W_O reads nothing of heads whose z is zero."""
+        """Check, where a gate or a norm follows z, that the input of W_O is zero for heads whose z is zero."""
         anatomy = plumbing.anatomy
         gated = {layer: p.output for layer, p in enumerate(anatomy.parts) if p.is_gated and p.output is not None}
         if s.Z in withheld or not gated:
