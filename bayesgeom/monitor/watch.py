@@ -332,14 +332,9 @@ def trainer_callback(
             self.monitor: Monitor | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            owned = response.optimizer or given.get("optimizer")
+            own = replace(response, optimizer=response.optimizer or given.get("optimizer"))
             self.monitor = Monitor(
-                given["model"],
-                task,
-                every=every,
-                settings=settings,
-                thresholds=thresholds,
-                response=replace(response, optimizer=owned),
+                given["model"], task, every=every, settings=settings, thresholds=thresholds, response=own
             )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
