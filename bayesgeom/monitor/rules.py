@@ -9,7 +9,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.checks.arguments import check_argument, check_types
+from bayesgeom.checks.arguments import check_argument
 from bayesgeom.core.errors import InvalidArgument
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
@@ -50,7 +50,9 @@ class Thresholds:
     degenerate_orthogonality: float = 0.7
 
     def __post_init__(self) -> None:
-        check_types(self)
+        for name, value in vars(self).items():
+            if not (isinstance(value, float) and math.isnan(value)):  # the next error is about NaN
+                check_argument(name, value, float)
         if self.kl_bits <= 0 or not all(math.isfinite(value) for value in asdict(self).values()):
             raise InvalidArgument(f"thresholds must be finite numbers, and that of KL above 0; got {self}.")
 

@@ -59,7 +59,7 @@ def connected(on: Any, options: Any = None) -> None:
             r"initial must be numbers nested 1 deep",
         ),
         (lambda: made(monitor.Thresholds, kl_bits="x"), r"kl_bits must be a number, got 'x'"),
-        (lambda: made(monitor.Thresholds, coverage=float("nan")), r"coverage must be a number, got nan"),
+        (lambda: made(monitor.Thresholds, coverage=float("nan")), r"thresholds must be finite numbers"),
         (lambda: made(monitor.Response, on=torch.tensor(3)), r"on must be text or .*, got a Tensor"),
         (lambda: made(monitor.Event, **EVENT | {"step": "x"}), r"step must be an integer, got 'x'"),
         (lambda: made(monitor.Event, **EVENT | {"kind": "lots"}), r"kind must be .*, got 'lots'"),
