@@ -1,5 +1,6 @@
 """A fast, seeded sample of the campaign of faults; `python -m benchmarks.faults` runs all of it."""
 
+import re
 from pathlib import Path
 
 import jaxtyping
@@ -25,10 +26,11 @@ LONG = {"report structure"}  # its cases take seconds to make; test_saved_report
     "group", [pytest.param(own, marks=pytest.mark.exhaustive if own in LONG else ()) for own in SHARES]
 )
 def test_nothing_in_a_sample_is_wrong(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The tests' shape checks refuse some values of a dataclass before the package does.
+    # The tests' shape checks refuse some values of a dataclass before the package does, or fail on an array of no axes.
     monkeypatch.setattr(faults, "BayesGeomError", (BayesGeomError, jaxtyping.TypeCheckError))
     found = campaign([group], tmp_path, share=SHARES[group])
-    assert found and not [own for own in found if own.kind == "wrong" and "TypeCheckError" not in own.detail]
+    wrong = [own for own in found if own.kind == "wrong"]
+    assert found and not [own for own in wrong if not re.search(r"TypeCheckError|<@beartype", own.detail)]
     assert any(own.kind == "refused" for own in found)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.models import resolve
+from bayesgeom.models import resolve, shelf
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import TransformerConfig
@@ -58,7 +58,7 @@ def test_a_folder_beside_an_installed_package_is_somebody_elses(
     is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
-    monkeypatch.setattr(resolve, "_PACKAGE", tmp_path / "bayesgeom")
+    monkeypatch.setattr(shelf, "_PACKAGE", tmp_path / "bayesgeom")
     assert checkpoint_folder() == tmp_path / "bayesgeom" / "_checkpoints"
     (tmp_path / "checkpoints").mkdir()
     if is_checkout:
