@@ -403,6 +403,7 @@ def test_no_checkpoints_is_an_answer(
     assert capsys.readouterr().out == f"no checkpoints in {folder / 'nowhere'}\n"
 
 
+@pytest.mark.slow
 def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = list(intervention_controls())[:2]  # all of them: tests/interventions
     monkeypatch.setattr(selftests, "intervention_controls", lambda: chosen)

@@ -134,7 +134,7 @@ def differing_files(page: str) -> Iterator[str]:
 RUNNABLE = [
     path for path in PAGES if any(own.mark for own in blocks(read(path))) and path != ROOT / "docs/extending.md"
 ]  # of the guide, each block runs alone
-LONG = {"README.md", "docs/interventions.md", "docs/dynamics.md"}  # pages that run for seconds
+LONG = {"README.md"} | {f"docs/{own}.md" for own in ("ablations", "architectures", "dynamics", "interventions", "training")}
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_other_tasks_and_mixtures_are_refused() -> None:
         bayesgeom.diff(a, a, n=1)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -191,6 +191,7 @@ def test_checkpoints_of_a_run_are_the_run(run: Path, report: DynamicsReport, tmp
     assert len(list((tmp_path / "parts").iterdir())) == len(STEPS)
 
 
+@pytest.mark.slow
 def test_seeds_are_put_together(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / str(by), a_recipe().reseeded(by), steps=(0, 30, 100)) for by in (1, 2, 3)]
     found = training_dynamics(*runs, n=8)

@@ -20,6 +20,7 @@ def kept(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "snapshots").iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recipes.RECIPES, "small", RECIPE)
     monkeypatch.setattr(publish, "N_SCORED", 8)

@@ -104,6 +104,7 @@ def test_the_shipped_trainings_reach_nine_tenths_at_290_3060_and_6000() -> None:
     assert found.order.startswith("not decided: the order changes with the scale or the measure")
 
 
+@pytest.mark.slow
 def test_a_saved_report_is_timed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = Diagnosis.load(READINGS / "dynamics-sticky")
     known = saved["settling"]

@@ -83,6 +83,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_replicate(tmp_path: Path) -> None:
     alone = replicate(RECIPE, seeds=3, runs=tmp_path / "alone", n=16)
     batch = Batch(executor=Backward(3), folder=tmp_path / "jobs")
@@ -119,6 +120,7 @@ def test_sweep_in_two_processes(checkpoint: Path, tmp_path: Path) -> None:
         assert_same(sweep(**asked, model=str(checkpoint), executor=batch), sweep(**asked, model=str(checkpoint)))
 
 
+@pytest.mark.slow
 def test_diagnose(checkpoint: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"n": 32, "n_untrained": 2, "probes": ("key_overlap", "calibration", "belief_readout")}
     alone = diagnose(checkpoint, **asked)

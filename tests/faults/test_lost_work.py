@@ -61,6 +61,7 @@ def report(value: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.slow
 def test_a_full_standard_output_costs_no_report(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +147,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("kind", OLD)
+@pytest.mark.slow
 def test_a_malformed_old_report_costs_nothing(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     report(OLD[kind], Path("run"))
     safetensors.numpy.save_file({"a/b": np.ones(3)}, Path("run") / "arrays.safetensors")

@@ -104,6 +104,7 @@ def test_the_figure_draws_advantage_against_attention_per_head_with_its_baseline
     assert "nats" in figure.data[2].name
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(
     tmp_path: Path, tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,6 +201,7 @@ def half() -> Model:
     return as_model(llama(torch.bfloat16))
 
 
+@pytest.mark.slow
 def test_everything_runs_from_the_package_root(hf: Any) -> None:
     """What a reader does with a model of their own: attach, diagnose, ablate, intervene."""
     found = bayesgeom.diagnose(hf, TASK, n=17, n_untrained=1)

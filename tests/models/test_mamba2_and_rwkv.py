@@ -42,6 +42,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, home, module
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss(trained: Trained) -> None:
     lines = [json.loads(line) for line in (trained[1] / "run" / LOG).read_text().splitlines()]
     assert lines[-1]["kl_bits"] < lines[0]["kl_bits"]

@@ -172,6 +172,7 @@ def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "mamba"])
+@pytest.mark.slow
 def test_interventions_act_on_the_stream_and_not_on_the_state(kind: str) -> None:
     model = attached(kind)
     report = intervene(model, TASK, n=6, sites=InterventionSite(s.RESID_PRE, layers=(1,)))

@@ -145,6 +145,7 @@ def served(address: str, **options: Any) -> ServedModel:
 
 
 @pytest.mark.parametrize(("form", "takes_ids"), [("legacy", True), ("entries", True), ("legacy", False)])
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavior, form: str, takes_ids: bool) -> None:
     acts.form, acts.takes_ids = form, takes_ids
     model = served(address)

@@ -23,6 +23,7 @@ def first_alarm(levels: np.ndarray, seed: int = 0) -> int | None:
 
 
 @pytest.mark.parametrize(("jitter", "seed"), [(0.02, 0), (0.1, 1), (0.3, 1), (0.6, 1)])
+@pytest.mark.slow
 def test_jitter_about_a_level_never_alarms(jitter: float, seed: int) -> None:
     levels = 0.02 * np.random.default_rng(seed).lognormal(0, jitter, size=900)
     assert first_alarm(levels, seed) is None

@@ -124,6 +124,7 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
     assert all(diagnosis.skipped.values())
 
 
+@pytest.mark.slow
 def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
     diagnosis = diagnose(lively(), probes=None, n=5, n_untrained=0)
     assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]

@@ -45,6 +45,7 @@ def model(folder: Path) -> Model:
     return load(folder)
 
 
+@pytest.mark.slow
 def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_path: Path) -> None:
     diagnosis = bayesgeom.diagnose(model, Prompts(), n_untrained=1)
     assert diagnosis.provenance["arguments"]["n"] == 160, "of a fixed stock no more than all"

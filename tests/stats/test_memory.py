@@ -81,6 +81,7 @@ def test_a_model_between_two_windows_has_an_interval_that_says_so(rng: np.random
     assert found.symbols <= 3 <= found.most_symbols
 
 
+@pytest.mark.slow
 def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
     """A predictor as good as the window of 2 on average must not be given 3 symbols more often than its level says."""
     n, draws, longer = 101, 200, 0

@@ -181,6 +181,7 @@ def entropy_errors(trials: Trials, baseline: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.slow
 def test_position_only_has_the_best_entropies_that_need_no_label(query: str) -> None:
     task = bound(query=query)
     trials = task.sample(20_000, seed=10)

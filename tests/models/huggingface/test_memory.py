@@ -37,6 +37,7 @@ def shipped() -> Model:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("name", ["llama", "our own"])
+@pytest.mark.slow
 def test_untrained_copies_are_freed_one_at_a_time(
     name: str, folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

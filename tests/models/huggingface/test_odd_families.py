@@ -336,6 +336,7 @@ def test_values_narrower_than_keys_and_their_heads() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BitNet", "Qwen3Next"])
+@pytest.mark.slow
 def test_heads_before_a_gate_or_a_norm(kind: str) -> None:
     hf = built(kind, **(_HYBRID if kind == "Qwen3Next" else {}))
     model, trials, layer = HFModel(hf), text(), 2

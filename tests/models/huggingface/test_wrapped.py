@@ -32,6 +32,7 @@ def llama() -> Any:
     return lively(transformers.LlamaForCausalLM(transformers.LlamaConfig(**_sizes()))).eval()
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_unwrapped() -> None:
     hf = llama()
     model = bayesgeom.as_model(torch.compile(hf))
