@@ -134,7 +134,8 @@ def differing_files(page: str) -> Iterator[str]:
 RUNNABLE = [
     path for path in PAGES if any(own.mark for own in blocks(read(path))) and path != ROOT / "docs/extending.md"
 ]  # of the guide, each block runs alone
-LONG = {"README.md"} | {f"docs/{own}.md" for own in ("ablations", "architectures", "dynamics", "interventions", "training")}
+SLOW = ("ablations", "architectures", "dynamics", "interventions", "training")
+LONG = {"README.md"} | {f"docs/{own}.md" for own in SLOW}
 
 
 @pytest.mark.parametrize(
