@@ -74,10 +74,10 @@ class CalibrationReport(Report):
         "shortcut lies on its gray line. The table lists the strongest baseline first, then the others. On tasks with "
         "latent dynamics, window observers are among them: exact filters of the last few symbols, which carry no "
         "belief. They see up to four symbols; one more is the narrowest that the model does not beat in KL, or that of "
-        "ten symbols if it beats all up to ten. A verdict marked * says nothing about wider windows: one of them "
-        "predicts as well as the model, and is named. The effective memory is the number of symbols that such an "
-        "observer needs. Carrying the belief differs from rereading the last symbols only where ten symbols are too "
-        "few."
+        "ten symbols if it beats all up to ten. A verdict marked * says nothing about wider windows: the "
+        "KL of one of them is as low or lower, and it is named. The effective memory is the number of symbols that "
+        "such an observer needs. Carrying the belief differs from rereading the last symbols only where ten symbols "
+        "are too few."
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]
