@@ -225,6 +225,15 @@ _WIDE = _LLAMA | {"split": _separate(14), "d_head": 14, "n_rot": 14}
 _POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 _NORMED_WRITE = frozenset({"W_O"})  # a norm stands between W_O and the stream
 _NO_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+# Sizes of models with linear attention in all layers but the last.
+HYBRID: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
 _TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _SLIDING: dict[str, Any] = {"sliding_window": 5, "layer_types": _TYPES, "query_pre_attn_scalar": 11, "head_dim": 14}
 

@@ -13,7 +13,7 @@ import torch
 
 from bayesgeom.core import sites as s
 from bayesgeom.models.huggingface.model import HFModel
-from tests.families import ALL, D_VOCAB, N_CTX, Family, _sizes
+from tests.families import ALL, D_VOCAB, HYBRID, N_CTX, Family, _sizes
 
 SITES = (
     s.RESID_PRE,
@@ -122,23 +122,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": _sizes(**_EXPERTS, head_dim=10),
     "mpt": {"vocab_size": D_VOCAB, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": N_CTX},
     "openai-gpt": _OLD,
-    "qwen3_5_text": _sizes(
-        head_dim=16,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "linear_attention", "full_attention"],
-    ),
-    "qwen3_next": _sizes(
-        **_EXPERTS,
-        head_dim=16,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "linear_attention", "full_attention"],
-    ),
+    "qwen3_5_text": _sizes(**HYBRID),
+    "qwen3_next": _sizes(**_EXPERTS, **HYBRID),
     "xglm": {
         "vocab_size": D_VOCAB,
         "d_model": 60,

@@ -17,9 +17,20 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Silent(Report):
+    """A report that neither says nor draws anything."""
+
+    def headlines(self) -> list[Headline]:
+        return []
+
+    def plot(self) -> "Figure":
+        raise NotImplementedError
+
+
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Layered(Report):
+class Layered(_Silent):
     name: ClassVar[str] = "layered"
     title: ClassVar[str] = "Layered"
     about: ClassVar[str] = ""
@@ -27,12 +38,6 @@ class Layered(Report):
     whole: Annotated[Estimate, Quantity(label="of all")]
     spread: Float[np.ndarray, "head layer"]
     n: int
-
-    def headlines(self) -> list[Headline]:
-        return []
-
-    def plot(self) -> "Figure":
-        raise NotImplementedError
 
 
 def test_unmeasured_layers_are_nan_everywhere(rng: np.random.Generator) -> None:
@@ -66,18 +71,12 @@ def test_the_report_is_checked_again_and_keeps_its_provenance() -> None:
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Counted(Report):
+class Counted(_Silent):
     name: ClassVar[str] = "counted"
     title: ClassVar[str] = "Counted"
     about: ClassVar[str] = ""
     rows: Int[np.ndarray, " layer"]
     n: int
-
-    def headlines(self) -> list[Headline]:
-        return []
-
-    def plot(self) -> "Figure":
-        raise NotImplementedError
 
 
 def test_integers_cannot_be_missing() -> None:

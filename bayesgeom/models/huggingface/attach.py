@@ -180,7 +180,7 @@ class _Attaching:
         seen, stated = _Seen(len(blocks)), sizes_of(self.hf)
         routes, inside = (
             {
-                block.get_submodule(name): Route(taps=seen.nobody, layer=layer, handed=own[layer])
+                block.get_submodule(name): Route(taps=seen.no_taps, layer=layer, handed=own[layer])
                 for layer, block in enumerate(blocks)
                 if (name := attention_of(block)) is not None
             }
@@ -354,7 +354,7 @@ class _Seen:
     def __init__(self, n_layers: int) -> None:
         self.by_interface: list[list[Handed]] = [[] for _ in range(n_layers)]
         self.by_functions: list[list[Handed]] = [[] for _ in range(n_layers)]
-        self.nobody = Taps((), n_layers)
+        self.no_taps = Taps((), n_layers)
 
     @property
     def is_by_functions(self) -> bool:

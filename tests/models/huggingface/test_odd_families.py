@@ -20,20 +20,19 @@ from bayesgeom.models.resolve import load
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
-from tests.families import D_VOCAB, N_CTX, _sizes, lively
+from tests.families import D_VOCAB, HYBRID, N_CTX, _sizes, lively
 from tests.models.huggingface.test_sites import _Nothing, first, text
 from tests.probes.test_streamed import assert_alike
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
 EVERY = frozenset(s.ALL_SITES) - {s.STATE}
-_HYBRID: dict[str, Any] = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
+_OLMO: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 6,
     "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "head_dim": 16,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_value_head_dim": 16,
 }
 
 
@@ -72,18 +71,8 @@ def hidden_states(hf: Any, blocks: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["Qwen3_5Text", pytest.param("OlmoHybrid", marks=pytest.mark.families)])
 def test_attention_in_some_layers_only(kind: str) -> None:
-    sizes = (
-        _HYBRID
-        if kind == "Qwen3_5Text"
-        else {
-            "layer_types": _HYBRID["layer_types"],
-            "linear_num_key_heads": 6,
-            "linear_num_value_heads": 6,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 16,
-        }
-    )
-    hf = built(kind, **sizes)
+    own = HYBRID if kind == "Qwen3_5Text" else {**_OLMO, "layer_types": HYBRID["layer_types"]}
+    hf = built(kind, **own)
     model = HFModel(hf)
     assert model.sites >= SUMS and not HEADS & model.sites, model.withheld
     assert model.withheld[s.K] == "only layers 2 have it: the others have no attention, or heads of another width"
@@ -96,15 +85,6 @@ def test_attention_in_some_layers_only(kind: str) -> None:
         torch.testing.assert_close(run.at(s.RESID_POST)[layer], left, atol=1e-5, rtol=1e-5)
         both = run.at(s.RESID_PRE)[layer] + run.at(s.ATTN_OUT)[layer] + run.at(s.MLP_OUT)[layer]
         torch.testing.assert_close(both, left, atol=1e-4, rtol=1e-4)
-
-
-_OLMO: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 6,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-}
 
 
 def test_sites_of_some_layers_hold_what_plain_hooks_see() -> None:
@@ -338,7 +318,7 @@ def test_values_narrower_than_keys_and_their_heads() -> None:
 @pytest.mark.parametrize("kind", ["BitNet", "Qwen3Next"])
 @pytest.mark.slow
 def test_heads_before_a_gate_or_a_norm(kind: str) -> None:
-    hf = built(kind, **(_HYBRID if kind == "Qwen3Next" else {}))
+    hf = built(kind, **(HYBRID if kind == "Qwen3Next" else {}))
     model, trials, layer = HFModel(hf), text(), 2
     assert s.W_O not in model.sites and layer in model.layers_of(s.Z)
     part = hf.model.layers[layer].self_attn.o_proj
@@ -361,7 +341,7 @@ def test_a_gate_with_a_bias_withholds_the_heads(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_heads_of_some_layers_are_ablated_and_edited() -> None:
-    hf = built("Qwen3_5Text", **_HYBRID)
+    hf = built("Qwen3_5Text", **HYBRID)
     model, trials = HFModel(hf), text()
     assert [own.label for own in every_head(model)] == [f"L2H{head}" for head in range(6)]
     assert len(everything(model)) == 6 + 3 * 3, "six heads, and three kinds of component in three layers"
