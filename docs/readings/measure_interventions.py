@@ -1,0 +1,123 @@
+"""Measure committed intervention reports again with the present code and rules.
+
+Run from the root of the repository:
+
+    python docs/readings/measure_interventions.py [--jobs 2] [MODEL/NAME …]
+
+Each report below `interventions/` is made again by `bayesgeom intervene` with the arguments in its own provenance: by
+default each report that `interventions/measured.toml` does not list, in processes of one thread each. When a report is
+finished, it replaces the earlier one and is listed, so the script can be stopped and started again at any time. One line
+per report tells the verdicts before and after, and the largest change of a layer's effect.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT)]
+
+import numpy as np
+
+from bayesgeom.claims.subspace_page import FOLDER, MEASURED
+from bayesgeom.core.files import file_aside
+from bayesgeom.interventions.onwards_report import OnwardsReport
+from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.storage import JSON
+
+READINGS = ROOT / FOLDER
+HEAD = """# Reports that were measured after the last change of intervals and of variance-matched controls (22 November 2026).
+# The generated page names them; every other report has the earlier intervals and controls.
+"""
+# How reports of earlier versions name their subspaces, and how the command line does.
+EARLIER = {
+    "LEACE (belief)": "leace:belief",
+    "LEACE (entropy)": "leace:entropy",
+    "covariance (belief)": "covariance:belief",
+    "frame (embedding)": "frame",
+    "top-16 Jacobian": "top_jacobian:16",
+}
+
+
+def command(name: str) -> list[str]:
+    """Return the command that makes the report of this name again."""
+    stored = json.loads((READINGS / name / JSON).read_text(encoding="utf-8"))["provenance"]["arguments"]
+    counts = ("--n", str(stored["n"]), "--seed", str(stored["seed"]))
+    subspace = EARLIER.get(stored["subspace"], stored["subspace"])
+    asked = [sys.executable, "-m", "bayesgeom", "intervene", name.split("/")[0], "--subspace", subspace, *counts]
+    if stored.get("onwards"):
+        return [*asked, "--onwards"]
+    asked += ["--kind", stored["kind"], "--site", stored["site"], "--controls", str(stored["controls"])]
+    asked += ["--score-after"] if stored["score_after"] else []
+    return asked + (["--layers", stored["layers"]] if stored["layers"] != "all" else [])
+
+
+def only_report(name: str) -> InterventionReport | OnwardsReport:
+    """Return the report of this name."""
+    (report,) = Diagnosis.load(READINGS / name).values()
+    assert isinstance(report, InterventionReport | OnwardsReport), f"{name}: {type(report).__name__}"
+    return report
+
+
+def effects(report: InterventionReport | OnwardsReport) -> np.ndarray:
+    """Return the number per layer that decides the verdict."""
+    if isinstance(report, OnwardsReport):
+        return np.asarray(report.kl_increase_bits.value)
+    return np.asarray(report.movement.value if report.is_swap else report.kl_increase_bits.value)[..., 0]
+
+
+def measure(name: str) -> str:
+    """Make one report again, and return a line on what changed."""
+    before, started = only_report(name), time.monotonic()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    asked = [*command(name), "--out", str(READINGS / name)]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        return f"FAILED {name}: {done.stderr.strip().splitlines()[-1:]}"
+    (READINGS / name / "report.html").unlink(missing_ok=True)
+    after = only_report(name)
+    old, new = effects(before), effects(after)
+    change = float(np.nanmax(np.abs(new - old))) if old.shape == new.shape else float("nan")
+    verdicts = before.verdict if before.verdict == after.verdict else f"{before.verdict}  ->  {after.verdict}"
+    return f"{name}: {verdicts}; largest change {change:.2g}; {time.monotonic() - started:.0f} s"
+
+
+def listed() -> list[str]:
+    """Return the reports that were measured under the present rules."""
+    return list(tomllib.loads((READINGS / MEASURED).read_text(encoding="utf-8"))["present"])
+
+
+def enter(name: str) -> None:
+    """Add a report to the list."""
+    names = "".join(f'    "{each}",\n' for each in sorted({*listed(), name}))
+    with file_aside(READINGS / MEASURED) as aside:
+        aside.write_text(f"{HEAD}present = [\n{names}]\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="MODEL/NAME", help="reports; by default all that are not listed")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    given = parser.parse_args()
+    stored = sorted(str(path.parent.relative_to(READINGS)) for path in READINGS.glob(f"*/*/{JSON}"))
+    if unknown := sorted({*given.names} - {*stored}):
+        raise SystemExit(f"No report {', '.join(unknown)} below {FOLDER}.")
+    names = given.names or [name for name in stored if name not in listed()]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        running = {pool.submit(measure, name): name for name in names}
+        for number, future in enumerate(as_completed(running), start=1):
+            line = future.result()
+            if not line.startswith("FAILED"):
+                enter(running[future])
+            print(f"[{number}/{len(names)}] {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
