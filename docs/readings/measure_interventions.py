@@ -5,9 +5,9 @@ Run from the root of the repository:
     python docs/readings/measure_interventions.py [--jobs 2] [MODEL/NAME …]
 
 Each report below `interventions/` is made again by `bayesgeom intervene` with the arguments in its own provenance: by
-default each report that `interventions/measured.toml` does not list, in processes of one thread each. When a report is
-finished, it replaces the earlier one and is listed, so the script can be stopped and started again at any time. One line
-per report tells the verdicts before and after, and the largest change of a layer's effect.
+default each report that `interventions/measured.toml` does not list, in processes of one thread each. A finished
+report replaces the earlier one and is listed, so the script can be stopped and started again at any time. One line per
+report gives the verdicts before and after, and the largest change of a layer's effect.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
 
 READINGS = ROOT / FOLDER
-HEAD = """# Reports that were measured after the last change of intervals and of variance-matched controls (22 November 2026).
-# The generated page names them; every other report has the earlier intervals and controls.
+HEAD = """# Reports that were measured after the last change of intervals and of variance-matched controls (22 November
+# 2026). Every other report has the earlier intervals and controls, and the generated page says so.
 """
 # How reports of earlier versions name their subspaces, and how the command line does.
 EARLIER = {
@@ -51,7 +51,8 @@ def command(name: str) -> list[str]:
     stored = json.loads((READINGS / name / JSON).read_text(encoding="utf-8"))["provenance"]["arguments"]
     counts = ("--n", str(stored["n"]), "--seed", str(stored["seed"]))
     subspace = EARLIER.get(stored["subspace"], stored["subspace"])
-    asked = [sys.executable, "-m", "bayesgeom", "intervene", name.split("/")[0], "--subspace", subspace, *counts]
+    asked = [sys.executable, "-m", "bayesgeom", "intervene", name.partition("/")[0]]
+    asked += ["--subspace", subspace, *counts]
     if stored.get("onwards"):
         return [*asked, "--onwards"]
     asked += ["--kind", stored["kind"], "--site", stored["site"], "--controls", str(stored["controls"])]
