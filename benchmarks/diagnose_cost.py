@@ -25,7 +25,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.trials import Trials
-from bayesgeom.diagnosis.run import N_RECORDED, all_probes
+from bayesgeom.diagnosis.plan import N_RECORDED, all_probes
 from bayesgeom.models.base import Model
 
 GB = 2**30

@@ -26,7 +26,7 @@ from bayesgeom.ablations.batteries import battery
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT
 from bayesgeom.core.trials import Trials
-from bayesgeom.diagnosis.run import all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.gguf_file import dequantized, gguf_in
 from bayesgeom.models.resolve import task_of

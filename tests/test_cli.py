@@ -17,7 +17,7 @@ from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
-from bayesgeom.diagnosis.run import all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.description import hashed

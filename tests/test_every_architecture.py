@@ -5,7 +5,8 @@ import math
 import pytest
 
 from bayesgeom.core.plugins import discover
-from bayesgeom.diagnosis.run import all_probes, diagnose
+from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import of_module
 from bayesgeom.results.storage import parts_of

@@ -64,7 +64,7 @@ class Diagnose(Command):
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:
-        from bayesgeom.diagnosis.run import all_probes
+        from bayesgeom.diagnosis.plan import all_probes
         from bayesgeom.results.diagnosis import report_kinds
         from bayesgeom.tasks.base import task_kinds
 

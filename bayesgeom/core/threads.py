@@ -1,4 +1,6 @@
-"""Thread safety: one lock per module, and one lock for the state that torch keeps per process.
+"""Threads: locks for what they share, and work in several of them.
+
+There is one lock per module, and one for the state that torch keeps per process.
 
 Hooks, the training mode and the attention implementation belong to a module, not to a pass. Two simultaneous passes
 would record each other's activations, or leave the module in the wrong mode. So code that sets one of them holds the
@@ -6,15 +8,20 @@ module's lock, which all adapters of that module share. A second thread waits.
 
 The random state and the default dtype belong to the process. Code that changes one of them temporarily holds
 `PROCESS_STATE`. To hold both locks, take the module's lock first.
+
+The number of threads of a matrix product also belongs to the process. Only `limited` changes it.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import wraps
 from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 P = ParamSpec("P")
@@ -55,3 +62,54 @@ def alone(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
         return locked
 
     return decorated
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """Set the number of threads of torch and of numpy's libraries inside the block; restore it afterwards."""
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    with threadpool_limits(limits=threads):
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
+    """Do many small pieces of work, as many at a time as torch has threads, each of them in one thread.
+
+    Operations on small arrays gain nothing from a second thread, and lose where two libraries compete for the cores.
+    Rounding does not depend on the number of threads.
+
+    Args:
+        works: Functions that share no state that they change. They are started in this order.
+
+    Yields:
+        The place in `works` and the result of each one, in the order in which they end. The first exception propagates,
+        and what has not been started is left out.
+
+    Example:
+        >>> sorted(side_by_side([lambda: "a", lambda: "b"]))
+        [(0, 'a'), (1, 'b')]
+    """
+    n_threads, is_differentiated = min(torch.get_num_threads(), len(works)), torch.is_grad_enabled()
+
+    def done(work: Callable[[], R]) -> R:
+        with torch.set_grad_enabled(is_differentiated):  # a new thread would start with True
+            return work()
+
+    with limited(1):
+        if n_threads < 2:
+            yield from ((place, work()) for place, work in enumerate(works))
+            return
+        pool = ThreadPoolExecutor(n_threads, thread_name_prefix="side-by-side")
+        try:
+            waiting = {pool.submit(done, work): place for place, work in enumerate(works)}
+            while waiting:
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    yield waiting.pop(future), future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,46 +1,49 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.checks.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, unknown_name
-from bayesgeom.core.plugins import Contained, discovered, is_foreign
+from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.diagnosis.views import captured_arguments, captured_provenance, within
+from bayesgeom.diagnosis.measuring import LARGE, Found, probed
+from bayesgeom.diagnosis.plan import (
+    N_RECORDED,
+    AnyProbe,
+    Plan,
+    affordable,
+    all_probes,
+    bytes_of_one,
+    bytes_streamed,
+    named_probe,
+    plan_of,
+    sites_read,
+    with_streams,
+)
+from bayesgeom.diagnosis.views import captured_arguments, captured_provenance
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.generalization.relabeling import Renaming
-from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.budget import is_out_of_memory, recording_bytes
 from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recorder import Stream, bytes_per_sequence
+from bayesgeom.models.recorder import Stream
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.models.sendable import job_arguments, load_same, name_of
 from bayesgeom.models.server.model import ServedModel
-from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.results.diagnosis import SERVED, STREAMED, Diagnosis
-from bayesgeom.results.layers import LAYERS, on_layers
+from bayesgeom.results.layers import LAYERS
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.tidy import records_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
-N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
-LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
-N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
-_LARGE, _PART = 50_000_000, 16  # models with more parameters run blocks in parts of this many sequences
+_PART = 16  # sequences that a large model runs at once
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
-
-AnyProbe = Probe[Any]
-Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
 
 
 @checked("model", "task")
@@ -125,15 +128,15 @@ def _diagnosed(
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = _affordable(_plan(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
+    plan = affordable(plan_of(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]
     if executor is None:
         indices = range(n_untrained)
         found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
-        each = _bytes_of_one(subject, plan.sites, one)
-        streamed = plan.n_streamed * _bytes_streamed(subject, [plan.served[name] for name in plan.streamed], one)
+        each = bytes_of_one(subject, plan.sites, one)
+        streamed = plan.n_streamed * bytes_streamed(subject, [plan.served[name] for name in plan.streamed], one)
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         counts = {"n": n_seen if plan.streamed else n_rows, "seed": seed, "bytes": streamed + n_rows * each}
         found = _sent_untrained(executor, subject, plan, chosen, counts, n_untrained=n_untrained)
@@ -143,7 +146,7 @@ def _diagnosed(
         subject.count_anew()
     run = _run(subject, stream, blocks, plan, seed, budget, n=n)
     before = {name: own for name, own in untrained.items() if name not in skipped}
-    reports, faults = _measured(plan, run, before, on_all_layers=True)
+    reports, faults = probed(plan, run, before, on_all_layers=True)
     skipped |= faults
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
     further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
@@ -157,7 +160,7 @@ def _diagnosed(
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
-def _collected(plan: "_Plan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
+def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some are missing."""
     reports: dict[str, list[Report]] = {name: [] for name in plan.served}
     skipped = dict[str, str]()
@@ -168,13 +171,13 @@ def _collected(plan: "_Plan", found: Iterable[Found]) -> tuple[dict[str, list[Re
     return reports, skipped
 
 
-def _record(model: Model, plan: "_Plan", stream: "_Stream") -> list[Site | Stream]:
+def _record(model: Model, plan: "Plan", stream: "_Stream") -> list[Site | Stream]:
     """What a pass records for the probes of a plan."""
     layers = {
         reduction: model.layers_of(reduction.site)
         for name in plan.streamed
         for reduction in plan.served[name].needs.streamed
-        if reduction.site in _reads(model, plan.served[name])
+        if reduction.site in sites_read(model, plan.served[name])
     }
     if not layers:
         return [*plan.sites]
@@ -185,7 +188,7 @@ def _record(model: Model, plan: "_Plan", stream: "_Stream") -> list[Site | Strea
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
-    plan: "_Plan",
+    plan: "Plan",
     task: WindTunnel,
     counts: Mapping[str, int],
     *,
@@ -221,9 +224,9 @@ def untrained_at(
     n, seed = int(counts["n"]), int(counts["seed"])
     subject, chosen = load_same(model, weights, device=device), task_from_config(task)
     one = chosen.sample(1, seed=seed)
-    plan = replace(_plan(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
+    plan = replace(plan_of(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
     if counts["streamed"]:
-        plan = _with_streams(plan, subject, frozenset(counts["streamed"]), int(counts["n_streamed"]))
+        plan = with_streams(plan, subject, frozenset(counts["streamed"]), int(counts["n_streamed"]))
     budget = int(counts["bytes"])
     stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     return _untrained(subject, plan, stream, index, n=n, seed=seed, budget=budget)
@@ -238,7 +241,7 @@ def _spelled(probe: AnyProbe) -> str:
     switched = [name for name, value in vars(probe).items() if value is True]
     spelled = ":".join([probe.name, *switched])
     known = all_probes()
-    if probe.name not in known or len(switched) > 1 or _named(spelled, known) != probe:
+    if probe.name not in known or len(switched) > 1 or named_probe(spelled, known) != probe:
         raise InvalidArgument(f"executor= takes probes by their names, which workers find; got the object {probe!r}.")
     return spelled
 
@@ -262,58 +265,6 @@ def _further_passes(
     return {report.name: report for report in found}, skipped
 
 
-def all_probes() -> dict[str, AnyProbe]:
-    """Return an instance of every installed, usable probe, by name."""
-    return _probes()[0]
-
-
-def broken_probes() -> dict[str, str]:
-    """Return why plug-ins cannot be used as probes, by the name of their entry points."""
-    return _probes()[1]
-
-
-def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
-    # mypy forbids an abstract class as a value, but discovery needs one.
-    kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
-    found: dict[str, AnyProbe] = {}
-    broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
-    for name, kind in kinds.items():
-        with Contained(is_foreign=is_foreign(kind)) as making:
-            found[name] = _checked(kind())
-        if making.fault:
-            broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
-    return found, broken
-
-
-def _checked(probe: AnyProbe) -> AnyProbe:
-    """Return the probe; one without valid `needs` raises `InvalidArgument`."""
-    if not isinstance(probe.needs, Needs):
-        raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
-    return probe
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
-
-    `layers`: the layers that have all the sites that a probe requires. `streamed`: probes whose statistics are computed
-    during the pass, of `n_streamed` sequences, because the memory does not hold their activations. `contained`: probes
-    of plug-ins; their errors lose only their own report, unless they were named.
-    """
-
-    served: dict[str, AnyProbe]
-    contained: frozenset[str]
-    is_named: bool
-    sites: tuple[Site, ...]
-    layers: dict[str, tuple[int, ...]]
-    streamed: frozenset[str]
-    n_streamed: int
-    skipped: dict[str, str]
-    inapplicable: dict[str, str]
-    renaming: Renaming | None
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Stream:
@@ -327,180 +278,7 @@ class _Stream:
         return self.task.stream(n, seed=self.seed, device=self.device)
 
 
-def _plan(
-    model: Model,
-    task: WindTunnel,
-    trials: Trials,
-    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
-    *,
-    n: int,
-    seed: int,
-) -> _Plan:
-    known = all_probes()
-    probes = [probes] if isinstance(probes, str | Probe) else probes
-    if probes is not None and not probes:
-        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
-    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
-        raise InvalidArgument(named[0][1])
-    asked: dict[str, AnyProbe] = {}
-    for item in known.values() if probes is None else probes:
-        probe = _named(item, known) if isinstance(item, str) else item
-        asked[probe.name] = probe
-    served, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
-    if probes is None:
-        skipped |= broken_probes()
-    for name, probe in asked.items():
-        try:
-            _require_task(probe.needs, task, trials, by=f"probe {name!r}")
-            if not model.layers_of(*probe.needs.sites):
-                model.require(probe.needs.sites, by=f"probe {name!r}")
-        except (MissingSite, TaskMismatch) as reason:
-            if probes is not None:
-                raise
-            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
-            continue
-        served[name] = probe
-    renaming = None
-    try:
-        renaming = _renaming(model, task, n=n, seed=seed) if probes is None else None
-    except (InvalidArgument, TaskMismatch) as reason:
-        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
-    # Calibration is first: the other probes explain it.
-    first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
-    chosen = {name: served[name] for name in first}
-    by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
-    foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
-    return _Plan(
-        served=chosen,
-        contained=foreign,
-        is_named=probes is not None,
-        sites=_sites(model, chosen.values()),
-        layers={name: model.layers_of(*probe.needs.sites) for name, probe in chosen.items()},
-        streamed=frozenset(),
-        n_streamed=0,
-        skipped=skipped,
-        inapplicable=inapplicable,
-        renaming=renaming,
-    )
-
-
-def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
-    if isinstance(model, CapturedModel):
-        raise InvalidArgument("a capture cannot be run on renamed sequences.")
-    return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
-
-
-def _affordable(plan: _Plan, model: Model, trials: Trials, budget: int, n: int) -> _Plan:
-    """Stream or remove probes until the memory holds the activations of `n` sequences, or at least of enough.
-
-    Probes whose statistics can be computed during the pass are streamed if the activations of all `n` sequences do not
-    fit. Then probes are removed until activations and statistics of enough sequences fit: first those whose statistics
-    alone do not fit, then the one with the largest activations. A named probe raises `InvalidArgument` instead.
-    Statistics of as many sequences as fit next to the activations of enough are computed; activations get the rest.
-    """
-    least = min(n, LEAST_RECORDED)
-    served, skipped = dict(plan.served), dict(plan.skipped)
-    streamed = _streamed(plan, model, trials, _bytes_of_one(model, _sites(model, served.values()), trials) * n > budget)
-
-    def stored_bytes(names: Iterable[str]) -> int:
-        probes = [plan.served[name] for name in names if name not in streamed]
-        return _bytes_of_one(model, _sites(model, probes), trials)
-
-    def streamed_bytes(names: Iterable[str]) -> int:
-        return _bytes_streamed(model, [plan.served[name] for name in names if name in streamed], trials)
-
-    def rank(name: str) -> tuple[bool, int, int]:
-        alone = streamed_bytes([name])
-        return alone * least > budget, stored_bytes([name]), alone
-
-    while (stored_bytes(served) + streamed_bytes(served)) * least > budget:
-        name = max(served, key=rank)
-        gib, kept = (stored_bytes([name]) + streamed_bytes([name])) * least / 2**30, budget / 2**30
-        del served[name]
-        what = "statistics" if name in streamed else "activations"
-        skipped[name] = (
-            f"probe {name!r} reads {what} of at least {least} sequences, which take {gib:.3g} GiB; the limit for all "
-            f"probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
-        )
-        if plan.is_named:
-            raise InvalidArgument(skipped[name])
-    plan = replace(plan, served=served, skipped=skipped)
-    rest = budget - least * stored_bytes(served)
-    n_streamed = min(n, rest // max(1, streamed_bytes(served)))
-    return _with_streams(plan, model, streamed.intersection(served), n_streamed)
-
-
-def _with_streams(plan: _Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> _Plan:
-    """The plan in which these probes are streamed: only what they read from the weights is stored."""
-    reads = {name: _reads(model, probe) for name, probe in plan.served.items()}
-    sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
-    return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
-
-
-def _streamed(plan: _Plan, model: Model, trials: Trials, is_needed: bool) -> frozenset[str]:
-    """The probes that are streamed if needed: those whose statistics are smaller than their activations."""
-
-    def is_smaller(probe: AnyProbe) -> bool:
-        stored = bytes_per_sequence(model.spec, _layers(model, _reads(model, probe)), trials)
-        return 0 < _bytes_streamed(model, [probe], trials) < stored
-
-    return frozenset(name for name, probe in plan.served.items() if is_needed and is_smaller(probe))
-
-
-def _bytes_streamed(model: Model, probes: Iterable[AnyProbe], trials: Trials) -> int:
-    """The bytes of one sequence's statistics that these probes read."""
-    of = {own: _reads(model, probe) for probe in probes for own in probe.needs.streamed}
-    layers = {own: model.layers_of(own.site) for own, sites in of.items() if own.site in sites}
-    return bytes_per_sequence(model.spec, layers, trials)
-
-
-def _sites(model: Model, probes: Iterable[AnyProbe]) -> tuple[Site, ...]:
-    """Return the sites of a model that probes read."""
-    return tuple(dict.fromkeys(site for probe in probes for site in _reads(model, probe)))
-
-
-def _bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
-    """Return the bytes that the activations of one sequence take at these sites."""
-    return bytes_per_sequence(model.spec, _layers(model, sites), one)
-
-
-def _reads(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
-    """The sites that a probe requires, and the optional ones that exist in the same layers."""
-    needed = probe.needs.sites
-    layers = model.layers_of(*needed)
-    return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
-
-
-def _layers(model: Model, sites: Iterable[Site]) -> dict[Site, tuple[int, ...]]:
-    """The layers in which each site is recorded during a pass."""
-    return {site: model.layers_of(site) for site in sites if not site.is_static}
-
-
-def _named(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
-    """Return the probe of NAME or NAME:option; an option is a field that is switched on."""
-    name, _, option = text.partition(":")
-    if name not in known:
-        raise unknown_name("probe", name, known)
-    probe: Any = known[name]
-    if not option:
-        return known[name]
-    options = [field.name for field in fields(probe) if field.type is bool]
-    if option not in options:
-        raise unknown_name(f"option of probe {name!r}", option, options)
-    chosen: AnyProbe = replace(probe, **{option: True})
-    return chosen
-
-
-def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
-    """Raise `TaskMismatch` if the task lacks a posterior or groups that the probe needs."""
-    if needs.posterior and not task.has_posterior:
-        raise TaskMismatch(f"{by} requires an exact posterior, which this task does not have.")
-    if needs.groups and len(trials.group_names) < 2:
-        kinds = ", ".join(trials.group_names) or "one kind"
-        raise TaskMismatch(f"{by} requires sequences of several kinds; this task has {kinds}.")
-
-
-def _untrained(model: Model, plan: _Plan, stream: _Stream, index: int, *, n: int, seed: int, budget: int) -> Found:
+def _untrained(model: Model, plan: Plan, stream: _Stream, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
@@ -519,46 +297,10 @@ def _untrained(model: Model, plan: _Plan, stream: _Stream, index: int, *, n: int
         if not is_out_of_memory(error):
             raise
         return {}, {_INITIALIZATION: f"untrained network {index} was left out, because it does not fit into memory."}
-    return _measured(plan, run, {name: [] for name in plan.served})
+    return probed(plan, run, {name: [] for name in plan.served})
 
 
-def _measured(
-    plan: _Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, on_all_layers: bool = False
-) -> Found:
-    """Return the reports of the probes in `untrained` on a run, and why plug-ins failed.
-
-    A report on some layers gets NaN in the others if `on_all_layers`; those of untrained networks keep their layers.
-    """
-    reports, faults = dict[str, Report](), dict[str, str]()
-    shown = bar(untrained.items(), desc=f"{run.spec.name}: probes", unit="probe", leave=False)
-    for name, before in shown:
-        with Contained(is_foreign=name in plan.contained) as measuring:
-            probe = plan.served[name]
-            needed = (*probe.needs.sites, *probe.needs.optional)
-            seen = run.streamed if name in plan.streamed else run
-            assert seen is not None, "it was streamed if a probe of the plan is"
-            report = probe.measure(within(seen, plan.layers[name], needed), before)
-            report = _usable(report) if name in plan.contained else report
-            is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
-            reports[name] = on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
-        if measuring.fault:
-            faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
-            if plan.is_named:
-                raise InvalidArgument(faults[name])
-    return reports, faults
-
-
-def _usable(report: object) -> Report:
-    """Return the report of a plug-in, after checking that tables and files can be made from it."""
-    if not isinstance(report, Report):
-        raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
-    report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
-    return report
-
-
-def _run(
-    model: Model, stream: _Stream, blocks: Iterator[Trials], plan: _Plan, seed: int, budget: int, *, n: int
-) -> Run:
+def _run(model: Model, stream: _Stream, blocks: Iterator[Trials], plan: Plan, seed: int, budget: int, *, n: int) -> Run:
     with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
 
         def counted() -> Iterator[Trials]:
@@ -580,6 +322,6 @@ def _run(
 def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
     """Yield the blocks, for a large model in parts that take seconds, so that progress is visible."""
     for block in blocks:
-        at_once = len(block) if model.spec.n_parameters < _LARGE else _PART
+        at_once = len(block) if model.spec.n_parameters < LARGE else _PART
         for start in range(0, len(block), at_once):
             yield block.rows(slice(start, start + at_once))

@@ -10,8 +10,8 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -193,6 +193,8 @@ def perform(text: str) -> str:
     Returns:
         "", or the reason of a failure: text, because some engines cannot transfer exceptions of this package.
     """
+    from bayesgeom.core.threads import limited
+
     job = json.loads(text)
     place = Path(job["place"])
     if (place / RESULT).is_file():
@@ -206,21 +208,6 @@ def perform(text: str) -> str:
     except BayesGeomError as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-@contextmanager
-def limited(threads: int) -> Iterator[None]:
-    """Set the number of threads of torch and of numpy's libraries inside the block; restore it afterwards."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
-    before = torch.get_num_threads()
-    with threadpool_limits(limits=threads):
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def _fault(future: Future) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.core.plugins import Contained, is_foreign
-from bayesgeom.diagnosis.run import AnyProbe, all_probes, broken_probes
+from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
 from bayesgeom.selftest.controls import intervention_controls
 
 INTERVENTION = "intervention"

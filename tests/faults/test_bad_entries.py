@@ -9,7 +9,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import main
-from bayesgeom.diagnosis.run import all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.description import hashed
 from bayesgeom.results.page import _figure
 from tests.test_cli import QUICK, save

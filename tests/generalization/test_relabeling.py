@@ -15,7 +15,8 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import UNASKED, Trials
-from bayesgeom.diagnosis.run import N_RENAMED, diagnose
+from bayesgeom.diagnosis.plan import N_RENAMED
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
 from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport, Scored, relabeling_report, verdict
 from bayesgeom.models.adapters.hooked import HookedModel

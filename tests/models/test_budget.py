@@ -9,7 +9,7 @@ import pytest
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import PATTERN, K
-from bayesgeom.diagnosis.run import all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models import budget
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.resolve import load

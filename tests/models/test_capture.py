@@ -24,7 +24,7 @@ from bayesgeom.core.errors import (
 )
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
-from bayesgeom.diagnosis import run as diagnosing
+from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.disk import writing

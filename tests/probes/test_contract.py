@@ -14,7 +14,8 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.run import Run
-from bayesgeom.diagnosis.run import all_probes, diagnose
+from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Probe

@@ -1,6 +1,5 @@
 """diagnose: what is measured, what is skipped and why, and that a seed decides every number."""
 
-import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,11 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMism
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, STATE, Z
-from bayesgeom.diagnosis.run import N_RECORDED, all_probes, diagnose
+from bayesgeom.diagnosis import measuring
+from bayesgeom.diagnosis import plan as planning
+from bayesgeom.diagnosis import run as running
+from bayesgeom.diagnosis.plan import N_RECORDED, all_probes
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
@@ -32,7 +35,6 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
 
-package = importlib.import_module("bayesgeom.diagnosis.run")  # its name in the package is the function's
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 
@@ -111,7 +113,7 @@ def tables(diagnosis: Diagnosis) -> list[dict[str, object]]:
 
 def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**all_probes(), "seen": Seen(), "recurrent": Recurrent()}
-    monkeypatch.setattr(package, "all_probes", lambda: found)
+    monkeypatch.setattr(planning, "all_probes", lambda: found)
     diagnosis = diagnose(lively(), n=7, n_untrained=1)
     assert set(diagnosis) | set(left_out(diagnosis)) == {*found, "relabeling"} and not set(diagnosis) & set(
         left_out(diagnosis)
@@ -167,7 +169,7 @@ def test_numbers_at_initialization_are_left_out_where_no_copy_can_be_built(monke
 
 
 def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
+    monkeypatch.setattr(planning, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     diagnosis = diagnose(lively(), n=5, n_untrained=0)
     with pytest.raises(
         UnknownName,
@@ -180,7 +182,7 @@ def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_named_probe_that_cannot_be_served_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
+    monkeypatch.setattr(planning, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     for asked in ("recurrent", Recurrent()):
         with pytest.raises(MissingSite, match=r"probe 'recurrent' requires site 'state', which tiny does not provide"):
             diagnose(lively(), probes=["seen", asked], n=5)
@@ -348,7 +350,8 @@ def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyP
         made.append(options)
         return bar(over, is_quiet=True, **options)
 
-    monkeypatch.setattr(package, "bar", watched)
+    monkeypatch.setattr(running, "bar", watched)
+    monkeypatch.setattr(measuring, "bar", watched)
     model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
     diagnose(model, probes=["calibration"], n=7, n_untrained=1)
     stages = [str(options["desc"]) for options in made]
@@ -359,9 +362,9 @@ def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyP
 def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
     whole = diagnose(model, probes=["calibration"], n=37, n_untrained=0)
-    monkeypatch.setattr(package, "_LARGE", 0)
+    monkeypatch.setattr(running, "LARGE", 0)
     parts = diagnose(model, probes=["calibration"], n=37, n_untrained=0)
     found, expected = (own["calibration"].kl_bits.value for own in (parts, whole))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    sizes = [len(part) for part in package._in_passes(model, TASK.stream(37, seed=0))]
+    sizes = [len(part) for part in running._in_passes(model, TASK.stream(37, seed=0))]
     assert sizes == [16, 16, 5]

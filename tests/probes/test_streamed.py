@@ -11,7 +11,7 @@ import bayesgeom
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.diagnosis.run import all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.views import within
 from bayesgeom.models.base import Model
 from bayesgeom.models.recorder import Recorder, Stream

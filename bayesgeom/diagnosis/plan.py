@@ -1,0 +1,249 @@
+"""Plans of a diagnosis: which probes run, what a pass records for them, and why the others do not run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
+from bayesgeom.core.plugins import Contained, discovered, is_foreign
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.generalization.relabeling import Renaming
+from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.models.base import Model
+from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.models.recorder import bytes_per_sequence
+from bayesgeom.probes.base import Needs, Probe
+from bayesgeom.tasks.base import WindTunnel
+
+N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
+LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
+N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
+
+AnyProbe = Probe[Any]
+
+
+def all_probes() -> dict[str, AnyProbe]:
+    """Return an instance of every installed, usable probe, by name."""
+    return _probes()[0]
+
+
+def broken_probes() -> dict[str, str]:
+    """Return why plug-ins cannot be used as probes, by the name of their entry points."""
+    return _probes()[1]
+
+
+def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
+    # mypy forbids an abstract class as a value, but discovery needs one.
+    kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
+    found: dict[str, AnyProbe] = {}
+    broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
+    for name, kind in kinds.items():
+        with Contained(is_foreign=is_foreign(kind)) as making:
+            found[name] = _checked(kind())
+        if making.fault:
+            broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
+    return found, broken
+
+
+def _checked(probe: AnyProbe) -> AnyProbe:
+    """Return the probe; one without valid `needs` raises `InvalidArgument`."""
+    if not isinstance(probe.needs, Needs):
+        raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
+    return probe
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
+
+    `layers`: the layers that have all the sites that a probe requires. `streamed`: probes whose statistics are computed
+    during the pass, of `n_streamed` sequences, because the memory does not hold their activations. `contained`: probes
+    of plug-ins; their errors lose only their own report, unless they were named.
+    """
+
+    served: dict[str, AnyProbe]
+    contained: frozenset[str]
+    is_named: bool
+    sites: tuple[Site, ...]
+    layers: dict[str, tuple[int, ...]]
+    streamed: frozenset[str]
+    n_streamed: int
+    skipped: dict[str, str]
+    inapplicable: dict[str, str]
+    renaming: Renaming | None
+
+
+def plan_of(
+    model: Model,
+    task: WindTunnel,
+    trials: Trials,
+    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    *,
+    n: int,
+    seed: int,
+) -> Plan:
+    """Choose the probes that this model and task support; a named one that they do not support is an error."""
+    known = all_probes()
+    probes = [probes] if isinstance(probes, str | Probe) else probes
+    if probes is not None and not probes:
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
+        raise InvalidArgument(named[0][1])
+    asked: dict[str, AnyProbe] = {}
+    for item in known.values() if probes is None else probes:
+        probe = named_probe(item, known) if isinstance(item, str) else item
+        asked[probe.name] = probe
+    served, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
+    if probes is None:
+        skipped |= broken_probes()
+    for name, probe in asked.items():
+        try:
+            _require_task(probe.needs, task, trials, by=f"probe {name!r}")
+            if not model.layers_of(*probe.needs.sites):
+                model.require(probe.needs.sites, by=f"probe {name!r}")
+        except (MissingSite, TaskMismatch) as reason:
+            if probes is not None:
+                raise
+            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
+            continue
+        served[name] = probe
+    renaming = None
+    try:
+        renaming = _renaming(model, task, n=n, seed=seed) if probes is None else None
+    except (InvalidArgument, TaskMismatch) as reason:
+        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
+    # Calibration is first: the other probes explain it.
+    first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
+    chosen = {name: served[name] for name in first}
+    by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
+    foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
+    return Plan(
+        served=chosen,
+        contained=foreign,
+        is_named=probes is not None,
+        sites=_sites(model, chosen.values()),
+        layers={name: model.layers_of(*probe.needs.sites) for name, probe in chosen.items()},
+        streamed=frozenset(),
+        n_streamed=0,
+        skipped=skipped,
+        inapplicable=inapplicable,
+        renaming=renaming,
+    )
+
+
+def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
+    if isinstance(model, CapturedModel):
+        raise InvalidArgument("a capture cannot be run on renamed sequences.")
+    return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
+
+
+def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) -> Plan:
+    """Stream or remove probes until the memory holds the activations of `n` sequences, or at least of enough.
+
+    Probes whose statistics can be computed during the pass are streamed if the activations of all `n` sequences do not
+    fit. Then probes are removed until activations and statistics of enough sequences fit: first those whose statistics
+    alone do not fit, then the one with the largest activations. A named probe raises `InvalidArgument` instead.
+    Statistics of as many sequences as fit next to the activations of enough are computed; activations get the rest.
+    """
+    least = min(n, LEAST_RECORDED)
+    served, skipped = dict(plan.served), dict(plan.skipped)
+    streamed = _streamed(plan, model, trials, bytes_of_one(model, _sites(model, served.values()), trials) * n > budget)
+
+    def stored_bytes(names: Iterable[str]) -> int:
+        probes = [plan.served[name] for name in names if name not in streamed]
+        return bytes_of_one(model, _sites(model, probes), trials)
+
+    def streamed_bytes(names: Iterable[str]) -> int:
+        return bytes_streamed(model, [plan.served[name] for name in names if name in streamed], trials)
+
+    def rank(name: str) -> tuple[bool, int, int]:
+        alone = streamed_bytes([name])
+        return alone * least > budget, stored_bytes([name]), alone
+
+    while (stored_bytes(served) + streamed_bytes(served)) * least > budget:
+        name = max(served, key=rank)
+        gib, kept = (stored_bytes([name]) + streamed_bytes([name])) * least / 2**30, budget / 2**30
+        del served[name]
+        what = "statistics" if name in streamed else "activations"
+        skipped[name] = (
+            f"probe {name!r} reads {what} of at least {least} sequences, which take {gib:.3g} GiB; the limit for all "
+            f"probes is {kept:.3g} GiB. Raise memory_gib of load (--memory-gib)."
+        )
+        if plan.is_named:
+            raise InvalidArgument(skipped[name])
+    plan = replace(plan, served=served, skipped=skipped)
+    rest = budget - least * stored_bytes(served)
+    n_streamed = min(n, rest // max(1, streamed_bytes(served)))
+    return with_streams(plan, model, streamed.intersection(served), n_streamed)
+
+
+def with_streams(plan: Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> Plan:
+    """The plan in which these probes are streamed: only what they read from the weights is stored."""
+    reads = {name: sites_read(model, probe) for name, probe in plan.served.items()}
+    sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
+    return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
+
+
+def _streamed(plan: Plan, model: Model, trials: Trials, is_needed: bool) -> frozenset[str]:
+    """The probes that are streamed if needed: those whose statistics are smaller than their activations."""
+
+    def is_smaller(probe: AnyProbe) -> bool:
+        stored = bytes_per_sequence(model.spec, _layers(model, sites_read(model, probe)), trials)
+        return 0 < bytes_streamed(model, [probe], trials) < stored
+
+    return frozenset(name for name, probe in plan.served.items() if is_needed and is_smaller(probe))
+
+
+def bytes_streamed(model: Model, probes: Iterable[AnyProbe], trials: Trials) -> int:
+    """The bytes of one sequence's statistics that these probes read."""
+    of = {own: sites_read(model, probe) for probe in probes for own in probe.needs.streamed}
+    layers = {own: model.layers_of(own.site) for own, sites in of.items() if own.site in sites}
+    return bytes_per_sequence(model.spec, layers, trials)
+
+
+def _sites(model: Model, probes: Iterable[AnyProbe]) -> tuple[Site, ...]:
+    """Return the sites of a model that probes read."""
+    return tuple(dict.fromkeys(site for probe in probes for site in sites_read(model, probe)))
+
+
+def bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
+    """Return the bytes that the activations of one sequence take at these sites."""
+    return bytes_per_sequence(model.spec, _layers(model, sites), one)
+
+
+def sites_read(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
+    """The sites that a probe requires, and the optional ones that exist in the same layers."""
+    needed = probe.needs.sites
+    layers = model.layers_of(*needed)
+    return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
+
+
+def _layers(model: Model, sites: Iterable[Site]) -> dict[Site, tuple[int, ...]]:
+    """The layers in which each site is recorded during a pass."""
+    return {site: model.layers_of(site) for site in sites if not site.is_static}
+
+
+def named_probe(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
+    """Return the probe of NAME or NAME:option; an option is a field that is switched on."""
+    name, _, option = text.partition(":")
+    if name not in known:
+        raise unknown_name("probe", name, known)
+    probe: Any = known[name]
+    if not option:
+        return known[name]
+    options = [field.name for field in fields(probe) if field.type is bool]
+    if option not in options:
+        raise unknown_name(f"option of probe {name!r}", option, options)
+    chosen: AnyProbe = replace(probe, **{option: True})
+    return chosen
+
+
+def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
+    """Raise `TaskMismatch` if the task lacks a posterior or groups that the probe needs."""
+    if needs.posterior and not task.has_posterior:
+        raise TaskMismatch(f"{by} requires an exact posterior, which this task does not have.")
+    if needs.groups and len(trials.group_names) < 2:
+        kinds = ", ".join(trials.group_names) or "one kind"
+        raise TaskMismatch(f"{by} requires sequences of several kinds; this task has {kinds}.")
