@@ -89,9 +89,24 @@ def check_types(instance: Any) -> None:
     Raises:
         InvalidArgument: As in `check_argument`.
     """
-    hints = _hints(type(instance))  # type: ignore[arg-type]  # mypy: a class of unknown metaclass
-    for field in fields(instance):
-        check_argument(field.name, getattr(instance, field.name), hints[field.name])
+    check_fields(type(instance), {field.name: getattr(instance, field.name) for field in fields(instance)})
+
+
+def check_fields(kind: type, values: Mapping[str, Any], *, of: str = "") -> None:
+    """Check values for fields of a dataclass against their annotations.
+
+    Args:
+        kind: The dataclass.
+        values: Values by the name of their field; other names are not checked.
+        of: What the fields belong to, at the start of the message: "task 'hmm': ".
+
+    Raises:
+        InvalidArgument: As in `check_argument`.
+    """
+    hints = _hints(kind)  # type: ignore[arg-type]  # mypy: a class of unknown metaclass
+    for field in fields(kind):
+        if field.name in values:
+            check_argument(f"{of}{field.name}", values[field.name], hints[field.name])
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -2,14 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, check_known
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.threads import PROCESS_STATE
@@ -101,20 +100,8 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     # mypy: an abstract class as a value is what discovery is about.
     kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
-    _check_types(kind, sizes)
+    check_fields(kind, sizes, of=f"architecture {architecture!r}: ")
     try:
         return kind(**sizes)
     except TypeError as error:
         raise InvalidArgument(f"architecture {architecture!r} cannot be built from {sizes}: {error}.") from error
-
-
-def _check_types(kind: type[ModelConfig], sizes: Mapping[str, Any]) -> None:
-    """Raise `InvalidArgument` for an integer or boolean field with a value of another type, such as 2.5 layers."""
-    assert is_dataclass(kind), "a model config is a dataclass"
-    for field in (own for own in fields(kind) if own.name in sizes):
-        value = sizes[field.name]
-        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if field.type is int and not is_whole:
-            raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be an integer, got {value!r}.")
-        if field.type is bool and not isinstance(value, bool):
-            raise InvalidArgument(f"architecture {kind.name!r}: {field.name} must be true or false, got {value!r}.")

@@ -3,19 +3,19 @@
 A text task becomes a wind tunnel when it is bound to a tokenizer.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum, unique
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, final, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.arguments import check_argument, described, fits
+from bayesgeom.checks.arguments import check_argument, check_fields, fits
 from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
@@ -27,7 +27,6 @@ BLOCK = limits.BLOCK  # sequences drawn and run at a time
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
-_PLAIN = (bool, int, float, str)
 
 
 class WindTunnel(ABC):
@@ -227,8 +226,8 @@ def _revived(value: Any) -> Any:
 def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
     """Build a task; parameters that its class does not take raise `InvalidArgument`."""
     check_known(f"task {name!r}", parameters, field_names(kind))
+    _check_types(kind, parameters)
     try:
-        _check_types(kind, parameters)
         return kind(**parameters)
     except TypeError as error:
         raise InvalidArgument(f"task {name!r} cannot be built from {dict(parameters)}: {error}.") from error
@@ -240,32 +239,24 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
     Raises:
         InvalidArgument: A value has another type than its field.
     """
-    try:
-        _check_types(type(task), vars(task))
-    except TypeError as error:
-        raise InvalidArgument(f"task {task.name!r}: {error}.") from error
+    _check_types(type(task), vars(task))
 
 
-def _check_types(kind: type, parameters: Mapping[str, Any]) -> None:
-    """Raise `TypeError` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
-    assert is_dataclass(kind), "a task is a dataclass"
-    for field in (own for own in fields(kind) if own.name in parameters):
-        value, choices = parameters[field.name], get_args(field.type)
-        if get_origin(field.type) is Literal:
-            if not fits(value, field.type):
-                raise TypeError(f"{field.name} takes {' or '.join(map(repr, choices))}, got {shown(value)}")
-            continue
-        limits.check_whole(field.name, value)
-        if get_origin(field.type) is UnionType and {NoneType} < {*choices} <= {*_PLAIN, NoneType}:  # `float | None`
-            allowed: tuple[Any, ...] = (*choices, int) if float in choices else choices
-        elif field.type in _PLAIN:
-            allowed = (float, int) if field.type is float else (field.type,)
-        elif not (get_origin(field.type) is tuple or isinstance(field.type, type)) or fits(value, field.type):
-            continue  # a task checks arrays and mappings itself
-        else:
-            raise TypeError(f"{field.name} takes {described(field.type)}, got {shown(value)}")
-        if type(value) not in allowed:  # not isinstance: True is an int
-            raise TypeError(f"{field.name} takes {allowed[0].__name__}, got {shown(value)}")
+def _check_types(kind: type[WindTunnel | TextTask], parameters: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgument` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
+    of = f"task {kind.name!r}: "
+    for name, value in parameters.items():
+        limits.check_whole(f"{of}{name}", value)
+        if isinstance(value, np.generic):  # a saved task holds plain numbers
+            raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
+    # NaN passes: the constructor names the range that it breaks.
+    check_fields(kind, {name: own for name, own in parameters.items() if not _has_nan(own)}, of=of)
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_nan, value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def check_count(n: Any) -> None:

@@ -52,8 +52,11 @@ def connected(on: Any, options: Any = None) -> None:
         (lambda: made(tasks.Prompts, chat=1), r"chat must be True or False, got 1"),
         (lambda: made(tasks.InContext, task="hmm"), r"task must be WindTunnel, got 'hmm'"),
         (lambda: made(tasks.InContext, task=TASK, symbols=5), r"symbols must be a sequence of texts, got 5"),
-        (lambda: made(tasks.LabeledEvidence, ks=("x",)), r"ks takes a sequence of integers"),
-        (lambda: made(tasks.LabeledEvidence, query=torch.zeros(2, 3)), r"query takes 'latent' or 'next', got a Tensor"),
+        (lambda: made(tasks.LabeledEvidence, ks=("x",)), r"ks must be a sequence of integers"),
+        (
+            lambda: made(tasks.LabeledEvidence, query=torch.zeros(2, 3)),
+            r"query must be 'latent' or 'next', got a Tensor",
+        ),
         (
             lambda: made(tasks.Process, transition_tensors=[[[1.0]]], initial={}),
             r"initial must be numbers nested 1 deep",

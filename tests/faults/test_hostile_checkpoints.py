@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a truth value": (asked(n_layers=True), r"n_layers must be an integer, got True"),
     "text": (asked(d_mlp="13"), r"d_mlp must be an integer, got '13'"),
     "nested sizes": (asked(prior_slopes=[["x"]]), r"prior_slopes"),
-    "a number for a truth value": (asked(tied=3), r"tied must be true or false, got 3"),
+    "a number for a truth value": (asked(tied=3), r"tied must be True or False, got 3"),
     "a task that fills the memory": (
         named(task={"name": "hmm", "length": 10**9}),
         r"task 'hmm' with .*length=1000000000.* needs about .* GB",

@@ -198,9 +198,9 @@ def test_unknown_names_list_what_can_be_written(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("evidence:ks=3", r"task 'evidence' cannot be built from \{'ks': 3\}: ks takes a sequence of integers, got 3"),
-        ("evidence:k_max=2.5", r"k_max takes int, got 2\.5"),
-        ("evidence:query=both", r"query takes 'latent' or 'next', got 'both'"),
+        ("evidence:ks=3", r"task 'evidence': ks must be a sequence of integers, got 3"),
+        ("evidence:k_max=2.5", r"k_max must be an integer, got 2\.5"),
+        ("evidence:query=both", r"query must be 'latent' or 'next', got 'both'"),
         ("evidence:k=3", r"task 'evidence' has no parameter 'k'. It has: .*ks"),
         (
             "bijection-in-context:n_value=3",
