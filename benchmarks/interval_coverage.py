@@ -506,7 +506,9 @@ def memory(n: int, m: int, rng: np.random.Generator, factor: float = 4.0) -> tup
         observers = levels[:, None] * rng.gamma(0.7, 1 / 0.7, n) * rng.gamma(4.0, 0.25, (8, n))
         observers[-1] = 0.0
         own = observers[3] + 0.5 * levels[3] * rng.normal(size=n)
-        scores = WindowScores(kl_bits=np.stack([2 * observers, observers]), entropy_error_bits=np.zeros((2, 1, 1)))
+        along = np.zeros((2, 1, 1))
+        both = np.stack([2 * observers, observers])
+        scores = WindowScores(kl_bits=both, kl_bits_by_position=along, entropy_error_bits=along)
         found.append(effective_memory(scores, own[:, None], seed=1).symbols_ends)
     lo, hi = np.array(found).T
     return (lo, hi, np.isfinite(lo) & np.isfinite(hi)), 3.0

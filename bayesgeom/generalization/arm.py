@@ -58,7 +58,7 @@ class Arm:
 def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Window, Window, Window] | None) -> Arm:
     """Return all measurements of one model from its errors and residuals."""
     trained, kl = setting.trained, errors.kl_bits
-    best = strongest(errors.predictor_kl_bits)
+    best = strongest(errors.narrow_kl_bits)  # a wide window is exact within most of a short training length
     shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
     return Arm(
         name=model.spec.name,

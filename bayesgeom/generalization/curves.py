@@ -14,7 +14,8 @@ from bayesgeom.core.run import Behavior, Run
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
-from bayesgeom.stats.memory import EffectiveMemory, effective_memory
+from bayesgeom.stats.memory import EffectiveMemory, WindowScores, effective_memory, window_name, windows_beyond_own
+from bayesgeom.stats.observers import STARTS
 
 LARGEST_WITHIN = "largest within the training length"
 N_TREND = 5  # positions to which the trend before the discontinuity is fitted
@@ -28,7 +29,8 @@ _PLACES = 4_096  # positions resampled at once, so that memory does not grow wit
 class Errors:
     """One model's errors at ascending positions or distances (`at`); errors of predictors are means.
 
-    `memory` is the model's effective memory over the whole run, if the task's hidden state moves.
+    `memory` is the model's effective memory over the whole run, if the task's hidden state moves. `wide` names the
+    window observers of more symbols than the task's own baselines.
     """
 
     at: Int[np.ndarray, " position"]
@@ -37,24 +39,44 @@ class Errors:
     predictor_kl_bits: Mapping[str, Float[np.ndarray, " position"]]
     predictor_entropy_error_bits: Mapping[str, Float[np.ndarray, " position"]]
     memory: EffectiveMemory | None = None
+    wide: tuple[str, ...] = ()
+
+    @property
+    def narrow_kl_bits(self) -> Mapping[str, Float[np.ndarray, " position"]]:
+        """KL of the task's own baselines, without wide windows."""
+        return {name: level for name, level in self.predictor_kl_bits.items() if name not in self.wide}
 
 
 def errors_along(run: Run) -> Errors:
     """Return the errors of one run, position by position."""
     own = run.behavior
     n_positions = own.kl_bits.shape[1]
+    wide = {} if run.windows is None else wide_windows(run.windows)
     return Errors(
         at=np.arange(1, n_positions + 1),
         kl_bits=own.kl_bits.astype(np.float64),
         entropy_error_bits=_entropy_error(own),
-        predictor_kl_bits={
-            name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()
-        },
+        predictor_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()}
+        | {name: kl for name, (kl, _) in wide.items()},
         predictor_entropy_error_bits={
             name: _entropy_error(b).mean(axis=0) for name, b in run.baseline_behaviors.items()
-        },
+        }
+        | {name: error for name, (_, error) in wide.items()},
         memory=None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed),
+        wide=tuple(wide),
     )
+
+
+def wide_windows(
+    scores: WindowScores,
+) -> dict[str, tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]]:
+    """Return KL and entropy error by position of window observers that a task's own baselines lack, by name.
+
+    These are wider than four and up to ten symbols; see `windows_beyond_own`.
+    """
+    at = windows_beyond_own(scores.kl_bits.mean(axis=2))
+    both = scores.kl_bits_by_position, scores.entropy_error_bits
+    return {window_name(width, STARTS[start]): tuple(own[start, width] for own in both) for start, width in at}
 
 
 def errors_across(runs: Mapping[int, Run]) -> Errors:

@@ -201,7 +201,7 @@ class LengthReport(Report):
         jump, ratio, critical = (
             own[index] for own in (self.jump_bits[KL], self.extrapolation_ratio, self.critical_length)
         )
-        largest, shortcut = jump.baseline(LARGEST_WITHIN).value, ratio.baseline(self.predictors[0]).value
+        largest, shortcut = jump.baseline(LARGEST_WITHIN).value, ratio.baselines[0].value
         return (
             self.arms[index],
             self.position_kinds[index].partition(" (")[0],

@@ -28,7 +28,9 @@ class SweepReport(Report):
 
     `notes` states for each value why the model could not be run, else it is empty. `…_tokens` count scored positions
     until mean entropy is within `threshold_bits` of its floor, the mean over the last quarter of the positions; exact
-    posterior and model have separate floors. The baseline is the task's strongest shortcut (`shortcuts`).
+    posterior and model have separate floors. The baseline is the task's strongest shortcut (`shortcuts`). On tasks with
+    latent dynamics it may be a window observer of up to ten symbols, chosen as for calibration (see
+    `bayesgeom.stats.memory.wider_window`).
     """
 
     name: ClassVar[str] = "sweep"
@@ -118,35 +120,43 @@ _HEADER = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """The measurements at one value of the parameter; without a model `own` is None, and `note` may state why."""
+    """The measurements at one value of the parameter; without a model `own` is None, and `note` may state why.
+
+    `wider` holds mean KL and mean entropy error of the window observer that joins the predictors, by name, if any.
+    """
 
     label: str
     note: str
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
     own: Behavior | None
     predictors: Mapping[str, Behavior]
+    wider: Mapping[str, tuple[float, float]]
+
+    def shortcut(self) -> tuple[str, float, float]:
+        """Return the name of the predictor with the lowest mean KL, its mean KL and its mean entropy error."""
+        exact = self.exact_entropy_bits.astype(np.float64)
+        along = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in self.predictors.items()}
+        best = strongest(along | {name: np.array([kl]) for name, (kl, _) in self.wider.items()})
+        if best in self.wider:
+            return best, *self.wider[best]
+        return best, float(along[best].mean()), float(_entropy_error(self.predictors[best], exact).mean())
 
 
 def sweep_report(
     found: Sequence[Value], *, task: str, vary: str, trained_value: str, threshold_bits: float, seed: int
 ) -> SweepReport:
     """Return the report on all values, in the given order."""
-    best = [
-        strongest({k: b.kl_bits.mean(axis=0, dtype=np.float64) for k, b in value.predictors.items()}) for value in found
-    ]
+    best, kls, errors = zip(*(value.shortcut() for value in found), strict=True)
     n_positions = max(value.exact_entropy_bits.shape[1] for value in found)
     exact = [value.exact_entropy_bits.astype(np.float64) for value in found]
     own = [None if value.own is None else value.own.model_entropy_bits.astype(np.float64) for value in found]
-    shortcuts = [value.predictors[name] for value, name in zip(found, best, strict=True)]
-    kls = [float(shortcut.kl_bits.mean(dtype=np.float64)) for shortcut in shortcuts]
-    errors = [_entropy_error(shortcut, of).mean() for shortcut, of in zip(shortcuts, exact, strict=True)]
     return SweepReport(
         task=task,
         vary=vary,
         values=tuple(value.label for value in found),
         trained_value=trained_value,
         notes=tuple(value.note for value in found),
-        shortcuts=tuple(best),
+        shortcuts=best,
         threshold_bits=threshold_bits,
         exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),

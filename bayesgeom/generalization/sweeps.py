@@ -1,11 +1,13 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.behavior import BehaviorLog
@@ -19,6 +21,8 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
 from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.memory import WindowScores, effective_memory, wider_window, window_name
+from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -167,6 +171,7 @@ def _asked(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> 
         exact_entropy_bits=run.behavior.exact_entropy_bits,
         own=run.behavior,
         predictors=run.baseline_behaviors,
+        wider=_wider(run.windows, run.behavior.kl_bits, seed=run.seed),
     )
 
 
@@ -178,7 +183,31 @@ def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -
         log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
     exactly: Behavior
     exactly, _, predictors = log.finished()
-    return Value(label=label, note=note, exact_entropy_bits=exactly.exact_entropy_bits, own=None, predictors=predictors)
+    return Value(
+        label=label,
+        note=note,
+        exact_entropy_bits=exactly.exact_entropy_bits,
+        own=None,
+        predictors=predictors,
+        wider=_wider(log.windows(), None, seed=seed),
+    )
+
+
+def _wider(
+    windows: WindowScores | None, kl_bits: Float[np.ndarray, "sequence position"] | None, *, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return KL and entropy error of the window observer that decides, if it is none of the task's own baselines.
+
+    Without a model it is that of ten symbols.
+    """
+    if windows is None:
+        return {}
+    symbols = math.nan if kl_bits is None else effective_memory(windows, kl_bits, seed=seed).symbols
+    means = windows.kl_bits.mean(axis=2)
+    at = wider_window(means, symbols)
+    if at is None:
+        return {}
+    return {window_name(at[1], STARTS[at[0]]): (float(means[at]), float(windows.entropy_error_bits[at].mean()))}
 
 
 def _trained_value(model: Model | None, vary: str) -> str:

@@ -40,10 +40,12 @@ class WindowScores:
 
     Attributes:
         kl_bits: Mean KL(exact ‖ window observer) of every sequence.
+        kl_bits_by_position: KL at every position, mean over sequences, of windows of up to ten symbols.
         entropy_error_bits: Entropy error at every position, mean over sequences, of windows of up to ten symbols.
     """
 
     kl_bits: Float64[np.ndarray, "start window sequence"]
+    kl_bits_by_position: Float64[np.ndarray, "start narrow position"]
     entropy_error_bits: Float64[np.ndarray, "start narrow position"]
 
 
@@ -57,6 +59,7 @@ class EffectiveMemory:
         stronger: The start with the lower KL at each width, as an index into `STARTS`.
         gain_bits: KL of the stronger window observer minus KL of the model, at each width.
         gain_ends: Both ends of the paired interval of `gain_bits`.
+        is_beaten: Whether the model beats the stronger window observer, at each width.
         symbols: The effective memory: the smallest width whose observer the model does not beat; too large with
             probability 3.5 %. NaN (undecided) if the gain over that observer has no interval.
         most_symbols: The smallest width whose observer is at least as good with the same confidence, or NaN.
@@ -67,6 +70,7 @@ class EffectiveMemory:
     stronger: Int[np.ndarray, " window"]
     gain_bits: Float64[np.ndarray, " window"]
     gain_ends: tuple[Float64[np.ndarray, " window"], Float64[np.ndarray, " window"]]
+    is_beaten: Bool[np.ndarray, " window"]
     symbols: float
     most_symbols: float
     transport_gap_bits: float
@@ -75,6 +79,14 @@ class EffectiveMemory:
     def symbols_ends(self) -> tuple[float, float]:
         """Both ends of the interval of `symbols`; the lower end is `symbols` itself."""
         return self.symbols, self.most_symbols
+
+    @property
+    def widest_beaten(self) -> int:
+        """The widest window observer that the model beats, of any width; −1 if it beats none.
+
+        Another definition of effective memory. `symbols` is at most one more; see `effective_memory`.
+        """
+        return int(np.flatnonzero(self.is_beaten).max(initial=-1))
 
     @property
     def length(self) -> int:
@@ -143,8 +155,8 @@ def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float
 def wider_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> tuple[int, int] | None:
     """Return start and width of the window observer that joins a task's own baselines, or None if these include it.
 
-    Every comparison of a model with window observers uses this function. Its own baselines are a task's windows of up
-    to four symbols.
+    Every comparison of a model's mean error with window observers uses this function. A task's own baselines are
+    windows of up to four symbols.
 
     Args:
         kl_bits: KL of every window observer.
@@ -157,6 +169,25 @@ def wider_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -
     """
     width = deciding_window(kl_bits, symbols) if kl_bits.size else 0
     return (int(kl_bits[:, width].argmin()), width) if width > WIDEST_BASELINE else None
+
+
+def windows_beyond_own(kl_bits: Float64[np.ndarray, "start window"]) -> tuple[tuple[int, int], ...]:
+    """Return start and width of all window observers of up to ten symbols that are wider than a task's own baselines.
+
+    At each width this is the stronger start. Observers closer than 1e-6 bits to the posterior are left out. Curves by
+    position and reports on several models use all of them; single numbers use `wider_window`, which is one of them.
+
+    Args:
+        kl_bits: KL of every window observer.
+
+    Example:
+        >>> windows_beyond_own(np.array([[9, 5, 3, 2, 1, 0.5, 0.3], [8, 4, 3, 2, 1, 0.4, 0.0]]))
+        ((1, 5),)
+    """
+    if not kl_bits.size:
+        return ()
+    widest = deciding_window(kl_bits, math.nan)
+    return tuple((int(kl_bits[:, width].argmin()), width) for width in range(WIDEST_BASELINE + 1, widest + 1))
 
 
 def unbeaten_note(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> str:
@@ -223,20 +254,22 @@ def window_scores(trials: Trials) -> WindowScores | None:
     length = trials.n_scored
     own = torch.xlogy(exact, exact).sum(dim=2)
     found = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
-    errors = torch.zeros(
-        len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length, dtype=torch.float64, device=exact.device
-    )
+    narrow = (len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length)
+    along, errors = (torch.zeros(narrow, dtype=torch.float64, device=exact.device) for _ in range(2))
     for start, name in enumerate(STARTS):
         for width, said in enumerate(window_predictives(trials, name)):
             short = slice(width, length)  # at earlier positions the window reaches the first symbol
-            cross = torch.xlogy(exact[:, short], said[:, short]).sum(dim=2)
-            found[start, width] = (own[:, short] - cross).sum(dim=1) / (length * NATS_PER_BIT)
+            lost = own[:, short] - torch.xlogy(exact[:, short], said[:, short]).sum(dim=2)
+            found[start, width] = lost.sum(dim=1) / (length * NATS_PER_BIT)
             if width <= TRANSPORT_WINDOW:
+                along[start, width, short] = lost.mean(dim=0) / NATS_PER_BIT
                 gap = own[:, short] - torch.xlogy(said[:, short], said[:, short]).sum(dim=2)
                 errors[start, width, short] = gap.abs().mean(dim=0) / NATS_PER_BIT
             if float(found[start, width].mean()) < _STOP_BITS:
                 break
-    return WindowScores(kl_bits=found.cpu().numpy(), entropy_error_bits=errors.cpu().numpy())
+    return WindowScores(
+        kl_bits=found.cpu().numpy(), kl_bits_by_position=along.cpu().numpy(), entropy_error_bits=errors.cpu().numpy()
+    )
 
 
 def joined(parts: Sequence[WindowScores]) -> WindowScores | None:
@@ -246,6 +279,7 @@ def joined(parts: Sequence[WindowScores]) -> WindowScores | None:
     sizes = [part.kl_bits.shape[2] for part in parts]
     return WindowScores(
         kl_bits=np.concatenate([part.kl_bits for part in parts], axis=2),
+        kl_bits_by_position=np.average([part.kl_bits_by_position for part in parts], axis=0, weights=sizes),
         entropy_error_bits=np.average([part.entropy_error_bits for part in parts], axis=0, weights=sizes),
     )
 
@@ -259,6 +293,14 @@ def effective_memory(
     lower bound of the paired difference in mean KL, observer minus model, lies above 0. So the window observer of
     width w itself has effective memory w: it beats w − 1 and ties with w. If the model beats every observer that is at
     least 1e-6 bits from the posterior, its effective memory is the length of the sequence.
+
+    `widest_beaten` is another definition: the largest w whose observer is beaten. If widths are beaten without a gap,
+    it is one less, and "a largest beaten w of at least ten" is "an effective memory above ten". If a model fails to
+    beat some width and beats a wider one, the memory ends at the first failure and `widest_beaten` may be much larger.
+    The first failure counts, for two reasons. A model that predicts no better than an observer of w symbols gives no
+    evidence of more than w symbols, whatever it does to wider ones. And a maximum over up to n tests is too large more
+    often than one test: each further width is another chance of a false win. Tested in order, only the first width that
+    is not really beaten can be passed by mistake.
 
     Observers are tested in order of width, so each end of the interval is wrong in at most 3.5 % of samples. Where
     neighboring observers differ clearly, only the lower end can be wrong, and only if the model ties with one of them:
@@ -288,6 +330,7 @@ def effective_memory(
         stronger=stronger,
         gain_bits=gain.mean(axis=0),
         gain_ends=(lo, hi),
+        is_beaten=is_distinct & (sure_lo > _ROUNDING_BITS),
         symbols=_first_without(sure_lo, is_distinct) if is_known else math.nan,
         most_symbols=_first_without(sure_hi, is_distinct) if is_known else math.nan,
         transport_gap_bits=float(means[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum()),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.cli import main
+from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
@@ -217,11 +218,37 @@ def test_the_effective_memory_of_every_arm_is_stated(two_arms: LengthReport) -> 
         "window_1_uniform",
         "stationary",
     }
-    assert two_arms.predictors[0] == "window_4_stationary", "the strongest predictor that carries nothing"
+    widest = two_arms.predictors[0]
+    kind, width, _ = widest.split("_")
+    assert kind == "window" and int(width) > 4, "the strongest predictor that carries nothing"
+    assert {own.name for own in two_arms.extrapolation_ratio.baselines} == {"window_4_stationary"}
     assert (two_arms.effective_memory_symbols.value <= two_arms.effective_memory_symbols.ends[1]).all()
     table = two_arms.table()
     assert "learned 0: effective memory 0 … 0 symbols" in table, "an untrained model is no better than the prior"
     assert table.count(two_arms.transport) == 1 and "transport" in two_arms.transport
+
+
+def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position() -> None:
+    """Wider than four symbols: the better start of each, equal to its predictive, here on a slow chain."""
+    task = HMM(n_states=3, n_symbols=2, length=7, floor=0.01, stay=0.95)
+    found = length_generalization(small(task=task), lengths=[17], n=23)
+    longer = replace(task, length=17)
+    (trials,) = longer.stream(23, seed=derived_seed(0, 0))
+    wide = {name for name in found.predictors if name.startswith("window") and int(name.split("_")[1]) > 4}
+    assert {int(name.split("_")[1]) for name in wide} == set(range(5, 11)) and len(wide) == 6
+    for name in wide:
+        _, width, start = name.split("_")
+        known = {
+            own: predicted_behavior(trials, longer.window_predictives(trials, int(width), own))
+            for own in ("uniform", "stationary")
+        }
+        assert start == min(known, key=lambda own: known[own].kl_bits.mean())
+        kl, error = (own.baseline(name).value[0] for own in (found.kl_bits, found.entropy_mae_bits))
+        seen = known[start]
+        np.testing.assert_allclose(kl, seen.kl_bits.mean(axis=0), rtol=1e-3, atol=1e-6)
+        gap = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
+        np.testing.assert_allclose(error, gap, rtol=1e-3, atol=1e-6)
+        assert kl[-1] > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from bayesgeom.cli import main
+from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.numbers import number_text
+from bayesgeom.generalization import sweeps
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.generalization.sweeps import _listed, sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
@@ -95,6 +97,32 @@ def test_without_a_model_the_exact_posterior_stands_alone() -> None:
     assert (np.diff(found.exact_floor_bits) > 0).all() and found.exact_floor_bits[2] == pytest.approx(np.log2(3))
     assert float(found.exact_tokens[2]) == 1, "nothing is learned from pure noise"
     assert found.kl_bits.baseline(SHORTCUT).value[2] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("symbols", "widest"), [(2.0, 4), (6.0, 6), (np.nan, 10), (None, 10)])
+def test_window_observers_are_those_of_calibration(
+    symbols: float | None, widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to four symbols, and the one that decides for the model's memory; that of ten without a model (None)."""
+    task = HMM(n_states=3, n_symbols=2, length=13, floor=0.01, stay=0.95)
+    sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
+    model = None if symbols is None else HookedModel(Transformer(sizes, seed=0), name="small", task=task)
+    measured = sweeps.effective_memory
+    monkeypatch.setattr(sweeps, "effective_memory", lambda *a, **k: replace(measured(*a, **k), symbols=symbols))
+    found = sweep(task, "stay", [0.95, 0.9], model, n=29)
+    for at, stay in enumerate((0.95, 0.9)):
+        own = replace(task, stay=stay)
+        (trials,) = own.stream(29, seed=derived_seed(0, 0))
+        known = {
+            start: predicted_behavior(trials, own.window_predictives(trials, widest, start))
+            for start in ("uniform", "stationary")
+        }
+        best = min(known, key=lambda start: known[start].kl_bits.mean())
+        assert found.shortcuts[at] == f"window_{widest}_{best}"
+        kl, error = (float(each.baseline(SHORTCUT).value[at]) for each in (found.kl_bits, found.entropy_mae_bits))
+        assert kl == pytest.approx(known[best].kl_bits.mean(), rel=1e-4) and kl > 1e-4
+        gap = np.abs(known[best].model_entropy_bits - known[best].exact_entropy_bits)
+        assert error == pytest.approx(gap.mean(), rel=1e-3)
 
 
 def test_lengths_may_vary_too() -> None:

@@ -18,6 +18,7 @@ from bayesgeom.stats.memory import (
     wider_window,
     window_predictives,
     window_scores,
+    windows_beyond_own,
 )
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.bijection import Bijection
@@ -39,12 +40,53 @@ def window(trials: Trials, w: int, start: str = "stationary") -> torch.Tensor:
     return [*window_predictives(trials, start)][w]
 
 
+def planted_scores(kl_bits: np.ndarray) -> WindowScores:
+    """Return scores of window observers with these errors; errors by position are not used here."""
+    along = np.zeros((2, kl_bits.shape[1], 5))
+    return WindowScores(kl_bits=kl_bits, kl_bits_by_position=along, entropy_error_bits=along)
+
+
 @pytest.mark.parametrize("w", [0, 1, 2, 3, 5, 11, 23])
 def test_a_planted_window_observer_remembers_its_own_width(w: int) -> None:
     found = memory_of(SLOW_TRIALS, window(SLOW_TRIALS, w))
     assert (found.symbols, found.most_symbols) == (w, w)
     assert found.gain_bits[w] == pytest.approx(0, abs=1e-12) and (w == 0 or found.gain_ends[0][w - 1] > 0)
     assert found.transports == (w > 10)
+    assert found.widest_beaten == w - 1, "the definition as the widest observer that is beaten gives one less"
+
+
+@pytest.mark.parametrize(
+    ("beaten", "symbols", "widest"),
+    [
+        ((0, 1, 2), 3, 2),  # in order: one apart
+        ((), 0, -1),  # not even the prior
+        ((0, 1, 3, 4), 2, 4),  # a width that is not beaten, then wider ones that are
+        ((1, 2), 0, 2),
+        (tuple(range(6)), 7, 5),  # every observer that differs from the posterior: the whole sequence
+    ],
+)
+def test_memory_ends_at_the_first_width_that_is_not_beaten(
+    beaten: tuple[int, ...], symbols: int, widest: int, rng: np.random.Generator
+) -> None:
+    """Observers of width 0 to 5 differ from the posterior; those of 6 and 7 symbols are exact."""
+    n, own = 101, 0.1 + 0.01 * rng.random(101)
+    kl_bits = np.zeros((2, 8, n))
+    for w in range(6):
+        kl_bits[:, w] = own + (0.05 if w in beaten else -0.05) + 0.01 * rng.normal(size=n)
+    found = effective_memory(planted_scores(kl_bits), own[:, None], seed=0)
+    assert (found.symbols, found.most_symbols, found.widest_beaten) == (symbols, symbols, widest)
+    assert tuple(np.flatnonzero(found.is_beaten)) == beaten
+    assert found.symbols <= found.widest_beaten + 1 or found.symbols == found.length
+
+
+def test_a_width_without_an_interval_is_not_counted_as_beaten() -> None:
+    """The gain over the window of three is undecided (below); wider ones are worse than this model nowhere."""
+    scores = window_scores(SLOW_TRIALS)
+    assert scores is not None
+    own = scores.kl_bits[STARTS.index("stationary"), 3].copy()
+    own[:5] += 0.1
+    found = effective_memory(scores, own[:, None], seed=0)
+    assert math.isnan(found.symbols) and found.widest_beaten == 2 and not found.is_beaten[3]
 
 
 def test_the_weaker_start_is_no_lower_bar() -> None:
@@ -88,7 +130,7 @@ def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
     observer = rng.gamma(0.5, size=(6, n)) * np.array([9, 7, 5, 3, 2, 0])[:, None] / 100
     for draw in range(draws):
         own = rng.gamma(0.5, size=n) * 5 / 100  # the distribution of width 2, independent of it
-        mixed = WindowScores(kl_bits=np.stack([observer * 2, observer]), entropy_error_bits=np.zeros((2, 6, 5)))
+        mixed = planted_scores(np.stack([observer * 2, observer]))
         mixed.kl_bits[1, 2] = rng.gamma(0.5, size=n) * 5 / 100
         mixed.kl_bits[0, 2] = 1.0
         longer += effective_memory(mixed, own[:, None], seed=draw).symbols > 2
@@ -129,21 +171,24 @@ def test_a_log_scores_the_windows_of_all_blocks() -> None:
     whole, logged = window_scores(trials), log.windows()
     assert whole is not None and logged is not None
     np.testing.assert_allclose(logged.kl_bits, whole.kl_bits, atol=1e-12)
+    np.testing.assert_allclose(logged.kl_bits_by_position, whole.kl_bits_by_position, atol=1e-12)
     np.testing.assert_allclose(logged.entropy_error_bits, whole.entropy_error_bits, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     "task", [Mess3(length=7), HMM(n_states=3, n_symbols=2, length=13, floor=0.01, stay=0.9)], ids=str
 )
-def test_entropy_errors_of_windows_are_those_of_their_predictives(task: DynamicTask) -> None:
+def test_errors_of_windows_by_position_are_those_of_their_predictives(task: DynamicTask) -> None:
     trials = task.sample(11, seed=2)
     scores, widest = window_scores(trials), min(10, trials.n_scored)
     assert scores is not None and scores.entropy_error_bits.shape == (len(STARTS), widest + 1, trials.n_scored)
+    np.testing.assert_allclose(scores.kl_bits_by_position.mean(axis=2), scores.kl_bits.mean(axis=2)[:, : widest + 1])
     for start, name in enumerate(STARTS):
         for width in range(widest + 1):
             own = predicted_behavior(trials, task.window_predictives(trials, width, name))
             expected = np.abs(own.model_entropy_bits - own.exact_entropy_bits).mean(axis=0)
             np.testing.assert_allclose(scores.entropy_error_bits[start, width], expected, atol=1e-6)
+            np.testing.assert_allclose(scores.kl_bits_by_position[start, width], own.kl_bits.mean(axis=0), atol=1e-6)
     assert scores.entropy_error_bits[1, 3].max() > 1e-3
 
 
@@ -169,5 +214,17 @@ def test_up_to_ten_symbols_are_baselines_and_a_wider_window_is_named(
     assert (note in said) if note else not said
 
 
+def test_curves_are_compared_with_every_window_of_up_to_ten_symbols() -> None:
+    """All wider than a task's own, from the better start; the one that decides is among them."""
+    kl_bits = np.stack([np.linspace(1.8, 0.1, 18), np.linspace(1.7, 0.0, 18)])
+    kl_bits[0, 7] = 0.01
+    found = windows_beyond_own(kl_bits)
+    assert found == tuple((0 if width == 7 else 1, width) for width in range(5, 11))
+    assert all(wider_window(kl_bits, float(symbols)) in found for symbols in range(5, 19))
+    near = np.geomspace(1, 1e-9, 12)[None].repeat(2, axis=0)  # that of eight symbols is below 1e-6 bits
+    assert [width for _, width in windows_beyond_own(near)] == [5, 6, 7]
+
+
 def test_without_windows_there_is_no_wider_one() -> None:
+    assert windows_beyond_own(np.zeros((0, 0))) == ()
     assert wider_window(np.zeros((0, 0)), math.nan) is None and not unbeaten_note(np.zeros((0, 0)), math.nan)
