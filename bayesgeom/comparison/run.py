@@ -13,6 +13,7 @@ from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
+from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, check_counts
@@ -80,7 +81,7 @@ def _compared(
     cells = [own for own in wanted if own.name not in missing]
     cells += [own for own in checks if kept.has(own.recipe)]
     scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed, executor=executor)
-    report = comparison_report(cells, scores, seed=seed, missing=missing)
+    report = comparison_report(cells, scores, seed=derived_seed(seed, Branch.RESAMPLING), missing=missing)
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
     by_task = {own.task: own.recipe.task.config() for own in cells}
     return report, {"task": by_task, "weights": weights}

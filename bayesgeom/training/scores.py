@@ -66,18 +66,21 @@ class Scores:
 
 
 def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
-    """Score a model on `n` new sequences, which are the same for every model of the task."""
-    marginal = context_free(task, seed=seed)
+    """Score a model on `n` new sequences, which are the same for every model of the task.
+
+    The effective memory is that of calibration with the same `n` and `seed`: of the same sequences and resamples.
+    """
+    marginal, resamples = context_free(task, seed=seed), derived_seed(seed, Branch.RESAMPLING)
 
     def baselines(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
         free = marginal.to(trials.predictive.device).expand(len(trials), -1, -1)
         return {"context-free": free, **context_aware(task, trials)}
 
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-    run = model.run(stream, baseline_predictives=baselines, seed=seed)
+    run = model.run(stream, baseline_predictives=baselines, seed=resamples)
     own, free = run.behavior, run.baseline_behaviors["context-free"]
     known = own.exact_entropy_bits < KNOWN_BITS
-    memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=seed)
+    memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed)
     known_kl = {name: float(found.kl_bits.mean()) for name, found in run.baseline_behaviors.items()}
     return Scores(
         kl_bits=_mean(own.kl_bits),

@@ -32,6 +32,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault,
 from bayesgeom.engines.executor import RESULT, Batch
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.native.state_size import state_floats
+from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import parts_of
 from bayesgeom.tasks.bijection import Bijection
@@ -306,6 +307,21 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     assert isinstance(once_more, ComparisonReport) and once_more.table() == report.table()
     with pytest.raises(OutputFault, match="holds no readable report"):
         restated(tmp_path)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_comparison_gives_the_numbers_of_a_diagnosis(seed: int, tmp_path: Path) -> None:
+    """Both measure the same sequences with the same resamples, so that KL and memory have one interval each."""
+    compared = compare("lstm", "hmm", n=43, seed=seed, runs=tmp_path, train_missing=False)
+    (own,) = bayesgeom.diagnose("hmm-lstm", probes=["calibration"], n=43, seed=seed, n_untrained=0).values()
+    assert isinstance(own, CalibrationReport)
+    for here, there in (
+        (compared.memory_symbols[0], own.effective_memory_symbols),
+        (compared.kl_bits[0], own.kl_bits),
+        (compared.entropy_mae_bits[0], own.entropy_mae_bits),
+    ):
+        np.testing.assert_allclose([here.value, *here.ends], [there.value, *there.ends], rtol=1e-6)
+    assert not np.isnan(compared.kl_bits.ends).any()
 
 
 @pytest.mark.usefixtures("quick")
