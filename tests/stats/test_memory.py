@@ -8,7 +8,10 @@ import torch
 
 from bayesgeom.core.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.core.trials import Trials
+from bayesgeom.stats import memory
+from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import (
+    END_LEVEL,
     EffectiveMemory,
     WindowScores,
     effective_memory,
@@ -121,6 +124,23 @@ def test_a_model_between_two_windows_has_an_interval_that_says_so(rng: np.random
     noisy = target * np.exp(0.3 * rng.normal(size=len(target)) - 0.045)
     found = effective_memory(scores, noisy[:, None], seed=0)
     assert found.symbols <= 3 <= found.most_symbols
+
+
+def test_an_end_near_zero_does_not_depend_on_the_seed_of_the_resamples(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upper end of the gain over the third window is above 0 by the error of one set of 1,000 resamples."""
+    n, own = 61, np.full(61, 0.1)
+    noise = 0.02 * rng.normal(size=n)
+    kl_bits = np.stack([np.zeros((2, n)) + own + gain + noise for gain in (0.05, 0.03, 0.0, -0.05, -0.2)], axis=1)
+    level = np.mean([mean_interval(kl_bits[0, 2] - own, seed=seed, level=END_LEVEL).hi for seed in range(40)])
+    kl_bits[:, 2] += 0.00018 - level
+    found = {}
+    for sets in (1, 16):
+        monkeypatch.setattr(memory, "_SETS", sets)
+        scores = planted_scores(kl_bits)
+        found[sets] = {effective_memory(scores, own[:, None], seed=seed).most_symbols for seed in range(11)}
+    assert found == {1: {2.0, 3.0}, 16: {3.0}}
 
 
 @pytest.mark.slow
