@@ -61,8 +61,9 @@ class CalibrationReport(Report):
     On tasks with latent dynamics, `window_kl_bits` is the KL of the exact filter that sees only the last w symbols,
     w = 0, 1, …; `window_gain_bits` is the KL with the better start minus the model's. `effective_memory_symbols` is the
     smallest w whose observer the model does not beat; its interval ends at the smallest w that is at least as good with
-    the same confidence. `transport` states whether the task can show transport and whether the model does. On other
-    tasks these are NaN or empty.
+    the same confidence. The largest w that it beats is one less, if it beats all narrower ones; with a gap, the memory
+    ends at the first w not beaten (see `bayesgeom.stats.memory.effective_memory`). `transport` states whether the task
+    can show transport and whether the model does. On other tasks these are NaN or empty.
     """
 
     name: ClassVar[str] = "calibration"

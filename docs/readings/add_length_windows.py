@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT)]
 
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.files import directory_aside
-from bayesgeom.generalization.curves import strongest
+from bayesgeom.generalization.curves import strongest, wide_windows
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate
@@ -49,7 +49,10 @@ def levels(task: HMM, *, n: int, seed: int) -> tuple[Levels, Levels, WindowScore
     gaps = {
         name: np.abs(own.model_entropy_bits.astype(np.float64) - own.exact_entropy_bits) for name, own in found.items()
     }
-    return kl, {name: gap.mean(axis=0) for name, gap in gaps.items()}, windows
+    wide = wide_windows(windows)
+    entropy = {name: gap.mean(axis=0) for name, gap in gaps.items()}
+    kl |= {name: own for name, (own, _) in wide.items()}
+    return kl, entropy | {name: own for name, (_, own) in wide.items()}, windows
 
 
 def converted(report: LengthReport, kl: Levels, entropy: Levels, windows: WindowScores) -> LengthReport:
@@ -62,7 +65,8 @@ def converted(report: LengthReport, kl: Levels, entropy: Levels, windows: Window
     names = (best, *(name for name in kl if name != best))
     both = [Baseline.of("baseline", name, np.stack([kl[name], entropy[name]])[:, None]) for name in names]
     within = report.at <= report.trained
-    ratio = Baseline.of("baseline", best, kl[best][~within].mean() / kl[best][within].mean())
+    narrow = strongest({name: level for name, level in kl.items() if name not in wide_windows(windows)})
+    ratio = Baseline.of("baseline", narrow, kl[narrow][~within].mean() / kl[narrow][within].mean())
     gap = float(windows.kl_bits.mean(axis=2)[STARTS.index("stationary"), TRANSPORT_WINDOW])
     return replace(
         report,
