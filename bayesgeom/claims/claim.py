@@ -129,7 +129,8 @@ class Measurement:
 class Claim:
     """A claim, its criterion, the commands that measure it, and the recorded measurement if there is one.
 
-    `seeds` counts the trainings that the measurement covers, `seeds_required` those that the criterion requires.
+    `seeds` counts the trainings that the measurement covers, `seeds_required` those that the criterion requires. If its
+    parts cover different numbers of trainings, `seeds` is the smallest and `trainings` states all of them in words.
     `is_criterion_later` is true if the claim was measured before its criterion was written.
     """
 
@@ -144,6 +145,7 @@ class Claim:
     conditions: Sequence[Condition]
     seeds: int
     seeds_required: int
+    trainings: str
     hold: Hold | None
     finding: str
     shown: Sequence[str]
@@ -160,6 +162,11 @@ class Claim:
     def decisive(self) -> list[Run]:
         """The runs from which numbers are read; all runs if no numbers are defined yet."""
         return [run for run in self.runs if run.numbers] or list(self.runs)
+
+    @property
+    def recordable(self) -> list[Run]:
+        """The runs that define numbers and name a folder for their report."""
+        return [run for run in self.runs if run.numbers and run.report is not None]
 
     @property
     def numbers(self) -> dict[str, Number]:

@@ -14,10 +14,14 @@ _INSTALLED = {"models/smollm2": "make real-model"}  # models that a command inst
 
 
 def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
-    """Return the arguments of a run's command line; a checkpoint in `runs` is named by its path."""
+    """Return the arguments of a run's command line; a checkpoint in `runs` is named by its path.
+
+    `compare` names architectures instead of checkpoints, so it is told the folder.
+    """
     shipped = checkpoints()
     words = shlex.split(run.command)[1:]
-    return [_place(word, runs) if word in run.needs and word not in shipped else word for word in words]
+    placed = [_place(word, runs) if word in run.needs and word not in shipped else word for word in words]
+    return [*placed, "--runs", str(runs)] if words[0] == "compare" and runs != RUNS else placed
 
 
 def check_needs(claim: Claim, runs: Path = RUNS) -> None:

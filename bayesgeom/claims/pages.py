@@ -131,6 +131,8 @@ def _detail(claim: Claim) -> str:
         )
         lines.append(f"- Measured: {'; '.join(shown)}.")
         lines.append(f"- Recorded {claim.measured.date} ({_origins(claim)}).")
+        if claim.seeds_required > 1:
+            lines.append(f"- Trainings: {_seeds(claim)}.")
     if claim.finding and claim.measured is not None:
         lines.append(f"- Finding: {claim.finding}")
     lines.append(f"- Does not show: {claim.does_not_show}")
@@ -185,7 +187,14 @@ def _reason(claim: Claim) -> str:
 
 
 def _seeds(claim: Claim) -> str:
-    return "–" if claim.measured is None else str(claim.seeds)
+    """Return the trainings that the measurement covers, and how many the criterion requires if these are more."""
+    if claim.measured is None:
+        return "–"
+    if claim.seeds >= claim.seeds_required:
+        return claim.trainings or str(claim.seeds)
+    if claim.trainings:
+        return f"{claim.trainings}; {claim.seeds_required} required"
+    return f"{claim.seeds} of {claim.seeds_required}"
 
 
 def _clipped(sentence: str, width: int = 60) -> str:

@@ -20,7 +20,8 @@ def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) ->
     """Record the numbers of a claim.
 
     An existing report is read; a missing one is made by the claim's command. A number that was added to a run after the
-    last recording is therefore read from the existing report.
+    last recording is therefore read from the existing report. Numbers of a run without a folder for its report, which
+    needs trainings that do not exist yet, are left out.
 
     Args:
         claim: The claim.
@@ -31,15 +32,15 @@ def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) ->
         The measurement, which is also written to the package's file.
 
     Raises:
-        InvalidArgument: If a run defines no numbers or names no report.
+        InvalidArgument: If no run defines numbers and names a report.
     """
-    if not claim.numbers or any(run.report is None for run in claim.runs if run.numbers):
+    if not claim.recordable:
         raise InvalidArgument(
             f"claim {claim.id} defines no numbers, or no folder for its report: nothing can be recorded."
         )
     values: dict[str, Value] = {}
     origins: dict[str, Origin] = {}
-    for run in (run for run in claim.runs if run.report is not None and run.numbers):
+    for run in claim.recordable:
         folder = repository / str(run.report)
         if not (folder / METRICS).is_file() or (stale is not None and Path(str(run.report)) in stale):
             _make(claim, run, folder)

@@ -97,7 +97,7 @@ class Reproduce(Command):
         reports = {Path(run.report) for claim in chosen for run in claim.runs if run.report is not None}
         stale = reports if self.fresh else set()
         for claim in chosen:
-            if not claim.numbers or any(run.report is None for run in claim.runs if run.numbers):
+            if not claim.recordable:
                 tell(f"{claim.id}: no numbers to record")
                 continue
             try:

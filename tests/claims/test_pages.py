@@ -9,8 +9,8 @@ import pytest
 
 from bayesgeom.claims.claim import Claim, Hold, Value, Verdict
 from bayesgeom.claims.loading import load
-from bayesgeom.claims.pages import END, PAGE, README, START, findings, refreshed, still_open, summary, write
-from bayesgeom.claims.reading import origin_of, values_of
+from bayesgeom.claims.pages import END, PAGE, README, START, details, findings, refreshed, still_open, summary, write
+from bayesgeom.claims.reading import origin_of, provenance_of, values_of
 from bayesgeom.claims.reproduction_report import reason, short, text
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
@@ -32,11 +32,9 @@ def test_the_committed_page_is_what_the_claims_generate(name: str) -> None:
 def test_recorded_numbers_are_those_of_the_committed_reports(claim: Claim) -> None:
     assert claim.measured is not None
     found: dict[str, Value] = {}
-    for run in claim.runs:
-        assert run.report is not None or not run.numbers, "a recorded number has a committed report"
-        if run.report is not None and run.numbers:
-            found |= values_of(run, ROOT / run.report)
-            assert claim.measured.origins[run.name] == origin_of(ROOT / run.report)
+    for run in claim.recordable:
+        found |= values_of(run, ROOT / str(run.report))
+        assert claim.measured.origins[run.name] == origin_of(ROOT / str(run.report))
     assert found.keys() == claim.measured.numbers.keys()
     for name, value in found.items():
         np.testing.assert_array_equal(list(vars(value).values()), list(vars(claim.measured.numbers[name]).values()))
@@ -60,7 +58,11 @@ def test_measurements_are_of_the_shipped_weights() -> None:
             if origin.model in shipped:
                 assert origin.weights_hash == shipped[origin.model], claim.id
                 seen += 1
-    assert seen > 10
+    for path in (ROOT / "docs/readings/claims").glob("comparison-*"):
+        weights = provenance_of(path)["weights"]
+        assert {name: shipped[name] for name in weights if name in shipped}.items() <= weights.items(), path.name
+        seen += len(weights.keys() & shipped.keys())
+    assert seen > 20
 
 
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
@@ -109,6 +111,30 @@ def test_every_claim_is_in_the_summary_and_every_row_has_a_reason() -> None:
         assert f"[{claim.id}](#{claim.id.lower()})" in table
         if verdict(claim) in (Verdict.NOT_DECIDED, Verdict.NOT_TESTABLE, Verdict.NOT_TESTED):
             assert claim.hold is not None or claim.seeds < claim.seeds_required or claim.measured is not None
+
+
+def test_rows_state_their_numbers_baselines_and_trainings() -> None:
+    """The row of P3 once lacked the recall that its reason rests on, and the second training behind it."""
+    claim = load()["P3"]
+    assert claim.measured is not None and claim.unrecorded == []
+    (row,) = (line for line in summary([claim]).splitlines() if line.startswith("| [P3]"))
+    assert row.endswith("| 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required |")
+    for name in ("recall", "recall_seed1", "recall_kl", "recall_kl_seed1", "slow_memory", "slow_kl"):
+        value = claim.measured.numbers[name]
+        assert text(value, claim.numbers[name].unit) in row
+        assert math.isnan(value.baseline) == (name == "slow_memory")
+    said = details([claim])
+    assert "\n- Trainings: 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required.\n" in said
+    assert "| 1 of 2 |" in summary([load()["P1"]]) and "| 5 |" in summary([load()["D3"]])
+
+
+def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -> None:
+    """Each claim that was measured has a recorded number; those without one say so, or are not tested."""
+    for claim in load().values():
+        if claim.measured is None:
+            assert verdict(claim) == Verdict.NOT_TESTED or "no number is recorded" in reason(claim), claim.id
+        else:
+            assert claim.shown and "–" not in reason(claim), claim.id
 
 
 def test_numbers_are_short() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.claims import loading, recording
-from bayesgeom.claims.claim import Claim
+from bayesgeom.claims.claim import Claim, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reading import values_of
 from bayesgeom.claims.recording import record
+from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument
 from tests.structure.source import ROOT
@@ -90,7 +91,19 @@ def test_only_stale_or_missing_reports_are_made(folder: Path, monkeypatch: pytes
 def test_a_claim_without_a_report_cannot_be_recorded(folder: Path) -> None:
     claim: Claim = load()["D3"]
     nowhere = replace(claim, runs=tuple(replace(run, report=None) for run in claim.runs))
+    assert claim.recordable and not nowhere.recordable
     for unfit in (load()["C1"], nowhere):
         with pytest.raises(InvalidArgument, match=f"claim {unfit.id} defines no numbers, or no folder"):
             record(unfit, ROOT)
     assert values_of(claim.runs[0], ROOT / str(claim.runs[0].report))
+
+
+def test_numbers_of_trainings_that_do_not_exist_are_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """H4 needs two trainings of each network, and one exists: its numbers are recorded, the verdict stays open."""
+    claim = load()["H4"]
+    assert [run.name for run in claim.runs if run not in claim.recordable] == ["comparison"]
+    assert main(["reproduce", "H4", "--record"]) == 0
+    assert "no numbers to record" not in capsys.readouterr().out
+    after = load()["H4"]
+    assert after.measured is not None and sorted(after.unrecorded) == ["lstm_seed1", "mlp_seed1"]
+    assert verdict(after) == Verdict.NOT_DECIDED == verdict(replace(after, hold=None))

@@ -145,6 +145,9 @@ def test_a_training_in_the_folder_of_runs_is_taken(small: Claim, tmp_path: Path)
     check_needs(replace(small, runs=(run,)), tmp_path)
     assert arguments_of(run, tmp_path) == ["diagnose", str(tmp_path / "mine/checkpoint"), "--n", "7"]
     assert arguments_of(small.runs[0], tmp_path)[1] == "bijection-v20"
+    (lstms,) = (run for run in load()["P3"].runs if run.name == "comparison")
+    assert arguments_of(lstms, tmp_path)[-2:] == ["--runs", str(tmp_path)], "compare takes names of architectures"
+    assert "--runs" not in arguments_of(lstms)
 
 
 def test_the_estimate_grows_with_the_training() -> None:
