@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.trials import Trials
+from bayesgeom.gradients.attention_laws import agreement, value_gradient
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.taps import per_query_head
 from bayesgeom.models.base import Model
-from bayesgeom.stats.attention_laws import agreement, value_gradient
 
 Targets = Literal["sampled", "exact"]
 SITES = (s.Q_ROT, s.K_ROT, s.V, s.Z)

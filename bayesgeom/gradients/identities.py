@@ -5,8 +5,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.gradients.attention_laws import key_gradient, query_gradient, routing_gradient
 from bayesgeom.gradients.capture import LayerGradients
-from bayesgeom.stats.attention_laws import key_gradient, query_gradient, routing_gradient
 
 IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
+from bayesgeom.gradients.attention_laws import advantage, routing_gradient
 from bayesgeom.gradients.capture import LayerGradients
-from bayesgeom.stats.attention_laws import advantage, routing_gradient
 
 OTHER = "another sequence's advantage"  # the baseline of every correlation
 FEWEST = 3  # visible keys below which a row's correlation is meaningless

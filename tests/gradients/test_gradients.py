@@ -11,6 +11,7 @@ from jaxtyping import TypeCheckError
 import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import HookFault, InvalidArgument, TaskMismatch
+from bayesgeom.gradients.attention_laws import advantage
 from bayesgeom.gradients.capture import captured, loss_nats
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.precise import in_float64
@@ -19,7 +20,6 @@ from bayesgeom.gradients.run import gradient_laws, tiles
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.stats.attention_laws import advantage
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, lively

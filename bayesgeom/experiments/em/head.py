@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.stats.attention_laws import (
+from bayesgeom.gradients.attention_laws import (
     agreement,
     key_gradient,
     query_gradient,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesgeom.stats.attention_laws import (
+from bayesgeom.gradients.attention_laws import (
     advantage,
     agreement,
     key_gradient,
