@@ -103,7 +103,7 @@ def check_fields(kind: type, values: Mapping[str, Any], *, of: str = "") -> None
     Raises:
         InvalidArgument: As in `check_argument`.
     """
-    hints = _hints(kind)  # type: ignore[arg-type]  # mypy: a class of unknown metaclass
+    hints = _hints(kind)
     for field in fields(kind):
         if field.name in values:
             check_argument(f"{of}{field.name}", values[field.name], hints[field.name])

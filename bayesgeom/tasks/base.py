@@ -226,7 +226,7 @@ def _revived(value: Any) -> Any:
 def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
     """Build a task; parameters that its class does not take raise `InvalidArgument`."""
     check_known(f"task {name!r}", parameters, field_names(kind))
-    _check_types(kind, parameters)
+    _check_types(kind, parameters, of=f"task {name!r}: ")
     try:
         return kind(**parameters)
     except TypeError as error:
@@ -239,12 +239,11 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
     Raises:
         InvalidArgument: A value has another type than its field.
     """
-    _check_types(type(task), vars(task))
+    _check_types(type(task), vars(task), of=f"task {task.name!r}: ")
 
 
-def _check_types(kind: type[WindTunnel | TextTask], parameters: Mapping[str, Any]) -> None:
+def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     """Raise `InvalidArgument` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
-    of = f"task {kind.name!r}: "
     for name, value in parameters.items():
         limits.check_whole(f"{of}{name}", value)
         if isinstance(value, np.generic):  # a saved task holds plain numbers
