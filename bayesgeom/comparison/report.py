@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.comparison.cell import Cell
 from bayesgeom.comparison.verdict import (
+    NOT_DECIDED,
     PRIMITIVE_OF,
     PUBLISHED,
     PUBLISHED_ACCURACY,
@@ -126,23 +127,34 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        found = zip(self.checkpoints, self.verdicts, self.published, self.standings, strict=True)
+        rows = zip(self.checkpoints, self.verdicts, self._rulings(), self.published, self.standings, strict=True)
         lines = [
             replace(
                 headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
-                ruling=said,
+                ruling=ruling if ruling == said else f"{ruling}: {said}",
                 published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
             )
-            for index, (name, said, published, stands) in enumerate(found)
+            for index, (name, said, ruling, published, stands) in enumerate(rows)
         ]
-        first: dict[tuple[str, str], int] = {}  # one line per pair of verdict and published verdict
-        for index, key in enumerate(zip(self.verdicts, self.standings, strict=True)):
-            first.setdefault(key, index)
-        for (said, stands), index in first.items():
-            rows = zip(self.checkpoints, self.verdicts, self.standings, strict=True)
-            alike = [name for name, *key in rows if key == [said, stands]]
-            lines[index] = replace(lines[index], finding=f"{', '.join(alike)} ({_of_cell(stands)}).")
+        alike: dict[tuple[str, ...], list[int]] = {}  # one line per pair of verdict and published verdict
+        for index, key in enumerate(zip(self.verdicts, self._rulings(), self.standings, strict=True)):
+            alike.setdefault(key, []).append(index)
+        for (said, ruling, stands), places in alike.items():
+            names, first = ", ".join(self.checkpoints[index] for index in places), places[0]
+            finding = f"{names} ({_of_cell(stands)})."
+            if ruling != said:
+                finding = f"{said[0].upper()}{said[1:]} in {names} ({stands.removeprefix(f'{NOT_DECIDED}: ')})."
+            lines[first] = replace(lines[first], ruling=ruling, finding=finding)
         return tuple(lines)
+
+    def _rulings(self) -> tuple[str, ...]:
+        """The verdict on the cell of each checkpoint in short; a check has its own."""
+
+        def ruling(said: str, cell: str, is_check: bool) -> str:
+            is_open = cell.startswith(NOT_DECIDED) and not said.startswith(NOT_DECIDED)
+            return NOT_DECIDED if is_open and not is_check else said
+
+        return tuple(map(ruling, self.verdicts, self.cell_verdicts, self.is_check))
 
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure

@@ -8,6 +8,7 @@ from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
 
+NOT_DECIDED = "not decided"  # the beginning of every such verdict; the reason follows
 Verdict = Literal["realized", "limited", "not realized"]
 REALIZED, LIMITED = 0.95, 0.5
 NOT_TESTABLE = "not testable on this task"
@@ -99,7 +100,7 @@ def cell_verdict(found: Sequence[str]) -> str:
     """
     if NOT_TESTABLE in found:
         return NOT_TESTABLE
-    if open_ones := [own for own in found if own.startswith("not decided")]:
+    if open_ones := [own for own in found if own.startswith(NOT_DECIDED)]:
         return open_ones[0]
     if len(found) < 2:
         return "not decided: one seed"
@@ -132,7 +133,7 @@ def standing(published: str | None, found: str, *, is_published_size: bool) -> s
         >>> standing("limited", "realized", is_published_size=False)
         'differs at these sizes'
     """
-    if found == NOT_TESTABLE or found.startswith("not decided"):
+    if found == NOT_TESTABLE or found.startswith(NOT_DECIDED):
         return found
     if published is None:
         return "nothing published"

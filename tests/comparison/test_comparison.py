@@ -238,6 +238,21 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
         assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}
 
 
+def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> None:
+    """One training decides nothing, however good it is: it is not shown as "realized"."""
+    row = [cell("bijection", "lstm"), cell("recall", "mamba"), cell("recall", "mlp"), cell("recall", "lstm", seed=1)]
+    row.append(cell("recall", "lstm"))
+    report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 0.03, 1.9, 0.02, 0.02)], seed=0)
+    found = [(line.ruling, line.finding) for line in report.headlines()]
+    assert found == [
+        ("not decided", "Realized in bijection-lstm, recall-mamba (one seed)."),
+        ("not decided: realized", ""),
+        ("not decided", "Not realized in recall-mlp (one seed)."),
+        ("realized", "recall-lstm-seed1, recall-lstm (the cell: differs at these sizes)."),
+        ("realized", ""),
+    ]
+
+
 def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.random.Generator) -> None:
     own = [cell("bijection", "lstm", seed=seed) for seed in (0, 1)]
     check = cell("bijection", "lstm", seed=1, is_check=True)
