@@ -34,6 +34,7 @@ from bayesgeom.models.huggingface.identity import unreachable
 from bayesgeom.models.huggingface.interface import Handed, Route, routed
 from bayesgeom.models.huggingface.plumbing import Plumbing
 from bayesgeom.models.huggingface.projection import Sizes
+from bayesgeom.models.huggingface.quantized import named_faults
 from bayesgeom.models.huggingface.statics import Statics, call, embedded
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
             f"{missing} of {type(hf).__name__} is on torch's meta device: the model has shapes but no weights. Load "
             f"its weights, for example with from_pretrained."
         )
-    with lock_of(hf), evaluating(hf):
+    with lock_of(hf), evaluating(hf), named_faults(hf):
         return _Attaching(hf, name, digest).attached()
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.huggingface.identity import weights_identity
 from bayesgeom.models.huggingface.projection import Sizes
+from bayesgeom.models.huggingface.quantized import described, n_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,18 +66,12 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         d_vocab=weight.shape[0],
         n_ctx=_first(config, _CONTEXTS),
         score_scale=sizes.d_head**-0.5 if sizes.d_head else 1.0,
-        n_parameters=sum(parameter.numel() for parameter in hf.parameters()),
+        n_parameters=n_parameters(hf),
         dtype=str(hf.dtype).removeprefix("torch."),
         device="cpu" if weight.device.type == "meta" else str(weight.device),
         weights_hash=digest or weights_identity(hf),
-        quantization=_quantization(hf),
+        quantization=described(hf),
     )
-
-
-def _quantization(hf: "PreTrainedModel") -> str:
-    """The classes of quantized weights, which libraries such as torchao and bitsandbytes define; "" without any."""
-    kinds = {type(own).__name__ for own in hf.parameters() if type(own) not in (Tensor, nn.Parameter)}
-    return f"weights of class {', '.join(sorted(kinds))}, dequantized in every product" if kinds else ""
 
 
 def refuse_sharded(hf: "PreTrainedModel") -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.huggingface.quantized import settle, unlisted_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +48,7 @@ def weights_identity(hf: "PreTrainedModel") -> str:
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for path, module in hf.named_modules():
             with at_hand(module):
+                settle(module, hf.dtype)
                 for name, tensor in _own_state(module):
                     entry = f"{path}.{name}" if path else name
                     place = (tensor.device, _pointer(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype)
@@ -101,11 +103,12 @@ def _is_offloaded(module: nn.Module) -> bool:
 
 
 def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's parameters and buffers, without those of its parts.
+    """A module's parameters and buffers, without those of its parts, and the scales of quantized parameters.
 
     Buffers that are not saved follow from the config, except in PEFT's modules: there a seed may have drawn them.
     """
     yield from module.named_parameters(recurse=False)
+    yield from unlisted_state(module)
     unsaved = module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public way to read it)
     transient = frozenset[str]() if _is_of_peft(type(module)) else unsaved
     yield from ((name, own) for name, own in module.named_buffers(recurse=False) if name not in transient)

@@ -19,6 +19,7 @@ from bayesgeom.core.threads import PROCESS_STATE
 from bayesgeom.models.description import CONFIG, SOURCE
 from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.quantized import check_readable
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
 from bayesgeom.models.huggingface.sources import check_config, check_weight_files
@@ -136,6 +137,7 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     raw, _ = PreTrainedConfig.get_config_dict(source, **fetched)
     if not options["trust_remote_code"]:
         check_config(raw, source)
+        check_readable(raw, source)
         if Path(source).is_dir():
             check_sizes(raw, Path(source))
     kind = raw.get("model_type")
