@@ -57,6 +57,7 @@ class Behavior:
     seen: list[Any] = field(default_factory=list)
     gets: list[str | None] = field(default_factory=list)
     fault: Any = None  # body of a failed reply
+    cut: int = 0  # so many replies are those of llama.cpp after it sampled a part of a character
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,9 @@ def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterato
                 return self._send(acts.fails.pop(0), named if acts.fault is None else acts.fault)
             if acts.body is not None:
                 return self._send(200, acts.body)
+            if acts.cut:
+                acts.cut -= 1
+                return self._send(200, {"choices": [{"text": "\ufffd", "logprobs": None, "finish_reason": "length"}]})
             prompt = asked["prompt"]
             if not isinstance(prompt, str) and not acts.takes_ids:
                 return self._send(422, {"error": "prompt must be a string"})
@@ -247,6 +251,15 @@ def test_wrong_replies_are_named(address: str, acts: Behavior, body: Any, messag
     acts.body = body
     with pytest.raises(ServerFault, match=message):
         client.next_tokens([1, 2])
+
+
+def test_replies_within_a_character_are_asked_for_again(address: str, acts: Behavior) -> None:
+    client = client_of(address)
+    acts.cut = 3
+    assert len(client.next_tokens([1, 2, 3])) == 20 and len(acts.seen) == 4
+    acts.cut = 9
+    with pytest.raises(ServerFault, match=r"sampled a part of a character in each of 4 attempts"):
+        client.next_tokens([1, 2, 3])
 
 
 def test_addresses(address: str, acts: Behavior) -> None:

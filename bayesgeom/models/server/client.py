@@ -104,8 +104,20 @@ class Client:
             "temperature": 1.0,
             "logprobs": self.top,
         }
-        found = self._read(self._reply("/completions", request))
+        found = self._read(self._whole_character(request))
         return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
+
+    def _whole_character(self, request: Mapping[str, Any]) -> Any:
+        """The reply to a request, repeated if llama.cpp sampled a part of a character: it lists nothing then."""
+        for _ in range(self.attempts):
+            reply = self._reply("/completions", request)
+            if not _is_cut(reply):
+                return reply
+        raise ServerFault(
+            f"{self.url} sampled a part of a character in each of {self.attempts} attempts, and lists no "
+            f"log-probabilities then, as llama.cpp does. Use prompts after which such tokens are improbable, or "
+            f"another server."
+        )
 
     def quoted(self, reply: object) -> str:
         """Return what a server wrote, for a message: on one line, without the key, then shortened."""
@@ -260,6 +272,15 @@ def _listed(item: Any) -> Listed | None:
     if text.startswith("token_id:") and text[9:].isdigit():
         own = int(text[9:])
     return Listed(text, own if type(own) is int else None, log_prob)
+
+
+def _is_cut(reply: Any) -> bool:
+    """Whether a reply has no log-probabilities and a text that ends within a character."""
+    choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
+    if not isinstance(choice, dict) or choice.get("logprobs") is not None:
+        return False
+    text = choice.get("text")
+    return isinstance(text, str) and text.endswith("\ufffd")
 
 
 def _first(items: Any) -> Any:
