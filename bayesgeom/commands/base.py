@@ -87,6 +87,8 @@ class Source:
 
     The hub's token is $BAYESGEOM_TOKEN.
     """
+    top: int | None = None
+    """For a server: number of most probable tokens to request. Default: 20."""
 
     def load(self) -> "Model":
         """Load the model."""
@@ -110,6 +112,7 @@ class Source:
             local_files_only=self.local_files_only or None,
             token=os.environ.get(HUB_VARIABLE),
             server_key=key or None,
+            top=self.top,
         )
 
     def name_alone(self) -> str:

@@ -8,11 +8,13 @@ from bayesgeom.core.errors import InvalidArgument
 
 SOURCE = ("revision", "token", "local_files_only")  # of every file that is fetched
 PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone
-_SECRET = ("token", "server_key")
+SERVER = ("server_key", "top")  # of an inference server alone
+_SECRET, _COUNTS = ("token", "server_key"), ("batch_size", "top")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "revision": ((str,), "text"),
     "token": ((str, bool), "text"),
     "server_key": ((str,), "text"),
+    "top": ((int,), "a positive integer"),
     "local_files_only": ((bool,), "True or False"),
     "device_map": ((str, dict, int), "text or a mapping of modules to devices"),
     "max_memory": ((dict,), "a mapping of devices to memory, such as {0: '20GiB', 'cpu': '64GiB'}"),
@@ -34,7 +36,7 @@ def check_options(options: Mapping[str, Any]) -> None:
                 f"load has no option {name!r}. It has: device, dtype, tokenizer, memory_gib, {', '.join(_KINDS)}."
             )
         kinds, allowed = _KINDS[name]
-        is_count = name != "batch_size" or (type(value) is int and value > 0)
+        is_count = name not in _COUNTS or (type(value) is int and value > 0)
         if value is not None and not (isinstance(value, kinds) and is_count):
             got = f"a {type(value).__name__}" if name in _SECRET else shown(value)
             raise InvalidArgument(f"{name} must be {allowed}, got {got}.")

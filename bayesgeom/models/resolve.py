@@ -33,7 +33,7 @@ from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.options import SOURCE, check_options
+from bayesgeom.models.options import SERVER, SOURCE, check_options
 from bayesgeom.models.server.client import is_address
 from bayesgeom.models.shelf import checkpoints
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
@@ -79,7 +79,8 @@ def load(
         **options: `batch_size`: most sequences in a forward pass. For Hugging Face models also `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
             `from_pretrained`; a tokenizer named by `tokenizer` gets `token` and `local_files_only` too, and `revision`
-            if the model is a server or of the same name. For a server, `server_key` is its key.
+            if the model is a server or of the same name. For a server, `server_key` is its key, and `top` the number of
+            most probable tokens to request (20).
 
     Returns:
         The model, with its task if known.
@@ -125,8 +126,8 @@ def _loaded(
         is_fetched = isinstance(tokenizer, str | Path)
         given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in SOURCE)}
         return served(str(name), read, given)
-    if options.get("server_key") is not None:
-        raise InvalidArgument(f"server_key is for the address of an inference server; {name} is none.")
+    if wrong := [n for n in SERVER if options.get(n) is not None]:
+        raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
     # A path needs no list of names, which may be unreadable.
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     if isinstance(name, Path) or not _is_hub_name(name):

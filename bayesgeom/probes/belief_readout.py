@@ -63,6 +63,7 @@ from bayesgeom.stats.sketch import leading_coordinates
 from bayesgeom.stats.subspace import random_subspaces
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
+MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
 SHUFFLED: tuple[Kind, str] = ("permutation", SHUFFLE)
 WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
@@ -72,7 +73,7 @@ _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75
 @final
 @dataclass(frozen=True)
 class BeliefReadout(Probe[BeliefReadoutReport]):
-    """Fit on the first half of the sequences and score on the rest; sequences beyond `MAX_POINTS` points are left out.
+    """Fit on the first half of the sequences and score on the rest; those beyond `MAX_POINTS` points and 16 are left out.
 
     A site wider than `MAX_WIDTH`, such as the state of a Mamba, is reduced to that many leading principal axes.
     Activations are stored: read-outs for several targets, penalties and shuffles use the same points.
@@ -82,7 +83,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), posterior=True)
 
     def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
-        trials = run.trials.rows(slice(0, max(2, MAX_POINTS // run.trials.n_scored)))
+        trials = run.trials.rows(slice(0, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored)))
         targets, n = _targets(trials, run.seed), len(trials)
         sites = [site for site in (RESID_POST, STATE) if site in run.recorded]
         clouds = [_points(run.at(site)[:, : len(trials)].flatten(1, 2), targets, run.seed) for site in sites]

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 Clouds = Mapping[Site, Sequence[CloudStatistics]]
 MAX_POINTS = 3_072  # about 150 sequences, which give correlations to a few hundredths
+MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple cannot be distinguished from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
@@ -183,7 +184,7 @@ def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
 @final
 @dataclass(frozen=True)
 class ValueManifold(Probe[ValueManifoldReport]):
-    """Measure every recorded site and layer on at most `MAX_POINTS` points; `n` is the number of sequences used.
+    """Measure every recorded site and layer on at most `MAX_POINTS` points or 16 sequences; `n` is the number of sequences used.
 
     It needs stored activations: rank correlations along a principal axis, its permutations and the refitted axes of the
     intervals need every point, and a covariance gives the shares of the variance alone.
@@ -195,7 +196,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
     standardized: bool = False
 
     def measure(self, run: Run, untrained: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
-        n = min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
+        n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored))
         trials = run.trials.rows(slice(0, n))
         # Entropies are compared by rank, so those that differ only by rounding must be equal.
         entropy = run.reference_entropy_bits()[:n].round(9)

@@ -229,7 +229,8 @@ def _unlisted_share(served: Mapping[str, Any]) -> str:
     part = f"{served['share']:.1%} of the predictions had an answer that the server did not list (top {served['top']})"
     if not served["share"]:
         return part
-    return f"{part}; these answers have the largest probability possible, together at most {served['largest_mass']:.3g}"
+    bound = f"these answers have the largest probability possible, together at most {served['largest_mass']:.3g}"
+    return f"{part}; {bound}. KL and entropy errors can differ much from the model's: raise top"
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:

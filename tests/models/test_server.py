@@ -195,6 +195,7 @@ def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(
     assert again == report.provenance["served"], "counted for each report"
     assert again["predictions"] == model.unlisted()["predictions"] < 3 * 5 * 3
     assert "had an answer that the server did not list" in report.summary()
+    assert "KL and entropy errors can differ much from the model's: raise top" in " ".join(report.summary().split())
 
 
 def test_a_server_that_lists_fewer_tokens_than_requested_may_have_added_the_sampled_one(
@@ -286,6 +287,12 @@ def test_addresses(address: str, acts: Behavior) -> None:
 
 def test_a_loaded_server_runs_nothing_else(address: str) -> None:
     model = bayesgeom.load(address, tokenizer=Letters(), server_key=KEY)
+    more = bayesgeom.load(address, tokenizer=Letters(), top=29)
+    assert isinstance(more, ServedModel) and more.client.top == 29
+    with pytest.raises(InvalidArgument, match="top must be a positive integer, got 0"):
+        bayesgeom.load(address, tokenizer=Letters(), top=0)
+    with pytest.raises(InvalidArgument, match="top is for the address of an inference server; mess3-small is none"):
+        bayesgeom.load("mess3-small", top=29)
     assert isinstance(model, ServedModel) and model.client.top == 20 and not model.spec.is_identified
     assert KEY not in repr(model) and KEY not in json.dumps(model.spec.to_dict())
     with pytest.raises(MissingSite, match="a server gives predictions only"):

@@ -164,6 +164,8 @@ def test_halves_and_budget_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(belief_readout, "N_CLUSTERED", 101)
     less = BeliefReadout().measure(planted())
     assert (less.n, less.n_held_out, less.n_clustered) == (31, 15, 101)
+    monkeypatch.setattr(belief_readout, "MAX_POINTS", 7)
+    assert BeliefReadout().measure(planted()).n == 16, "the least that `diagnose` lets a probe use"
 
 
 @pytest.mark.parametrize("n", [1, 2])

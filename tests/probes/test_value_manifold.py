@@ -206,13 +206,18 @@ def test_standardized_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None
 
 
 def test_sequences_beyond_the_budget_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_manifold, "MAX_POINTS", 11 * REPEATS.n_pairs)
+    monkeypatch.setattr(value_manifold, "MAX_POINTS", 17 * REPEATS.n_pairs)
     run = lively()
     report = ValueManifold().measure(run)
-    assert report.n == 11
-    first = {site: values[:, :11] for site, values in run.recorded.items()}
-    alone = ValueManifold().measure(planted_run(run.trials.rows(slice(0, 11)), first))
+    assert report.n == 17
+    first = {site: values[:, :17] for site, values in run.recorded.items()}
+    alone = ValueManifold().measure(planted_run(run.trials.rows(slice(0, 17)), first))
     np.testing.assert_array_equal(report.spearman.value, alone.spearman.value)
+
+
+def test_long_sequences_do_not_leave_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(value_manifold, "MAX_POINTS", REPEATS.n_pairs)
+    assert ValueManifold().measure(lively()).n == 16, "the least that `diagnose` lets a probe use"
 
 
 @pytest.mark.parametrize("n", [1, 2])

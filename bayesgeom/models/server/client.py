@@ -20,6 +20,7 @@ from typing import Any, final
 from bayesgeom.core.errors import InvalidArgument, ServerFault
 from bayesgeom.models.server.transport import opener
 
+TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _WAIT_S, _LONGEST = 0.5, 200  # first wait between attempts, doubled each time; characters of a quoted reply
 _MOST = 4 * 2**20  # bytes of a reply
@@ -61,7 +62,7 @@ class Client:
     url: str
     model: str = ""
     key: str | None = field(default=None, repr=False)
-    top: int = 20
+    top: int = TOP
     timeout_s: float = 60.0
     attempts: int = 4
 
@@ -203,7 +204,7 @@ class Client:
             raise ServerFault(f"{self.url}{path} replied with no JSON: {self.quoted(text)}.") from None
 
 
-def client_of(address: str, *, key: str | None = None, top: int = 20, timeout_s: float = 60.0) -> Client:
+def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s: float = 60.0) -> Client:
     """Return the client of an address `http(s)://HOST[:PORT][/v1][#MODEL]`.
 
     Args:

@@ -15,8 +15,9 @@ from bayesgeom.core.sites import ALL_SITES, Site
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.options import SERVER
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.models.server.client import Client, Listed, client_of, parts_of
+from bayesgeom.models.server.client import TOP, Client, Listed, client_of, parts_of
 from bayesgeom.tasks.text import Tokenizer
 
 AT_ONCE = 4  # requests at the same time
@@ -168,20 +169,22 @@ def served(address: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
     Args:
         address: `http(s)://HOST[:PORT][/v1][#MODEL]`.
         tokenizer: The tokenizer of the served model.
-        options: `server_key`, if the server needs one. `token`, which is for the hub, is not sent.
+        options: `server_key`, if the server needs one, and `top`. `token`, which is for the hub, is not sent.
 
     Raises:
         InvalidArgument: There is no tokenizer, or an option that does not apply.
         ServerFault: The server cannot be reached.
     """
     url, _ = parts_of(address)
-    if wrong := sorted(options.keys() - {"server_key", "token"}):
+    if wrong := sorted(options.keys() - {*SERVER, "token"}):
         raise InvalidArgument(f"{', '.join(wrong)} is for models that are loaded here; {url} is a server.")
     if tokenizer is None:
         raise InvalidArgument(f"a server gives no tokenizer: pass that of its model, load({url!r}, tokenizer=…).")
     if not isinstance(tokenizer, Sized):
         raise InvalidArgument(f"the tokenizer must state its number of ids as len(tokenizer), got {type(tokenizer)}.")
-    return ServedModel(client_of(address, key=options.get("server_key")), tokenizer, n_ids=len(tokenizer))
+    return ServedModel(
+        client_of(address, key=options.get("server_key"), top=options.get("top", TOP)), tokenizer, n_ids=len(tokenizer)
+    )
 
 
 @final
