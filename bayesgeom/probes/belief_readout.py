@@ -73,7 +73,7 @@ _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75
 @final
 @dataclass(frozen=True)
 class BeliefReadout(Probe[BeliefReadoutReport]):
-    """Fit on the first half of the sequences and score on the rest; those beyond `MAX_POINTS` points and 16 are left out.
+    """Fit on the first half of the sequences and score on the rest; at most `MAX_POINTS` points, or 16 sequences.
 
     A site wider than `MAX_WIDTH`, such as the state of a Mamba, is reduced to that many leading principal axes.
     Activations are stored: read-outs for several targets, penalties and shuffles use the same points.

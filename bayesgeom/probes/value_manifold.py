@@ -184,7 +184,7 @@ def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
 @final
 @dataclass(frozen=True)
 class ValueManifold(Probe[ValueManifoldReport]):
-    """Measure every recorded site and layer on at most `MAX_POINTS` points or 16 sequences; `n` is the number of sequences used.
+    """Measure every recorded site and layer on at most `MAX_POINTS` points, or 16 sequences; `n` says how many.
 
     It needs stored activations: rank correlations along a principal axis, its permutations and the refitted axes of the
     intervals need every point, and a covariance gives the shares of the variance alone.

@@ -182,9 +182,8 @@ def served(address: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
         raise InvalidArgument(f"a server gives no tokenizer: pass that of its model, load({url!r}, tokenizer=…).")
     if not isinstance(tokenizer, Sized):
         raise InvalidArgument(f"the tokenizer must state its number of ids as len(tokenizer), got {type(tokenizer)}.")
-    return ServedModel(
-        client_of(address, key=options.get("server_key"), top=options.get("top", TOP)), tokenizer, n_ids=len(tokenizer)
-    )
+    client = client_of(address, key=options.get("server_key"), top=options.get("top", TOP))
+    return ServedModel(client, tokenizer, n_ids=len(tokenizer))
 
 
 @final
