@@ -22,6 +22,7 @@ from bayesgeom.ablations.tally import Tally
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
+from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar, kept_in
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
@@ -107,6 +108,7 @@ def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], 
 
 
 @checked("model", "task")
+@with_gradients
 def attribution_preview(
     model: ModelLike,
     task: TaskLike | None = None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 from bayesgeom.core.errors import HookFault
@@ -16,6 +17,7 @@ from bayesgeom.core.threads import lock_of
 Kind = Literal["forward", "pre", "backward"]
 Place = tuple[Site, int]
 Change = Callable[[Tensor], Tensor | None]
+EVERY_MODULE = "(every module of the process)"  # where hooks are that torch calls for all modules
 
 
 @final
@@ -86,6 +88,11 @@ def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | Non
                 f"{label} of {by} fired {n} times in one pass instead of {times}, so measurements and edits there are "
                 f"invalid. Remove code that skips or repeats this part of the model."
             )
+
+
+def has_global_hooks() -> bool:
+    """Return whether there are forward hooks that torch calls for every module of the process."""
+    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)  # noqa: SLF001  (no public list)
 
 
 def site_hook(place: Place, part: nn.Module, change: Change) -> Hook:

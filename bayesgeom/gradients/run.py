@@ -7,6 +7,7 @@ import torch
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import HookFault, InvalidArgument
+from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.gradients.capture import SITES, Targets, captured
@@ -26,6 +27,7 @@ _COPIES = 12  # arrays of the size of one layer's attention in memory per layer 
 
 
 @checked("model", "trials_or_task")
+@with_gradients
 def gradient_laws(
     model: ModelLike,
     trials_or_task: Trials | TaskLike | None = None,

@@ -7,6 +7,7 @@ import torch
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
 from bayesgeom.core.trials import Trials
 from bayesgeom.dynamics.runs import Source, TrainingRun, run_of
@@ -31,6 +32,7 @@ from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 
 @checked()
+@with_gradients
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:

@@ -20,6 +20,7 @@ from bayesgeom.ablations.engine import tiles
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, Site
 from bayesgeom.core.threads import alone
@@ -265,6 +266,7 @@ _NOTHING = _Nothing()
 
 
 @checked("model", "task")
+@with_gradients
 def erase_onwards(
     model: ModelLike,
     task: TaskLike | None = None,

@@ -8,6 +8,7 @@ from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
@@ -56,6 +57,7 @@ def intervene(
 
 
 @checked("model", "task", "subspace")
+@with_gradients
 def intervene(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -118,6 +120,7 @@ def intervene(
 
 
 @checked("model", "task", "subspace")
+@with_gradients
 def write_strength(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -169,6 +172,7 @@ def write_strength(
 
 
 @checked("model", "task", "subspace")
+@with_gradients
 def fit_subspace(
     model: ModelLike,
     task: TaskLike | None,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.core.hooks import EVERY_MODULE, has_global_hooks
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
 from bayesgeom.core.threads import alone
@@ -22,6 +23,7 @@ from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.budget import PASS_BYTES, is_out_of_memory, pass_bytes, recording_bytes
 from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass
 from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.text import Tokenizer
 
@@ -109,11 +111,12 @@ class Model(ABC):
 
     @final
     def check_surroundings(self) -> None:
-        """Check that autocast, which would change the numbers, is off.
+        """Check that nothing is set for the whole process that would change the numbers.
 
         Raises:
-            InvalidArgument: `torch.autocast` is on for this model's device.
+            InvalidArgument: `torch.autocast` is on for this model's device, or torch's default device is not the CPU.
         """
+        check_default_device()
         kind = torch.device(self.spec.device).type
         if torch.is_autocast_enabled(kind):
             raise InvalidArgument(
@@ -126,14 +129,15 @@ class Model(ABC):
     def foreign_hooks(self) -> tuple[str, ...]:
         """Return the names of submodules with forward hooks that bayesgeom did not set. Call it outside of a run.
 
-        Such hooks may edit activations, so every report's provenance lists them.
+        Such hooks may edit activations, so every report's provenance lists them. Hooks that torch calls for every
+        module of the process are named first, as `EVERY_MODULE`.
         """
         found = [
             name or "(whole model)"
             for name, part in self.module.named_modules()
             if part._forward_hooks or part._forward_pre_hooks
         ]
-        return tuple(found)
+        return (*([EVERY_MODULE] if has_global_hooks() else []), *found)
 
     @final
     @alone()

@@ -9,6 +9,7 @@ import torch
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.description import versions
+from bayesgeom.models.surroundings import reduced_precision
 from bayesgeom.tasks.base import WindTunnel
 
 
@@ -18,7 +19,8 @@ def provenance(
     """Return the origin of a result: model, weights, task, arguments and versions.
 
     There is no time stamp, so the same seed gives the same file. `foreign_hooks` lists submodules whose forward hooks
-    bayesgeom did not set, if there are any: they may have edited activations.
+    bayesgeom did not set, if there are any: they may have edited activations. `float32_matmul_precision` is there where
+    torch was allowed to round products of float32 matrices: other numbers follow from it.
 
     Args:
         model: The model. For several models, a mapping with their name and architecture.
@@ -30,6 +32,7 @@ def provenance(
     return {
         "model": spec.to_dict() if isinstance(spec, ModelSpec) else dict(spec),
         **({"foreign_hooks": list(foreign)} if foreign else {}),
+        **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),
         "arguments": dict(arguments),

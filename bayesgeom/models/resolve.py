@@ -36,6 +36,7 @@ from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.options import SERVER, SOURCE, check_options
 from bayesgeom.models.server.client import is_address
 from bayesgeom.models.shelf import checkpoints
+from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
 
@@ -88,7 +89,8 @@ def load(
     Raises:
         UnknownName: There is no checkpoint of this name, and no such directory.
         CheckpointFault: The checkpoint cannot be read, or is corrupt.
-        InvalidArgument: The device does not exist or would have no effect, or it is not a causal language model.
+        InvalidArgument: The device does not exist or would have no effect, or it is not a causal language model, or
+            torch's default device is not the CPU.
 
     Example:
         >>> import bayesgeom
@@ -99,6 +101,7 @@ def load(
         raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
     if isinstance(tokenizer, str | Path):
         check_argument("tokenizer", tokenizer, str | Path)
+    check_default_device()
     check_device(device)
     check_memory_gib(memory_gib)
     check_options(options)
@@ -248,6 +251,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
         >>> bayesgeom.as_model(config.build(seed=0))
         HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1,248 parameters)
     """
+    check_default_device()
     match model:
         case Model() | str() | Path() | Checkpoint() if tokenizer is not None:
             own = as_model(model)

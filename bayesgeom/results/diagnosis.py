@@ -131,6 +131,8 @@ class Diagnosis(Mapping[str, Report]):
             notes.insert(
                 0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
             )
+        if precision := self.provenance.get("float32_matmul_precision"):
+            notes.insert(0, f"torch was allowed to round products of float32 matrices: {precision}")
         if served := self.provenance.get(SERVED):
             notes.insert(0, _unlisted_share(served))
         if streamed := self.provenance.get(STREAMED):

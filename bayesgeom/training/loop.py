@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
 from bayesgeom.core.files import apart, file_aside
+from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
 from bayesgeom.core.reading import read_json
 from bayesgeom.core.trials import Trials
@@ -54,6 +55,7 @@ class Pace:
     quiet: bool = False
 
 
+@with_gradients
 def train(
     recipe: Recipe,
     out: Path,

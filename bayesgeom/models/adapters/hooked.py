@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.hooks import EVERY_MODULE
 from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
@@ -107,10 +108,12 @@ class HookedModel(Model):
 
     @alone()
     def replayer(self) -> Replay:
-        if (foreign := self.foreign_hooks()) and not self._is_unedited():
+        # A copy of the module would call hooks of every module, too, so these are refused whatever they do.
+        if (foreign := self.foreign_hooks()) and (EVERY_MODULE in foreign or not self._is_unedited()):
+            effect = "may change" if EVERY_MODULE in foreign else "change"
             raise InvalidArgument(
                 f"{', '.join(foreign[:4])} of {self.spec.name} hold(s) forward hooks that bayesgeom did not set and "
-                f"that change the logits. Ablations and interventions compute layers themselves and would ignore "
+                f"that {effect} the logits. Ablations and interventions compute layers themselves and would ignore "
                 f"them: remove the hooks."
             )
         return Replay(self._transformer)

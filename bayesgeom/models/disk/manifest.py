@@ -11,14 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from bayesgeom.core.errors import CheckpointFault, OutputFault
+from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
 from bayesgeom.core.files import apart, file_aside, is_file
 from bayesgeom.core.reading import read_json
 from bayesgeom.core.run import ModelSpec, is_untrained
 from bayesgeom.core.sites import ALL_SITES, Site
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"
-SCHEMA = 2
+SCHEMA = 3  # 3: a hash over the manifest itself
+_HASH = "hash"
+_MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
 _CHUNK = 2**22  # bytes hashed at once
 
 
@@ -91,8 +94,9 @@ class Manifest:
         Raises:
             OutputFault: It cannot be written.
         """
+        held = {"schema": SCHEMA, **asdict(self)}
         with file_aside(folder / MANIFEST) as aside:
-            aside.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+            aside.write_text(json.dumps({**held, _HASH: manifest_hash(held)}, indent=1) + "\n", encoding="utf-8")
 
     def differences(self, other: "Manifest") -> str:
         """Return how a capture differs, apart from finished files and untrained networks; "" if it does not."""
@@ -105,22 +109,46 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a capture.
 
     Raises:
-        CheckpointFault: There is none, or it is unreadable, incomplete, or of another schema.
+        CheckpointFault: There is none, or it is unreadable, incomplete, of another schema, or was edited.
     """
     path = folder / MANIFEST
     try:
         stored = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointFault(f"{folder} holds no capture: {MANIFEST} is missing.") from error
-    schema = stored.pop("schema", None) if isinstance(stored, dict) else None
-    if schema != SCHEMA:
+    schema = stored.get("schema") if isinstance(stored, dict) else None
+    if type(schema) is not int or schema != SCHEMA:
         raise CheckpointFault(f"{path} has schema {schema!r}; this bayesgeom reads schema {SCHEMA}. Capture again.")
+    stated = stored.pop(_HASH, None)
+    if stated != manifest_hash(stored):
+        raise CheckpointFault(
+            f"{path} was changed after it was written: it does not match its hash. The shards belong to the model, "
+            f"the layers and the sequences that it stated. Restore it, or capture again."
+        )
+    del stored["schema"]
     try:
         found = Manifest(**stored)
-        _ = found.sites, found.static_sites, found.model_spec, found.slices()
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        _check(found)
+    except (TypeError, ValueError, KeyError, AttributeError, BayesGeomError) as error:
         raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
     return found
+
+
+def manifest_hash(held: Mapping[str, Any]) -> str:
+    """Return the first 16 hex digits of the SHA-256 over a manifest as sorted JSON, without the hash itself."""
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise an error that says why the values of a manifest cannot be those of a capture."""
+    check_types(manifest)
+    check_types(manifest.model_spec)
+    n_layers, rows = manifest.model_spec.n_layers, manifest.rows
+    if manifest.n < 1 or rows < 1 or manifest.n > rows * _MOST_SHARDS or not 1 <= n_layers <= _MOST_LAYERS:
+        raise ValueError(f"n = {manifest.n}, rows = {rows} and n_layers = {n_layers} are not those of a capture")
+    for site, layers in (manifest.sites | manifest.static_sites).items():
+        if list(layers) != sorted(set(layers) & set(range(n_layers))):
+            raise ValueError(f"site {site.name!r} has layers {list(layers)!s:.40} of {n_layers}")
 
 
 def is_capture(folder: Path) -> bool:

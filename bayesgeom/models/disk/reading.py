@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
-from bayesgeom.core.run import Run
+from bayesgeom.core.run import Run, untrained
 from bayesgeom.core.sites import ALL_SITES, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.base import BaselinePredictives, Model
@@ -65,7 +65,13 @@ class CapturedModel(Model):
         if seed not in self.manifest.untrained:
             n = len(self.manifest.untrained)
             raise NoCopy(f"{self.folder} holds {n} untrained networks. Capture again with a larger n_untrained.")
-        return CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
+        found = CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
+        if found.spec.weights_hash != untrained(seed) or found.manifest.task != self.manifest.task:
+            raise CheckpointFault(
+                f"{found.folder} holds a capture of {found.spec.name}, not of the untrained network of seed {seed}. "
+                f"Capture again."
+            )
+        return found
 
     def run_from_disk(
         self,
@@ -175,7 +181,10 @@ class _Shard:
 
     def of(self, name: str, n: int | None) -> Shaped[Tensor, "layer *axes"]:
         """Return a tensor in float32, of the first `n` sequences."""
-        return self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
+        found = self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
+        if found.ndim < 2 or (n is not None and found.shape[1] != n) or not bool(found.isfinite().all()):
+            raise self._unusable(name, found)
+        return found
 
     def check_tokens(self, trials: Trials, folder: Path) -> None:
         """Raise `CheckpointFault` unless the shard was captured on these sequences."""
@@ -194,8 +203,16 @@ class _Shard:
             log.add_open_ended(entropy)
             return entropy.new_zeros(*entropy.shape, 0)
         answers, off = (self._read(name, lambda part: part[: self._n]).double() for name in (LOG_ANSWERS, OFF_ANSWER))
+        form = tuple(trials.at_scored(trials.labels).shape[:2])
+        for name, values, shape in ((LOG_ANSWERS, answers, (*form, len(trials.answers))), (OFF_ANSWER, off, form)):
+            if values.shape != shape or bool(values.isnan().any()):
+                raise self._unusable(name, values)
         log.add(trials, answers, off, baseline_predictives(trials))
         return answers
+
+    def _unusable(self, name: str, found: Tensor) -> CheckpointFault:
+        shape = tuple(found.shape)
+        return CheckpointFault(f"{self._path}: {name!r}, of shape {shape}, is not what was captured. Capture again.")
 
     def _read(self, name: str, of: Any) -> Tensor:
         from safetensors import SafetensorError, safe_open

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -22,11 +23,16 @@ from typing import Any, final
 import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.huggingface.unplaced import check_placed
 
 SUFFIX = ".gguf"
 _MAGIC, _MOST_TENSORS, _MOST_AXES, _MOST_VALUES = b"GGUF", 1_000_000, 8, 100_000_000
 _STRING, _ARRAY = 8, 9  # value types of the specification
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of the others
+_INTEGERS = {4: "I", 5: "i", 10: "Q", 11: "q"}
+_N_LAYERS, _LAYER = ".block_count", re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
+_DEEPEST = 8  # arrays inside each other
+_LONGEST_NAME = 65_535  # bytes of a key; names of tensors have at most 64
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
 
@@ -98,28 +104,47 @@ def blocks_of(file: Path) -> Blocks:
     """Read from the header of a GGUF file how its weights are stored, without reading weights.
 
     Raises:
-        CheckpointFault: It is not a complete GGUF file.
+        CheckpointFault: It is not a complete GGUF file, or it declares another number of layers than it holds.
     """
+    from gguf import GGMLQuantizationType
+
     tensors, weights = Counter[int](), Counter[int]()
     try:
         with file.open("rb") as opened:
             reader = _Header(opened)
             n_tensors, n_values = reader.start()
-            for _ in range(n_values):
-                reader.skip_text()
-                reader.skip_value(reader.number("I"))
+            n_layers = _declared_layers(reader, n_values)
+            names = list[str]()
             for _ in range(n_tensors):
-                reader.skip_text()
+                names.append(reader.text())
                 shape = [reader.number("Q") for _ in range(reader.count("I", _MOST_AXES))]
-                kind = reader.number("I")
+                kind = GGMLQuantizationType(reader.number("I")).value
                 reader.number("Q")
                 tensors[kind] += 1
                 weights[kind] += prod(shape)
     except (struct.error, KeyError, ValueError, OSError) as error:
         raise CheckpointFault(f"{file} is not a complete GGUF file ({error}). Copy or download it again.") from error
-    if not tensors:
+    if not weights.total():
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
+    n_held = max((int(found[1]) + 1 for name in names if (found := _LAYER.match(name))), default=0)
+    if n_layers is not None and n_layers != n_held:
+        raise CheckpointFault(
+            f"{file} declares {n_layers:,} layers and holds tensors of {n_held:,}: it is not the file that was "
+            f"converted. Copy or download it again."
+        )
     return Blocks(tensors=tensors, weights=weights)
+
+
+def _declared_layers(reader: "_Header", n_values: int) -> int | None:
+    """The number of layers among the key-value pairs, all of which are read; None if it is not there."""
+    n_layers = None
+    for _ in range(n_values):
+        key, kind = reader.text(), reader.number("I")
+        if key.endswith(_N_LAYERS) and kind in _INTEGERS:
+            n_layers = reader.number(_INTEGERS[kind])
+        else:
+            reader.skip_value(kind)
+    return n_layers
 
 
 def digest_of(file: Path, dtype: torch.dtype) -> str:
@@ -164,14 +189,22 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
         device_map=device_map,
         quantization_config=GgufConfig(dequantize=True),
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # raised below, by name
         **options,
     )
     hf, found = loaded
+    if wrong := sorted(found["mismatched_keys"]):
+        listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:4])
+        raise CheckpointFault(
+            f"{file} holds {len(wrong)} tensor(s) of other shapes than it declares: {listed}. Copy or download it "
+            f"again."
+        )
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
             f"{file} lacks {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. They would be "
             f"random numbers; this is not a complete causal language model."
         )
+    check_placed(hf, found["unexpected_keys"], file)
     # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
     hf.hf_quantizer = None
     for marked in (hf.config, hf):
@@ -225,11 +258,17 @@ class _Header:
             raise ValueError(f"a count of {value:,}, where at most {most:,} make sense")
         return value
 
+    def text(self) -> str:
+        """Read a name, which is short."""
+        return self._opened.read(self.count("Q", _LONGEST_NAME)).decode(errors="replace")
+
     def skip_text(self) -> None:
         self._skip(self.number("Q"))
 
-    def skip_value(self, kind: int) -> None:
+    def skip_value(self, kind: int, depth: int = 0) -> None:
         """Skip a value of this type; arrays of strings are skipped one by one."""
+        if depth > _DEEPEST:
+            raise ValueError(f"arrays are nested more than {_DEEPEST} deep")
         if kind == _STRING:
             self.skip_text()
         elif kind == _ARRAY:
@@ -238,7 +277,7 @@ class _Header:
                 self._skip(n * _WIDTHS[inner])
             else:
                 for _ in range(n):
-                    self.skip_value(inner)
+                    self.skip_value(inner, depth + 1)
         else:
             self._skip(_WIDTHS[kind])
 

@@ -23,6 +23,7 @@ from bayesgeom.models.huggingface.quantized import check_readable
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
 from bayesgeom.models.huggingface.sources import check_config, check_weight_files
+from bayesgeom.models.huggingface.unplaced import check_placed
 from bayesgeom.models.huggingface.wrapped import base_of, with_adapter
 from bayesgeom.models.options import PLACEMENT
 from bayesgeom.models.options import SOURCE as SOURCES
@@ -188,6 +189,7 @@ def _model(
             f"the weights of {source} lack {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. "
             f"They would be random numbers; this is not a complete causal language model."
         )
+    check_placed(hf, found["unexpected_keys"], source)
     return hf
 
 
