@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.reading import check_regular
 
 _LONGEST = 40  # characters of a quoted value in a message
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
@@ -317,9 +318,13 @@ def read_safetensors(path: Path, *, framework: Literal["numpy", "pt"]) -> tuple[
     """Return a file's tensors by name, as numpy arrays or torch tensors, and its metadata.
 
     Exceptions of safetensors propagate: the caller knows what the file is for.
+
+    Raises:
+        CheckpointFault: It is a pipe, a device or a directory.
     """
     from safetensors import safe_open
 
+    check_regular(path)
     with safe_open(path, framework=framework) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         return tensors, file.metadata() or {}

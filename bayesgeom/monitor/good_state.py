@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import file_aside, read_safetensors
-from bayesgeom.models.checkpoint import write_tensors
+from bayesgeom.models.checkpoint import weights_hash, write_tensors
 
 FILE = "last_good.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
@@ -33,6 +33,20 @@ class GoodState:
         self.step: int | None = None
         self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
         self._held: Tensors = {}
+        self._digest = ""  # of the stored file, which another process may change
+        self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
+
+    def non_finite(self) -> dict[str, int]:
+        """Return the number of NaN or infinite entries of the weights, and of the optimizer's state.
+
+        Buffers that held such entries from the start, such as a mask of −∞, do not count.
+        """
+        state = self._module.state_dict()
+        weights = (value for name, value in state.items() if name not in self._endless)
+        return {
+            "weights": non_finite(weights),
+            "optimizer": 0 if self._optimizer is None else non_finite(_flat(self._optimizer).values()),
+        }
 
     def keep(self, step: int) -> None:
         """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
@@ -43,9 +57,9 @@ class GoodState:
         tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
         if self._optimizer is not None:
             tensors |= _flat(self._optimizer)
-        # Copies: training modifies weights in place, and safetensors does not support shared memory.
-        if non_finite(tensors.values()):
+        if any(self.non_finite().values()):
             return
+        # Copies: training modifies weights in place, and safetensors does not support shared memory.
         copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
         if self._folder is None:
             self._held = copies
@@ -53,6 +67,7 @@ class GoodState:
             with file_aside(self._folder / FILE) as aside:
                 on_cpu = {name: value.cpu() for name, value in copies.items()}
                 write_tensors(on_cpu, aside, metadata={"step": str(step)})
+            self._digest = weights_hash(on_cpu)
         self.step = step
 
     @torch.no_grad()
@@ -61,7 +76,7 @@ class GoodState:
 
         Raises:
             InvalidArgument: No state was stored.
-            CheckpointFault: Its file cannot be read.
+            CheckpointFault: Its file cannot be read, or holds another state.
         """
         if self.step is None:
             raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
@@ -72,12 +87,17 @@ class GoodState:
             _restore(self._optimizer, tensors)
         return self.step
 
-    @staticmethod
-    def _read(path: Path) -> Tensors:
+    def _read(self, path: Path) -> Tensors:
         try:
-            return read_safetensors(path, framework="pt")[0]
+            found: Tensors = read_safetensors(path, framework="pt")[0]
         except (OSError, SafetensorError) as error:
             raise CheckpointFault(f"{path}, the last good state, cannot be read back: {error}.") from error
+        if weights_hash(found) != self._digest:
+            raise CheckpointFault(
+                f"{path}, the last good state, was changed after it was stored, or another monitor writes there. Name "
+                f"a folder for each monitor."
+            )
+        return found
 
 
 def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.checks.arguments import check_types, checked
+from bayesgeom.checks.arguments import check_argument, check_types, checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import check_directory, file_aside
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
-from bayesgeom.monitor.good_state import GoodState, non_finite
+from bayesgeom.monitor.good_state import GoodState
 from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitor.report import MonitorReport, monitor_report
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
@@ -179,11 +179,17 @@ class Monitor:
         self._rollbacks, self._was_broken = 0, False
 
     def __call__(self, step: int) -> tuple[Event, ...]:
-        """Measure if `step` is a multiple of `every`, and return the events."""
+        """Measure if `step` is a multiple of `every`, and return the events.
+
+        Raises:
+            InvalidArgument: `step` is no integer.
+        """
+        check_argument("step", step, int)
         return self.measure(step) if step % self.every == 0 else ()
 
     def measure(self, step: int) -> tuple[Event, ...]:
         """Measure now and return the events."""
+        check_argument("step", step, int)
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)
@@ -253,9 +259,9 @@ class Monitor:
         return [self._done(step, "stopped", cause, cause.value)]
 
     def _broken(self, step: int, found: Measures) -> Event | None:
-        """The event for weights or KL that are not finite, or None."""
+        """The event for weights, optimizer state or KL that are not finite, or None."""
         bad = {
-            "weights": non_finite(self.model.module.state_dict().values()),
+            **self._good.non_finite(),
             "kl_bits": int((~np.isfinite(found.kl_bits)).sum()) if self._trials.has_posterior else 0,
         }
         wrong = next((metric for metric, count in bad.items() if count), None)

@@ -16,15 +16,17 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
-from bayesgeom.core.files import file_aside, read_safetensors
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.files import apart, file_aside, read_safetensors
+from bayesgeom.core.reading import check_regular
 from bayesgeom.models.checkpoint import weights_hash, write_tensors
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, deciding
 
 STATE, LOG, LOCK = "state.safetensors", "log.jsonl", ".lock"
 _CHECK = "check"  # the key of a log line's checksum
 _OWN, _WEIGHTS, _OPTIMIZER = "state", "weights.", "optimizer."
+_RECIPE = "recipe"  # key of what of the recipe determines the weights
 
 
 @contextlib.contextmanager
@@ -62,7 +64,7 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimi
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with file_aside(path) as aside:
-        own = {"step": step, "hash": _state_hash(tensors, recipe, step)}
+        own = {"step": step, "hash": _state_hash(tensors, recipe, step), _RECIPE: deciding(recipe.to_dict())}
         write_tensors(
             tensors, aside, metadata={_OWN: json.dumps(own)}
         )  # one entry, because several have no fixed order
@@ -76,6 +78,7 @@ def steps_done(path: Path, recipe: Recipe) -> int:
     """
     from safetensors import safe_open
 
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -104,6 +107,7 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Opt
             f"{path} was changed after it was written, or belongs to another run than {recipe.name}, seed "
             f"{recipe.seed}: its contents do not match the stored hash. {_REMEDY}"
         )
+    _check_recipe(own, path, recipe)
     weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
     try:
         module.load_state_dict(weights, strict=True)
@@ -130,10 +134,18 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's log without their checksums; none if there is no log.
 
     Unreadable lines are skipped with a warning: a killed process or a full disk may leave an incomplete line.
+
+    Raises:
+        CheckpointFault: It is a pipe, a device or a directory, or cannot be read.
     """
-    if not path.exists():
+    try:
+        check_regular(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
         return []
-    texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
+    texts = text.splitlines()
     read = [_line(text) for text in texts]
     if dropped := [number for number, line in enumerate(read, start=1) if line is None]:
         warnings.warn(
@@ -177,6 +189,20 @@ def _state_hash(tensors: Mapping[str, Shaped[Tensor, "..."]], recipe: Recipe, st
     """16 hex digits of a hash over all tensors, the step, and the name and seed of the run."""
     content = f"{weights_hash(tensors)} {step} {recipe.name} {recipe.seed}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _check_recipe(own: Mapping[str, Any], path: Path, recipe: Recipe) -> None:
+    """Check that the state is of this recipe; states of earlier versions do not say."""
+    if _RECIPE not in own:
+        return
+    try:
+        difference = apart(deciding(own[_RECIPE]), deciding(recipe.to_dict()))
+    except (BayesGeomError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CheckpointFault(f"{path} names no readable recipe ({error}). {_REMEDY}") from error
+    if difference:
+        raise CheckpointFault(
+            f"{path} is of a run of a different recipe than {recipe.name!r} ({difference}). {_REMEDY}"
+        )
 
 
 def _checksum(line: Mapping[str, Any]) -> str:

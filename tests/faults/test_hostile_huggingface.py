@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault
@@ -60,6 +62,25 @@ def nested(name: str) -> Callable[[Path], object]:
     return lambda path: (path / name).write_text("[" * 100_000)
 
 
+def gpt_neo() -> transformers.PreTrainedModel:
+    config = transformers.GPTNeoConfig(
+        vocab_size=31,
+        hidden_size=12,
+        num_layers=2,
+        num_heads=3,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=17,
+        intermediate_size=13,
+    )
+    return transformers.GPTNeoForCausalLM(config)
+
+
+def biased() -> transformers.PreTrainedModel:
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**llama().config.to_dict(), "attention_bias": True})
+    )
+
+
 Made = Callable[[], transformers.PreTrainedModel]
 HOSTILE: dict[str, tuple[Made, Callable[[Path], object], str]] = {
     "layers": (llama, asked(num_hidden_layers=HUGE), r"num_hidden_layers to 1,000,000,000, but .* hold 21 tensors"),
@@ -73,6 +94,21 @@ HOSTILE: dict[str, tuple[Made, Callable[[Path], object], str]] = {
     "table of positions": (gpt2, asked(n_positions=HUGE), r"declares a model of [\d,.]+ GB, but"),
     "buffers": (gptj, asked(n_positions=HUGE), r"declares a model of [\d,.]+ GB, but"),
     "contradiction": (llama, asked(num_attention_heads=5), r"not a multiple"),
+    "labels": (llama, asked(num_labels=HUGE), r"sets num_labels to 1,000,000,000; at most 1,024 make sense"),
+    "slices": (gpt2, asked(pretraining_tp=HUGE), r"sets pretraining_tp to 1,000,000,000"),
+    "layers of a part": (llama, asked(a={"b": {"num_layers": HUGE}}), r"sets num_layers to 1,000,000,000"),
+    "pattern of layers": (gpt_neo, asked(attention_types=[[["global"], HUGE]]), r"attention_types to 1,000,000,000"),
+    "a layer dropped": (
+        llama,
+        asked(num_hidden_layers=1),
+        r"hold 9 tensor\(s\) that LlamaForCausalLM has no place for",
+    ),
+    "a block dropped": (gpt2, asked(n_layer=1), r"no place for with this config.json: transformer.h.1"),
+    "biases dropped": (
+        biased,
+        asked(attention_bias=False),
+        r"hold 8 tensor\(s\) .*: model.layers.0.self_attn.k_proj.bias",
+    ),
     "config in a pipe": (llama, pipe("config.json"), r"config.json is a named pipe"),
     "weights in a pipe": (llama, pipe("model.safetensors"), r"model.safetensors is a named pipe"),
     "generation in a pipe": (llama, pipe("generation_config.json"), r"generation_config.json is a named pipe"),
@@ -105,3 +141,21 @@ def test_sound_directories_load_through_links(made: Made, tmp_path: Path) -> Non
         (tmp_path / "model" / file.name).symlink_to(file)
     (tmp_path / "model" / "gone.json").symlink_to(tmp_path / "nowhere")
     assert bayesgeom.load(tmp_path / "model").spec.n_layers == 2
+
+
+def test_tensors_of_another_head_are_named(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    masks = {
+        "model.layers.0.attention.bias": torch.zeros(1, 1, 3, 3),
+        "model.layers.0.rotary_emb.inv_freq": torch.ones(2),
+    }
+    save_file(weights | masks, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert bayesgeom.load(tmp_path).spec.n_layers == 2
+    save_file(
+        weights | {"v_head.summary.weight": torch.zeros(1, 12)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.warns(UserWarning, match=r"hold 1 tensor\(s\) outside of LlamaForCausalLM, .*: v_head.summary.weight"):
+        bayesgeom.load(tmp_path)

@@ -1,14 +1,17 @@
 """Same seed, same numbers: whatever the default dtype is, and without moving the global random state."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 import bayesgeom
-from bayesgeom import tasks
+from bayesgeom import ablations, tasks
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.resolve import as_model
 
 TASKS = (
     tasks.Bijection(n_values=5, n_pairs=3),
@@ -95,3 +98,57 @@ def test_autocast_is_refused_and_foreign_hooks_are_recorded() -> None:
         bayesgeom.ablate(model, n=3)
     handle.remove()
     assert "foreign_hooks" not in bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0).provenance
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_reduced_precision_is_recorded() -> None:
+    model = bayesgeom.load("mess3-small")
+    with precision("medium"):
+        diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
+    assert diagnosis.provenance["float32_matmul_precision"] == "tf32 (cuda), bf16 (cpu)"
+    assert "allowed to round products of float32 matrices: tf32 (cuda), bf16 (cpu)" in diagnosis.summary()
+    plain = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
+    assert "float32_matmul_precision" not in plain.provenance
+
+
+def test_hooks_of_every_module_are_recorded_and_end_ablations() -> None:
+    model = bayesgeom.load("mess3-small")
+    handle = register_module_forward_hook(lambda _m, _i, output: 2 * output if torch.is_tensor(output) else None)
+    try:
+        diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
+        with pytest.raises(InvalidArgument, match=r"\(every module of the process\) of mess3-small .*may change"):
+            bayesgeom.ablate(model, n=3)
+    finally:
+        handle.remove()
+    assert diagnosis.provenance["foreign_hooks"] == ["(every module of the process)"]
+
+
+def test_another_default_device_is_refused() -> None:
+    model = bayesgeom.load("mess3-small")
+    for call in (
+        lambda: bayesgeom.load("mess3-small"),
+        lambda: bayesgeom.diagnose(model, n=3),
+        model.check_surroundings,
+    ):
+        with torch.device("meta"), pytest.raises(InvalidArgument, match="default device is meta: reset it"):
+            call()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_do_not_depend_on_the_callers_mode(mode: type) -> None:
+    model = as_model(config_from_dict({**SIZES[0], "d_vocab": 10, "n_ctx": 5}).build(seed=1))
+    task = tasks.Bijection(n_values=5, n_pairs=3)
+    alone = bayesgeom.gradient_laws(model, task, n=3)
+    preview = ablations.attribution_preview(model, task, n=3, battery="mlps")
+    with mode():
+        again = bayesgeom.gradient_laws(model, task, n=3)
+        preview_again = ablations.attribution_preview(model, task, n=3, battery="mlps")
+    assert again.to_pandas().equals(alone.to_pandas()) and preview_again.to_pandas().equals(preview.to_pandas())

@@ -1,9 +1,12 @@
 """A stopped training is checked before it goes on: bit flips, wrong steps, damaged logs, a second process."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +133,25 @@ def test_the_hash_sees_the_step_the_seed_and_every_number() -> None:
     hashes = [state._state_hash(tensors, TINY, 3), state._state_hash(tensors, TINY, 4)]
     hashes += [state._state_hash(tensors, TINY.reseeded(1), 3), state._state_hash(changed, TINY, 3)]
     assert len(set(hashes)) == 4
+
+
+def test_the_state_of_another_recipe_is_refused(run: Path, tmp_path: Path) -> None:
+    other = replace(TINY, lr=TINY.lr * 2)
+    train(other, tmp_path / "other", pace=QUIET)
+    shutil.copy(tmp_path / "other" / "state.safetensors", run / "state.safetensors")
+    with pytest.raises(CheckpointFault, match=r"is of a run of a different recipe than 'tiny' \(lr: "):
+        train(TINY, run, resume=True, pace=QUIET)
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "log.jsonl"])
+@pytest.mark.parametrize("kind", ["a named pipe", "a device", "a directory"])
+def test_what_is_no_file_is_not_opened(run: Path, name: str, kind: str) -> None:
+    (run / name).unlink()
+    made: dict[str, Callable[[Path], None]] = {
+        "a named pipe": os.mkfifo,
+        "a device": lambda path: path.symlink_to("/dev/zero"),
+        "a directory": Path.mkdir,
+    }
+    made[kind](run / name)
+    with pytest.raises(CheckpointFault, match=f"{name} is {kind}; only regular files are read"):
+        train(TINY, run, resume=True, pace=QUIET)

@@ -1,7 +1,7 @@
 """Captures: the same numbers from disk, resumed to the same bytes, and refused by name."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -28,7 +28,7 @@ from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.disk import writing
-from bayesgeom.models.disk.manifest import MANIFEST
+from bayesgeom.models.disk.manifest import MANIFEST, manifest_hash
 from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
@@ -271,7 +271,7 @@ def test_damage_is_noticed(folder: Path) -> None:
         bayesgeom.capture(lively("rotary"), out=folder, n=N, seed=3, n_untrained=1)
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, "schema": 99}))
-    with pytest.raises(CheckpointFault, match=r"has schema 99; this bayesgeom reads schema 2"):
+    with pytest.raises(CheckpointFault, match=r"has schema 99; this bayesgeom reads schema 3"):
         CapturedModel(folder)
 
 
@@ -283,3 +283,58 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OutputFault, match=r"cannot write .*static\.safetensors: No space left on device"):
         bayesgeom.capture(lively(), out=tmp_path / "c", n=5)
     assert [path.name for path in (tmp_path / "c").iterdir()] == [MANIFEST]
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "layers exchanged": lambda held: held["layers"].update(k=[1, 0]),
+    "another model's name": lambda held: held["spec"].update(name="another"),
+    "fewer layers": lambda held: held["spec"].update(n_layers=1),
+    "fewer sequences": lambda held: held.update(n=3),
+    "other baselines": lambda held: held.update(untrained=[5]),
+    "no foreign hooks": lambda held: held.update(foreign_hooks=["x"]),
+}
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "layers exchanged": EDITS["layers exchanged"],
+    "no such layer": lambda held: held["layers"].update(k=[0, 7]),
+    "shards without end": lambda held: held.update(n=10**12, rows=1),
+    "shards of no rows": lambda held: held.update(rows=-1),
+    "layers without end": lambda held: held["spec"].update(n_layers=10**12),
+    "layers in text": lambda held: held["spec"].update(n_layers="2"),
+    "a task in text": lambda held: held.update(task="bijection"),
+    "a list of shards": lambda held: held.update(shards=[]),
+    "versions in text": lambda held: held.update(versions="x"),
+}
+
+
+@pytest.fixture
+def small_capture(tmp_path: Path) -> Path:
+    return bayesgeom.capture(
+        lively("rotary"), out=tmp_path / "c", n=7, seed=3, n_untrained=2, sites=["k", "resid_post"]
+    )
+
+
+def test_an_edited_manifest_is_refused(small_capture: Path) -> None:
+    file = small_capture / MANIFEST
+    whole = file.read_text()
+    for edit in EDITS.values():
+        held = json.loads(whole)
+        edit(held)
+        file.write_text(json.dumps(held))
+        with pytest.raises(CheckpointFault, match=r"capture\.json was changed after it was written"):
+            CapturedModel(small_capture)
+    for forge in FORGED.values():
+        held = json.loads(whole)
+        del held["hash"]
+        forge(held)
+        file.write_text(json.dumps({**held, "hash": manifest_hash(held)}))
+        with pytest.raises(CheckpointFault, match="is not the manifest of a capture"):
+            CapturedModel(small_capture)
+
+
+def test_exchanged_untrained_networks_are_refused(small_capture: Path) -> None:
+    first, second = (small_capture / f"untrained-{i}" for i in range(2))
+    first.rename(small_capture / "t")
+    second.rename(first)
+    (small_capture / "t").rename(second)
+    with pytest.raises(CheckpointFault, match=r"untrained-0 holds a capture of .*not of the untrained network of seed"):
+        bayesgeom.diagnose(small_capture, probes="calibration", n_untrained=1)

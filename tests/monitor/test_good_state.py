@@ -1,13 +1,17 @@
 """The last good state: put back to the bit, weights and optimizer, from memory and from disk."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.good_state import FILE, GoodState
+from bayesgeom.monitor.watch import Monitor, Response, Settings
+from bayesgeom.tasks.bijection import Bijection
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
@@ -85,3 +89,75 @@ def test_nothing_kept_and_a_broken_file_are_errors(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"half")
     with pytest.raises(CheckpointFault, match="cannot be read back"):
         good.put_back()
+
+
+def watching(module: nn.Module, **response: Any) -> Monitor:
+    return Monitor(
+        module,
+        Bijection(n_values=5, n_pairs=3),
+        every=1,
+        settings=Settings(n=5, untrained=False),
+        response=Response(action="roll_back", **response),
+    )
+
+
+def trained_by() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A small model and an optimizer that has taken a step."""
+    module = TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=3, d_model=21, d_mlp=11).build(seed=0)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    module(torch.zeros(2, 5, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    return module, optimizer
+
+
+def spoil(module: nn.Module) -> torch.Tensor:
+    first = next(module.parameters())
+    with torch.no_grad():
+        first[0, 0] = torch.nan
+    return first
+
+
+def test_a_mask_of_infinities_is_no_fault_and_a_buffer_that_becomes_infinite_is() -> None:
+    module, _ = trained_by()
+    module.register_buffer("mask", torch.full((3,), -torch.inf))
+    module.register_buffer("mean", torch.zeros(5))
+    watch = watching(module)
+    assert watch(1) == ()
+    first = spoil(module)
+    assert [event.kind for event in watch(2)] == ["not finite", "rolled back"] and bool(first.isfinite().all())
+    assert watch(3) == ()
+    module.get_buffer("mean")[1] = torch.inf
+    assert [event.kind for event in watch(4)] == ["not finite", "rolled back"]
+    assert module.get_buffer("mean").tolist() == [0] * 5
+
+
+def test_an_optimizer_state_that_is_not_finite_is_an_event() -> None:
+    module, optimizer = trained_by()
+    watch = watching(module, optimizer=optimizer)
+    assert watch(1) == ()
+    held = next(iter(optimizer.state.values()))["exp_avg_sq"]
+    held[0] = torch.inf  # every step of AdamW is 0 from here on
+    events = watch(2)
+    assert [(event.kind, event.metric) for event in events] == [
+        ("not finite", "optimizer"),
+        ("rolled back", "optimizer"),
+    ]
+    assert bool(next(iter(optimizer.state.values()))["exp_avg_sq"].isfinite().all())
+
+
+def test_a_state_on_disk_that_another_monitor_wrote_is_refused(tmp_path: Path) -> None:
+    one, other = trained_by()[0], trained_by()[0]
+    watch = watching(one, folder=tmp_path)
+    assert watch(1) == ()
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    assert watching(other, folder=tmp_path)(1) == ()
+    spoil(one)
+    with pytest.raises(CheckpointFault, match="was changed after it was stored, or another monitor writes there"):
+        watch(2)
+
+
+@pytest.mark.parametrize("step", [True, 2**70])  # the shape checks of the tests refuse other types before
+def test_a_step_is_an_integer(step: int) -> None:
+    with pytest.raises(InvalidArgument, match="step must be an integer"):
+        watching(trained_by()[0])(step)

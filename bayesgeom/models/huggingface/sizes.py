@@ -6,6 +6,7 @@ a safetensors file, in contrast, must match its header.
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -36,6 +37,10 @@ _WIDTHS = {
     "state_size",
     "attention_hidden_size",
 }
+# Numbers that a config or a model loops over: of layers and blocks of any kind, of slices, and of labels.
+_LOOPED = re.compile(r"(_|^)(layers?|blocks?|tp)$|^num_labels$")
+_MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and the like have defaults
+_PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
 _OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
 _QUANTIZED = "quantization_config"
 _TIMES, _SMALL = 32, 2 * 2**30  # float32 of 1-bit weights; buffers of small models
@@ -86,6 +91,13 @@ def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
                     f"{path / CONFIG} sets {key} to {value:,}, but the safetensors in its directory hold {most:,} "
                     f"{what}: they do not belong together. Restore the {CONFIG} that was saved with them."
                 )
+    most = max(len(shapes), _MOST_LOOPS)
+    for key, value in _looped(raw):
+        if value > most:
+            raise CheckpointFault(
+                f"{path / CONFIG} sets {key} to {value:,}; at most {most:,} make sense for the {len(shapes):,} tensors "
+                f"in its directory. Restore the {CONFIG} that was saved with them."
+            )
 
 
 def check_memory(config: Any, path: Path) -> None:
@@ -126,6 +138,18 @@ def _shapes(path: Path) -> Shapes:
         shapes, _ = read_header(file)
         found |= shapes
     return found
+
+
+def _looped(held: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """The integers that something loops over, nested configs included, and the lengths of repeated patterns."""
+    if isinstance(held, Mapping):
+        for name, value in held.items():
+            yield from _looped(value, name)
+    elif key == _PATTERNS and isinstance(held, list):
+        pairs = [own for own in held if isinstance(own, list) and len(own) == 2]
+        yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
+    elif type(held) is int and _LOOPED.search(key):
+        yield key, held
 
 
 def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

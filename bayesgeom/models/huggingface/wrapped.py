@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import is_file
 from bayesgeom.core.reading import read_json
+from bayesgeom.models.huggingface.adapter_config import check_adapter, is_readable_name
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -67,8 +69,8 @@ def base_of(path: Path) -> tuple[str, str | None]:
     """Return the directory or hub name of an adapter's base model, and the revision that the adapter names, if any.
 
     Raises:
-        CheckpointFault: The adapter's config names no base model, or a revision that is no text, or the adapter's
-            weights are no safetensors file.
+        CheckpointFault: The adapter's config names no base model, or a revision that is no text, does not fit the
+            adapter's weights, or these are no safetensors file.
         InvalidArgument: The package peft is not installed.
     """
     held = read_json(path / ADAPTER)
@@ -79,10 +81,13 @@ def base_of(path: Path) -> tuple[str, str | None]:
             f"{path / ADAPTER} names no base model. Write its directory or hub name there as base_model_name_or_path, "
             f"or merge the adapter with peft's merge_and_unload and save the model."
         )
+    if not is_readable_name(base):
+        raise CheckpointFault(f"{path / ADAPTER} names the base model {shown(base)}, which no path can be. Restore it.")
     if revision is not None and not isinstance(revision, str):
         raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text. Restore the file.")
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise CheckpointFault(f"{path} holds no {ADAPTER_WEIGHTS}; adapters in pickles are not read. Save it again.")
+    check_adapter(known, path / ADAPTER, path / ADAPTER_WEIGHTS)
     if importlib.util.find_spec("peft") is None:
         raise InvalidArgument(f"{path} is a PEFT adapter: install peft (pip install peft) to load it.")
     return base, revision or None
@@ -102,7 +107,7 @@ def with_adapter(hf: Any, path: Path) -> Any:
             wrapped = peft.PeftModel.from_pretrained(hf, str(path), is_trainable=False, use_safetensors=True)
         adapter = unwrapped(wrapped)
         absent, foreign = _differences(peft, wrapped, path)
-    except (ValueError, RuntimeError, KeyError, TypeError, OSError) as error:
+    except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointFault(f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}.") from error
     for tensors, fault in ((absent, "lacks"), (foreign, "holds, for no layer of this model,")):
@@ -128,5 +133,7 @@ def _differences(peft: Any, wrapped: Any, path: Path) -> tuple[list[str], list[s
     saved = {
         own.replace(f".{name}", "") for own in peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     }
-    absent = [own for key in result.missing_keys if (own := key.replace(f".{name}", "")) in saved]
+    # peft saves the magnitudes of DoRA without the ending of a weight.
+    plain = [own.replace(f".{name}", "") for own in result.missing_keys]
+    absent = [own for own in plain if own in saved or own.removesuffix(".weight") in saved]
     return sorted(absent), sorted(result.unexpected_keys)

@@ -1,6 +1,7 @@
 """GGUF files: what they say of their bits, what is loaded from them, and what is refused."""
 
 import importlib.util
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +143,44 @@ def _logits(model: Model) -> torch.Tensor:
     trials: Trials = bayesgeom.tasks.Bijection(n_values=5, n_pairs=4).sample(3, seed=1)
     with torch.no_grad():
         return model.logits(trials)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def header(n_tensors: int, n_values: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_values)
+
+
+def tensor(kind: int, size: int) -> bytes:
+    return header(1, 0) + text("token_embd.weight") + struct.pack("<IQIQ", 1, size, kind, 0)
+
+
+def layers(n: int) -> bytes:
+    return header(1, 1) + text("llama.block_count") + struct.pack("<II", 4, n) + tensor(0, 4)[24:]
+
+
+HOSTILE = {
+    "arrays in arrays": (header(1, 1) + text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10**5, "nested"),
+    "an unknown type": (tensor(999, 4), "999 is not a valid GGMLQuantizationType"),
+    "no weights": (tensor(2, 0), "contains no tensors"),
+    "a name without end": (header(1, 1) + struct.pack("<Q", 2**63), "a count of 9,223"),
+    "layers without end": (layers(10**9), "declares 1,000,000,000 layers and holds tensors of 0"),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_headers_are_refused(fault: str, tmp_path: Path) -> None:
+    content, message = HOSTILE[fault]
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(CheckpointFault, match=message):
+        bayesgeom.load(tmp_path / "a.gguf")
+
+
+def test_a_file_with_more_layers_than_it_declares_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = GGUFWriter.add_block_count
+    monkeypatch.setattr(GGUFWriter, "add_block_count", lambda self, n: plain(self, n - 1))
+    write_tiny(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointFault, match="declares 1 layers and holds tensors of 2"):
+        bayesgeom.load(tmp_path / "a.gguf")

@@ -1,0 +1,77 @@
+"""PEFT adapters whose config would keep peft busy, fill the memory or change the base model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import bayesgeom
+from bayesgeom.core.errors import CheckpointFault
+from tests.faults.test_hostile_checkpoints import limits
+from tests.faults.test_hostile_huggingface import llama
+
+__all__ = ["limits"]
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*could take years"),
+    "many repetitions": ({"target_modules": "a*b*c*d*e*f*g*x"}, "could take years to match"),
+    "pattern of ranks": ({"rank_pattern": {"([a-z]+)+$": 2}}, "rank_pattern has the pattern"),
+    "no pattern": ({"exclude_modules": "(("}, "exclude_modules has the pattern '.*which is no regular expression"),
+    "rank": ({"r": 10**9}, r"sets r to 1,000,000,000, but no axis of the adapter's weights is longer than 12"),
+    "rank of a module": ({"rank_pattern": {"q_proj": 10**9}}, "sets rank_pattern to 1,000,000,000"),
+    "copies of layers": ({"layer_replication": [[0, 2]] * 20_000}, "sets layer_replication to 40,000 layers"),
+    "base changed at random": ({"init_lora_weights": "pissa_niter_9"}, "changes the base model by random draws"),
+    "magnitudes of DoRA": ({"use_dora": True}, r"lacks 4 tensor\(s\): .*lora_magnitude_vector"),
+    "a long name": ({"base_model_name_or_path": "x" * 9_000}, "which no path can be"),
+    "a name that is no text": ({"base_model_name_or_path": "\ud800"}, "which no path can be"),
+    "a number too large": ({"lora_alpha": 10**400}, "does not fit LlamaForCausalLM"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapter")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        base = llama()
+        base.save_pretrained(folder / "base")
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"]))
+    adapted.save_pretrained(folder / "adapter")
+    return folder / "adapter"
+
+
+def changed(whole: Path, folder: Path, **entries: Any) -> Path:
+    """A copy of the adapter with other entries in its config."""
+    folder.mkdir()
+    held = json.loads((whole / CONFIG).read_text())
+    own = {**held, "base_model_name_or_path": str(whole.parent / "base"), **entries}
+    (folder / CONFIG).write_text(json.dumps(own))
+    (folder / WEIGHTS).write_bytes((whole / WEIGHTS).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_adapters_are_refused_at_once(fault: str, whole: Path, tmp_path: Path) -> None:
+    entries, message = HOSTILE[fault]
+    with pytest.raises(CheckpointFault, match=message) as caught:
+        bayesgeom.load(changed(whole, tmp_path / "a", **entries))
+    str(caught.value).encode()  # it can be printed
+
+
+def test_weights_that_are_no_numbers_with_a_point_are_refused(whole: Path, tmp_path: Path) -> None:
+    folder = changed(whole, tmp_path / "a")
+    weights = load_file(folder / WEIGHTS)
+    save_file({name: own.int() for name, own in weights.items()}, folder / WEIGHTS)
+    with pytest.raises(CheckpointFault, match="has type I32; weights must be BF16, F16, F32, F64"):
+        bayesgeom.load(folder)
+
+
+def test_an_ordinary_pattern_is_allowed(whole: Path, tmp_path: Path) -> None:
+    pattern = r".*\.layers\.\d+\.self_attn\.(q_proj|k_proj)"
+    assert bayesgeom.load(changed(whole, tmp_path / "a", target_modules=pattern)).spec.n_layers == 2
