@@ -33,8 +33,8 @@ def reduced_precision() -> str:
         ''
     """
     set_for = {
-        "all": torch.backends.fp32_precision,
+        "all": torch.backends.fp32_precision,  # type: ignore[attr-defined]  # torch does not annotate it
         "cuda": torch.backends.cuda.matmul.fp32_precision,
-        "cpu": torch.backends.mkldnn.matmul.fp32_precision,
+        "cpu": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]  # nor this
     }
     return ", ".join(f"{value} ({name})" for name, value in set_for.items() if value not in ("none", "ieee"))

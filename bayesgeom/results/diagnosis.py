@@ -231,8 +231,8 @@ def _unlisted_share(served: Mapping[str, Any]) -> str:
     part = f"{served['share']:.1%} of the predictions had an answer that the server did not list (top {served['top']})"
     if not served["share"]:
         return part
-    bound = f"these answers have the largest probability possible, together at most {served['largest_mass']:.3g}"
-    return f"{part}; {bound}. KL and entropy errors can differ much from the model's: raise top"
+    warning = "so KL and entropy errors can differ much from the model's: raise top"
+    return f"{part}, {warning}. These answers have together at most {served['largest_mass']:.3g}"
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
