@@ -50,16 +50,17 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
 """
 _RULES = """## Rules of the stored readings
 
-Verdicts follow the [present criteria](../../interventions.md#verdicts) in every row. Some numbers were measured under
-earlier rules:
+Verdicts follow the [present criteria](../../interventions.md#verdicts) in every row.
 
-- **Intervals.** {old} of {total} reports have intervals from before the afternoon of 22 November 2026. At n = 64 an end
-  on the side of a heavy tail was then nearer, by up to a factor of two
-  ([coverage](../../../benchmarks/README.md#coverage)). Measured again since then: {new}.
-- **Controls.** Where the complement lacks variance, controls now come from the whole site
-  ([how](../../interventions.md#controls-with-the-same-share-of-variance)). {alone} layers in {n_alone} reports were
-  compared with the whole complement alone. None of them can be called used until it is measured again.
+- **Intervals.** {intervals}
+- **Controls.** Where the complement lacks variance, controls come from the whole site
+  ([how](../../interventions.md#controls-with-the-same-share-of-variance)). In {alone} layers of {n_alone} reports no 20
+  distinct ones were found, and the whole complement alone was compared. None of these layers can be called used.
 """
+_PRESENT = "All {total} reports have the present intervals and controls (measured on or after 22 November 2026)."
+_EARLIER = """{old} of {total} reports have intervals and controls from before the afternoon of 22 November 2026: {names}.
+  At n = 64 an end on the side of a heavy tail was then nearer, by up to a factor of two
+  ([coverage](../../../benchmarks/README.md#coverage))."""
 _MATRIX = """## What was measured
 
 *stream*: the residual stream, scored at all positions; *later*: the same, one position edited and later ones scored;
@@ -91,16 +92,18 @@ def page(folder: Path) -> str:
     matrix = markdown(("checkpoint", *_QUANTITIES), [(name, *_cells(reports)) for name, reports in models.items()])
     if missing := [name for name in present if not (folder / name / JSON).exists()]:
         raise InvalidArgument(f"{listed} names reports that do not exist: {', '.join(missing)}. Remove these names.")
-    rules = _rules([report for reports in models.values() for report in reports], present)
+    stored = [str(path.parent.relative_to(folder)) for path in sorted(folder.glob(f"*/*/{JSON}"))]
+    earlier = [name for name in stored if name not in present]
+    rules = _rules([report for reports in models.values() for report in reports], earlier)
     return "\n".join([_HEAD, rules, f"{_MATRIX}\n{matrix}\n", *parts])
 
 
-def _rules(reports: list[InterventionReport | OnwardsReport], present: list[str]) -> str:
-    """State the rules under which numbers were measured; `present` lists the reports of the present rules."""
+def _rules(reports: list[InterventionReport | OnwardsReport], earlier: list[str]) -> str:
+    """State the rules under which numbers were measured; `earlier` lists the reports of earlier rules."""
     alone = [count for report in reports if (count := len(_alone(report)))]
-    new = ", ".join(f"`{name}`" for name in present) or "none"
-    old = len(reports) - len(present)
-    return _RULES.format(old=old, total=len(reports), new=new, alone=sum(alone), n_alone=len(alone))
+    names, total = ", ".join(f"`{name}`" for name in earlier), len(reports)
+    intervals = _EARLIER.format(old=len(earlier), total=total, names=names) if earlier else _PRESENT.format(total=total)
+    return _RULES.format(intervals=intervals, alone=sum(alone), n_alone=len(alone))
 
 
 def _cells(reports: list[InterventionReport | OnwardsReport]) -> Iterator[str]:
