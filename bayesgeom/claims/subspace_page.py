@@ -58,8 +58,8 @@ Verdicts follow the [present criteria](../../interventions.md#verdicts) in every
   distinct ones were found, and the whole complement alone was compared. None of these layers can be called used.
 """
 _PRESENT = "All {total} reports have the present intervals and controls (measured on or after 22 November 2026)."
-_EARLIER = """{old} of {total} reports have intervals and controls from before the afternoon of 22 November 2026: {names}.
-  At n = 64 an end on the side of a heavy tail was then nearer, by up to a factor of two
+_EARLIER = """{old} of {total} reports have intervals and controls from before 22 November 2026, afternoon: {names}. At
+  n = 64 an end on the side of a heavy tail was then nearer, by up to a factor of two
   ([coverage](../../../benchmarks/README.md#coverage))."""
 _MATRIX = """## What was measured
 
