@@ -196,7 +196,7 @@ def test_an_adapter_without_base_model_or_package_is_named(tmp_path: Path, monke
     with pytest.raises(CheckpointFault, match=r"adapter_config\.json names no base model"):
         bayesgeom.load(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    save_file({"weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(InvalidArgument, match=r"is a PEFT adapter: install peft \(pip install peft\) to load it"):
         bayesgeom.load(tmp_path)
