@@ -103,9 +103,12 @@ def check_fields(kind: type, values: Mapping[str, Any], *, of: str = "") -> None
     Raises:
         InvalidArgument: As in `check_argument`.
     """
-    hints = _hints(kind)
+    try:
+        hints = _hints(kind)
+    except NameError:  # annotations as text, with names that only a type checker imports
+        hints = {field.name: field.type for field in fields(kind) if not isinstance(field.type, str)}
     for field in fields(kind):
-        if field.name in values:
+        if field.name in values and field.name in hints:
             check_argument(f"{of}{field.name}", values[field.name], hints[field.name])
 
 

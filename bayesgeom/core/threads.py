@@ -9,7 +9,8 @@ module's lock, which all adapters of that module share. A second thread waits.
 The random state and the default dtype belong to the process. Code that changes one of them temporarily holds
 `PROCESS_STATE`. To hold both locks, take the module's lock first.
 
-The number of threads of a matrix product also belongs to the process. Only `limited` changes it.
+The number of threads of a matrix product also belongs to the process. Only `limited` changes it, and `side_by_side`
+holds a lock while it does.
 """
 
 import threading
@@ -30,6 +31,7 @@ R = TypeVar("R")
 PROCESS_STATE = threading.RLock()
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # Any: RLock is a function, not a class
 _MAKING = threading.Lock()
+_SIDE_BY_SIDE = threading.RLock()
 
 
 def lock_of(module: nn.Module) -> Any:
@@ -82,7 +84,7 @@ def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
     """Do many small pieces of work, as many at a time as torch has threads, each of them in one thread.
 
     Operations on small arrays gain nothing from a second thread, and lose where two libraries compete for the cores.
-    Rounding does not depend on the number of threads.
+    Rounding does not depend on the number of threads. A second caller in another thread waits.
 
     Args:
         works: Functions that share no state that they change. They are started in this order.
@@ -101,7 +103,7 @@ def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
         with torch.set_grad_enabled(is_differentiated):  # a new thread would start with True
             return work()
 
-    with limited(1):
+    with _SIDE_BY_SIDE, limited(1):  # blocks that overlap would restore each other's number
         if n_threads < 2:
             yield from ((place, work()) for place, work in enumerate(works))
             return

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.plugins import Contained
+from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.threads import side_by_side
@@ -16,6 +16,7 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
+_MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
 
 Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
 
@@ -38,14 +39,14 @@ def probed(plan: Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, o
 
     found, faults = dict[str, Report](), dict[str, str]()
     with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
-        own = _longest_first(plan, [name for name in untrained if name not in plan.contained])
+        foreign = [name for name in untrained if is_foreign(type(plan.served[name]))]
+        own = _longest_first(plan, [name for name in untrained if name not in foreign])
         works = [partial(measured, name) for name in own]
-        ended = side_by_side(works) if run.spec.n_parameters < LARGE else ((at, do()) for at, do in enumerate(works))
-        for place, report in ended:
+        for place, report in side_by_side(works) if _is_small(run) else ((at, do()) for at, do in enumerate(works)):
             found[own[place]] = report
             shown.update()
-        for name in (name for name in untrained if name in plan.contained):
-            with Contained() as measuring:
+        for name in foreign:
+            with Contained(is_foreign=name in plan.contained) as measuring:
                 found[name] = measured(name)
             if measuring.fault:
                 faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
@@ -53,6 +54,12 @@ def probed(plan: Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, o
                     raise InvalidArgument(faults[name])
             shown.update()
     return {name: found[name] for name in untrained if name in found}, faults
+
+
+def _is_small(run: Run) -> bool:
+    """Whether probes gain from running side by side, and the memory holds what several of them compute at a time."""
+    stored = sum(values.nbytes for values in run.recorded.values())
+    return run.spec.n_parameters < LARGE and stored < _MOST_STORED
 
 
 def _longest_first(plan: Plan, names: Sequence[str]) -> list[str]:

@@ -61,6 +61,33 @@ def test_an_exception_propagates_and_nothing_else_starts(n_threads: int) -> None
     assert torch.get_num_threads() == n_threads and library_threads() == {n_threads}
 
 
+def test_callers_in_two_threads_take_turns() -> None:
+    before, inside, ended = library_threads(), threading.Event(), threading.Event()
+    found = list[int]()
+
+    def first() -> None:
+        inside.set()
+        assert ended.wait(10)
+        found.append(1)
+
+    def second() -> None:
+        found.extend(value for _, value in side_by_side([lambda: 2]))
+
+    with limited(3):
+        one = threading.Thread(target=lambda: list(side_by_side([first])))
+        two = threading.Thread(target=second)
+        one.start()
+        assert inside.wait(10)
+        two.start()
+        time.sleep(0.05)
+        assert not found
+        ended.set()
+        one.join()
+        two.join()
+    assert found == [1, 2]
+    assert library_threads() == before and torch.get_num_threads() == 1
+
+
 def test_a_diagnosis_is_the_same_with_any_number_of_threads_for_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of the model keep one thread here: their rounding may depend on the number, that of probes does not."""
     from bayesgeom.diagnosis import measuring

@@ -24,6 +24,7 @@ _RANKS = ("r", "init_r", "target_r", "rank", "n_frequency", "num_vectors")
 _COPIES = "layer_replication"
 _REPEATED_GROUP, _REPEATS, _MOST_REPEATS = re.compile(r"\)\s*[*+{]"), re.compile(r"(?<!\\)[*+{]"), 6
 _DRAWN = re.compile(r"pissa_niter_\d+")
+_INDICES = "_topk_indices"  # of VB-LoRA, saved as integers
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 _LONGEST_NAME = 1_024  # characters of the base model's name
 
@@ -43,7 +44,8 @@ def check_adapter(held: Mapping[str, Any], config: Path, weights: Path) -> None:
         shapes, types = read_header(weights)
     except (SafetensorError, OSError) as error:
         raise CheckpointFault(f"{weights} is truncated or not a safetensors file ({error}). Copy it again.") from error
-    if wrong := [name for name, kind in types.items() if kind not in _FLOATING]:
+    numbers = {name: kind for name, kind in types.items() if not name.endswith(_INDICES)}
+    if wrong := [name for name, kind in numbers.items() if kind not in _FLOATING]:
         raise CheckpointFault(
             f"{weights}: {wrong[0]} has type {types[wrong[0]]}; weights must be {', '.join(sorted(_FLOATING))}."
         )
