@@ -88,6 +88,7 @@ def test_callers_in_two_threads_take_turns() -> None:
     assert library_threads() == before and torch.get_num_threads() == 1
 
 
+@pytest.mark.slow
 def test_a_diagnosis_is_the_same_with_any_number_of_threads_for_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of the model keep one thread here: their rounding may depend on the number, that of probes does not."""
     from bayesgeom.diagnosis import measuring

@@ -142,6 +142,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
         np.testing.assert_allclose(report.axis_correlation.value[row, 0, :2], unedited[0, :2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "site"),
     [("remove", RESID_PRE), *(pytest.param(kind, V, marks=pytest.mark.exhaustive) for kind in ("keep", "add"))],
