@@ -66,4 +66,4 @@ def test_the_page_says_what_the_reports_hold(committed: dict[str, InterventionRe
     assert page(ROOT / FOLDER) == text, f"run `bayesgeom reproduce --write-docs`; {MEASURED} may list a missing report"
     assert text.count("| R² shuffled |") == sum(isinstance(own, InterventionReport) for own in committed.values())
     assert text.count("| R² excess |") == sum(isinstance(own, OnwardsReport) for own in committed.values())
-    assert "1 variance-matched control (the whole complement) in layers 0, 1" in text
+    assert "1 variance-matched control (the whole complement) in layers 1, 2" in text
