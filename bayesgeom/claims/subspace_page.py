@@ -81,7 +81,8 @@ def page(folder: Path) -> str:
         InvalidArgument: `measured.toml` names a report that does not exist.
     """
     models: dict[str, list[InterventionReport | OnwardsReport]] = {}
-    for path in sorted(folder.glob(f"*/*/{JSON}")):
+    paths = sorted(folder.glob(f"*/*/{JSON}"))
+    for path in paths:
         for report in Diagnosis.load(path.parent).values():
             if isinstance(report, InterventionReport | OnwardsReport):
                 models.setdefault(path.parent.parent.name, []).append(report)
@@ -92,8 +93,7 @@ def page(folder: Path) -> str:
     matrix = markdown(("checkpoint", *_QUANTITIES), [(name, *_cells(reports)) for name, reports in models.items()])
     if missing := [name for name in present if not (folder / name / JSON).exists()]:
         raise InvalidArgument(f"{listed} names reports that do not exist: {', '.join(missing)}. Remove these names.")
-    stored = [str(path.parent.relative_to(folder)) for path in sorted(folder.glob(f"*/*/{JSON}"))]
-    earlier = [name for name in stored if name not in present]
+    earlier = [name for path in paths if (name := str(path.parent.relative_to(folder))) not in present]
     rules = _rules([report for reports in models.values() for report in reports], earlier)
     return "\n".join([_HEAD, rules, f"{_MATRIX}\n{matrix}\n", *parts])
 

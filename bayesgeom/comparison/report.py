@@ -127,7 +127,8 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        rows = zip(self.checkpoints, self.verdicts, self._rulings(), self.published, self.standings, strict=True)
+        rulings = self._rulings()
+        rows = zip(self.checkpoints, self.verdicts, rulings, self.published, self.standings, strict=True)
         lines = [
             replace(
                 headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
@@ -137,7 +138,7 @@ class ComparisonReport(Report):
             for index, (name, said, ruling, published, stands) in enumerate(rows)
         ]
         alike: dict[tuple[str, ...], list[int]] = {}  # one line per pair of verdict and published verdict
-        for index, key in enumerate(zip(self.verdicts, self._rulings(), self.standings, strict=True)):
+        for index, key in enumerate(zip(self.verdicts, rulings, self.standings, strict=True)):
             alike.setdefault(key, []).append(index)
         for (said, ruling, stands), places in alike.items():
             names, first = ", ".join(self.checkpoints[index] for index in places), places[0]

@@ -27,8 +27,9 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.description import config_hash
 from bayesgeom.models.disk import writing
-from bayesgeom.models.disk.manifest import MANIFEST, manifest_hash
+from bayesgeom.models.disk.manifest import MANIFEST
 from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
@@ -185,7 +186,7 @@ def change(folder: Path, **fields: Any) -> None:
         held = json.loads(path.read_text())
         del held["hash"]
         held |= fields | {"spec": held["spec"] | fields.get("spec", {})}
-        path.write_text(json.dumps({**held, "hash": manifest_hash(held)}))
+        path.write_text(json.dumps({**held, "hash": config_hash(held)}))
 
 
 def test_a_capture_from_an_accelerator_is_read_on_a_cpu(folder: Path) -> None:
@@ -328,7 +329,7 @@ def test_an_edited_manifest_is_refused(small_capture: Path) -> None:
         held = json.loads(whole)
         del held["hash"]
         forge(held)
-        file.write_text(json.dumps({**held, "hash": manifest_hash(held)}))
+        file.write_text(json.dumps({**held, "hash": config_hash(held)}))
         with pytest.raises(CheckpointFault, match="is not the manifest of a capture"):
             CapturedModel(small_capture)
 

@@ -17,6 +17,7 @@ from bayesgeom.core.files import apart, file_aside, is_file
 from bayesgeom.core.reading import read_json
 from bayesgeom.core.run import ModelSpec, is_untrained
 from bayesgeom.core.sites import ALL_SITES, Site
+from bayesgeom.models.description import config_hash
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"
 SCHEMA = 3  # 3: a hash over the manifest itself
@@ -96,7 +97,7 @@ class Manifest:
         """
         held = {"schema": SCHEMA, **asdict(self)}
         with file_aside(folder / MANIFEST) as aside:
-            aside.write_text(json.dumps({**held, _HASH: manifest_hash(held)}, indent=1) + "\n", encoding="utf-8")
+            aside.write_text(json.dumps({**held, _HASH: config_hash(held)}, indent=1) + "\n", encoding="utf-8")
 
     def differences(self, other: "Manifest") -> str:
         """Return how a capture differs, apart from finished files and untrained networks; "" if it does not."""
@@ -120,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
     if type(schema) is not int or schema != SCHEMA:
         raise CheckpointFault(f"{path} has schema {schema!r}; this bayesgeom reads schema {SCHEMA}. Capture again.")
     stated = stored.pop(_HASH, None)
-    if stated != manifest_hash(stored):
+    if stated != config_hash(stored):
         raise CheckpointFault(
             f"{path} was changed after it was written: it does not match its hash. The shards belong to the model, "
             f"the layers and the sequences that it stated. Restore it, or capture again."
@@ -132,11 +133,6 @@ def read_manifest(folder: Path) -> Manifest:
     except (TypeError, ValueError, KeyError, AttributeError, BayesGeomError) as error:
         raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
     return found
-
-
-def manifest_hash(held: Mapping[str, Any]) -> str:
-    """Return the first 16 hex digits of the SHA-256 over a manifest as sorted JSON, without the hash itself."""
-    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check(manifest: Manifest) -> None:

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.models.declared import Shapes, read_header
+from bayesgeom.models.declared import Shapes, tensor_shapes
 
 _PATTERNS, _KEYED_BY_PATTERN = (
     ("target_modules", "exclude_modules", "layers_pattern"),
@@ -25,7 +23,6 @@ _COPIES = "layer_replication"
 _REPEATED_GROUP, _REPEATS, _MOST_REPEATS = re.compile(r"\)\s*[*+{]"), re.compile(r"(?<!\\)[*+{]"), 6
 _DRAWN = re.compile(r"pissa_niter_\d+")
 _INDICES = "_topk_indices"  # of VB-LoRA, saved as integers
-_FLOATING = {"F64", "F32", "F16", "BF16"}
 _LONGEST_NAME = 1_024  # characters of the base model's name
 
 
@@ -40,15 +37,7 @@ def check_adapter(held: Mapping[str, Any], config: Path, weights: Path) -> None:
     Raises:
         CheckpointFault: The config could keep peft busy or fill the memory, or it draws weights at random.
     """
-    try:
-        shapes, types = read_header(weights)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{weights} is truncated or not a safetensors file ({error}). Copy it again.") from error
-    numbers = {name: kind for name, kind in types.items() if not name.endswith(_INDICES)}
-    if wrong := [name for name, kind in numbers.items() if kind not in _FLOATING]:
-        raise CheckpointFault(
-            f"{weights}: {wrong[0]} has type {types[wrong[0]]}; weights must be {', '.join(sorted(_FLOATING))}."
-        )
+    shapes = tensor_shapes(weights, indices=_INDICES)
     for key, pattern in _patterns(held):
         if reason := _fault(pattern):
             raise CheckpointFault(
