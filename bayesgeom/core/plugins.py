@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import TracebackType
@@ -151,7 +151,9 @@ def field_names(plugin: type) -> set[str]:
     return {field.name for field in fields(plugin)}
 
 
+@cache
 def _from_folder(package: str, base: type[T]) -> list[type[T]]:
+    """The plug-ins in the modules of a package. Modules are imported once, so that these never change."""
     folder = importlib.import_module(package)
     modules = [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(folder.__path__)]
     own = [kind for module in modules for kind in vars(module).values() if _is_defined_in(kind, module.__name__)]

@@ -150,9 +150,9 @@ def _title(figure: go.Figure, x: "go.layout.XAxis") -> str:
     (left, right), y = x.domain or (0, 1), figure.layout[_axis_name(x.anchor or "y")]
     top = (y.domain or (0, 1))[1]
     over = [
-        note.text
-        for note in figure.layout.annotations
-        if note.xref == "paper" and left <= note.x <= right and abs(note.y - top) < 1e-6
+        note["text"]
+        for note in (each.to_plotly_json() for each in figure.layout.annotations)
+        if note.get("xref") == "paper" and left <= note["x"] <= right and abs(note["y"] - top) < 1e-6
     ]
     return plain(over[0]) if over else ""
 
@@ -202,7 +202,8 @@ def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
         if (anchor := own[name].get("scaleanchor")) is not None:
             own[name]["scaleanchor"] = anchor[0]
     for kind in ("shapes", "annotations"):
-        inside = [each.to_plotly_json() for each in figure.layout[kind] if _belongs(each, x, y)]
+        drawn = [item.to_plotly_json() for item in figure.layout[kind]]
+        inside = [each for each in drawn if _belongs(each, x, y)]
         for each in inside:
             each["xref"], each["yref"] = (
                 str(each[ref]).replace(axis, axis[0]) for ref, axis in (("xref", x), ("yref", y))
@@ -213,8 +214,8 @@ def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
     return {**own, **colors, "margin": _MARGIN, "showlegend": False, "hovermode": "closest", "autosize": True}
 
 
-def _belongs(each: Any, x: str, y: str) -> bool:
-    references = {str(each.xref or "").split(" ")[0], str(each.yref or "").split(" ")[0]}
+def _belongs(each: Mapping[str, Any], x: str, y: str) -> bool:
+    references = {str(each.get("xref") or "").split(" ")[0], str(each.get("yref") or "").split(" ")[0]}
     return bool(references & {x, y}) and references <= {x, y, "paper"}
 
 
