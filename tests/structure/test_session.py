@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesgeom.core import plugins
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed
-from tests.shape_checks import _by_need, checked, needs_shapes
+from tests.shape_checks import EACH, FIRST, _by_need, checked, needs_shapes
 
 
 def test_shapes_are_checked() -> None:
@@ -38,7 +38,7 @@ def test_only_what_has_no_shape_does_without_shape_checks() -> None:
     assert all(needs_shapes(fn) for fn in (deep, returns, quoted, yields))
 
 
-def test_an_inner_function_is_checked_at_every_making() -> None:
+def test_an_inner_function_is_checked_where_it_is_first_made() -> None:
     def made(factor: object, hint: type) -> Callable[..., int | str]:
         def inner(n: hint) -> int | str:
             return n * factor
@@ -52,6 +52,23 @@ def test_an_inner_function_is_checked_at_every_making() -> None:
             own(wrong)
     with pytest.raises(TypeCheckError, match="return"):
         made(0.5, int)(5)
+
+
+def test_shapes_are_checked_in_the_first_calls_and_now_and_then_in_later_ones() -> None:
+    checked_calls = []
+    for number in range(1, FIRST + 2 * EACH + 1):
+        try:
+            _first(torch.ones(3, dtype=torch.int64))
+        except TypeCheckError:
+            checked_calls.append(number)
+    assert checked_calls == [*range(1, FIRST + 1), FIRST + EACH, FIRST + 2 * EACH]
+
+
+def _shaped(values: Float[Tensor, " a"]) -> object:
+    return values[0]
+
+
+_first = _by_need(_shaped, typechecker=checked)
 
 
 def test_garbage_is_collected_while_tests_run() -> None:
