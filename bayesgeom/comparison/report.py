@@ -178,7 +178,7 @@ class ComparisonReport(Report):
         strongest, accuracy = self.strongest_baseline(index), self.accuracy_where_known[index]
         level, own = float(strongest.value), float(self.kl_bits.value[index])
         is_exact = is_small(own) and level >= EXACT_BITS  # "<0.0001" against "<0.0001" would show no order
-        chance = float(accuracy.baseline(CONTEXT_FREE).value)
+        without = _strongest_accuracy(accuracy)
         is_check, memory = self.is_check[index], self.memory_symbols[index]
         return (
             self.checkpoints[index],
@@ -187,7 +187,7 @@ class ComparisonReport(Report):
             f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level, is_exact=is_exact)}",
             self.entropy_mae_bits[index].text(),
             self.share_closed[index].text(),
-            f"{accuracy.text()}{'' if math.isnan(chance) else f'; chance {number_text(chance)}'}",
+            f"{accuracy.text()}{'' if without is None else f'; {without.name} {number_text(float(without.value))}'}",
             memory.text(),
             self.verdicts[index],
             "check" if is_check else self.cell_verdicts[index],
@@ -354,10 +354,23 @@ def _accuracy(scores: Sequence[Scores], seed: int) -> Estimate:
     """Return the accuracy where the answer is known, over the same sequences; NaN if none is known."""
     known, correct = _columns([own.known for own in scores]), _columns([own.known_correct for own in scores])
     free = _columns([own.context_free_known_correct for own in scores])
+    levels, share = [own.baseline_known_correct for own in scores], known.mean(axis=0)
+    share[share == 0] = math.nan
+    names = dict.fromkeys(name for own in levels for name in own if name != CONTEXT_FREE)
     with np.errstate(divide="ignore", invalid="ignore"):
+        others = [np.array([own.get(name, math.nan) for own in levels]) / share for name in names]
         return with_interval(
             correct.sum(axis=0) / known.sum(axis=0),
             ratio_interval(correct, known, seed=seed),
             n=len(known),
-            baselines=[Baseline.of("baseline", CONTEXT_FREE, free.sum(axis=0) / known.sum(axis=0))],
+            baselines=[
+                Baseline.of("baseline", CONTEXT_FREE, free.mean(axis=0) / share),
+                *(Baseline.of("baseline", name, own) for name, own in zip(names, others, strict=True)),
+            ],
         )
+
+
+def _strongest_accuracy(accuracy: Estimate) -> Baseline | None:
+    """Return the baseline with the highest accuracy; None if no answer is known."""
+    known = [own for own in accuracy.baselines if not math.isnan(float(own.value))]
+    return max(known, key=lambda own: float(own.value), default=None)

@@ -46,6 +46,7 @@ class Scores:
         known_correct: Share of positions where it is certain and the most probable answer is correct.
         baseline_kl_bits: Mean KL of every baseline of the task, as for calibration; infinite for one that excludes the
             truth.
+        baseline_known_correct: Mean of `known_correct` for every baseline of the task that is no window observer.
         memory_symbols: The effective memory. NaN on tasks without latent dynamics.
         window_gap_bits: KL of the stationary observer of the last ten symbols. NaN on tasks without latent dynamics.
     """
@@ -60,6 +61,7 @@ class Scores:
     n_parameters: int
     weights_hash: str
     baseline_kl_bits: Mapping[str, float]
+    baseline_known_correct: Mapping[str, float]
     memory_symbols: float = math.nan
     memory_symbols_hi: float = math.nan
     window_gap_bits: float = math.nan
@@ -82,6 +84,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     known = own.exact_entropy_bits < KNOWN_BITS
     memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed)
     known_kl = {name: float(found.kl_bits.mean()) for name, found in run.baseline_behaviors.items()}
+    hits = {name: float((known * found.correct).mean()) for name, found in run.baseline_behaviors.items()}
     return Scores(
         kl_bits=_mean(own.kl_bits),
         context_free_kl_bits=_mean(free.kl_bits),
@@ -93,6 +96,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
         baseline_kl_bits=known_kl | ({} if memory is None else wider_kl(memory.kl_bits, memory.symbols)),
+        baseline_known_correct=hits,
         memory_symbols=math.nan if memory is None else memory.symbols,
         memory_symbols_hi=math.nan if memory is None else memory.most_symbols,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,

@@ -206,6 +206,7 @@ def scores(kl: float, rng: np.random.Generator, n: int = 41) -> Scores:
         n_parameters=17,
         weights_hash="h",
         baseline_kl_bits={"context-free": 2.0, "bag_of_values": 0.5, "elimination_only": np.inf},
+        baseline_known_correct={"context-free": 0.01, "bag_of_values": 0.05, "elimination_only": 0.03},
     )
 
 
@@ -226,12 +227,13 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert (low < report.share_closed.value).all() and (report.share_closed.value < high).all()
     known = report.accuracy_where_known
     assert known.value == pytest.approx(0.8) and known.baseline(CONTEXT_FREE).value == pytest.approx(0.04)
+    assert known.baseline("elimination_only").value == pytest.approx(0.12)
     assert report.kl_bits.baseline(CONTEXT_FREE).value == pytest.approx(2.0)
     assert not report.share_closed.baseline(CONTEXT_FREE).value.any()
     assert report.kl_bits.clears("lower").tolist() == ["yes", "no", "no"]
     assert report.share_by_task().tolist() == [report.share_closed.value.tolist()]
     printed = report.table()
-    assert "0.6984" in printed and "0.8 [0.8 … 0.8]; chance 0.04" in printed
+    assert "0.6984" in printed and "0.8 [0.8 … 0.8]; bag_of_values 0.2" in printed
     assert "One training is realized where at least 95%" in printed and "bag_of_values: 0.5" in printed
     for part in report.table(is_markdown=True).split("\n\n")[:2]:
         header, rule, first = (line.split(" | ") for line in part.splitlines()[:3])

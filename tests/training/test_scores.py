@@ -10,6 +10,7 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes import calibration
 from bayesgeom.probes.calibration import Calibration
+from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -37,6 +38,19 @@ def test_scores_count_where_the_answer_is_known() -> None:
     assert own.context_free_kl_bits == pytest.approx(kl.numpy(), abs=1e-5)
     right = (free.argmax(-1) == asked.argmax(-1)).double() * (asked.amax(-1) > 1 - 1e-9)
     assert own.context_free_known_correct == pytest.approx(right.mean(1).numpy())
+    assert own.baseline_known_correct["context-free"] == pytest.approx(float(right.mean()))
+
+
+def test_accuracy_has_the_baselines_of_the_task() -> None:
+    """With three pairs, the pair stored last answers a third of the queries, and the bag a half of the others."""
+    task = AssociativeRecall(n_pairs=3, n_keys=5, n_values=7, n_queries=2, n_filler=1)
+    module = Transformer(
+        TransformerConfig(d_vocab=task.d_vocab, n_ctx=task.n_pos, n_layers=1, n_heads=3, d_model=21, d_mlp=13)
+    )
+    own = score(of_module(module, task=task), task, n=997, seed=0)
+    found = {name: value / own.known.mean() for name, value in own.baseline_known_correct.items()}
+    assert found["bag"] == pytest.approx(1 / 3, abs=0.04) and found["last_pair"] == pytest.approx(2 / 3, abs=0.04)
+    assert found["context-free"] < found["bag"]
 
 
 @pytest.mark.parametrize("symbols", [3.0, 6.0, 12.0, math.nan])
