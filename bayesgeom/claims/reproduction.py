@@ -46,6 +46,7 @@ def reproduce(
 
     Raises:
         UnknownName: If there is no claim with this id.
+        InvalidArgument: The claim has no command yet; the message states what is missing.
         CheckpointFault: If a checkpoint is absent; the message states how to make it and how long that takes.
         ExecutorFault: A job failed; the others' results are kept.
 
@@ -56,6 +57,8 @@ def reproduce(
         bayesgeom.core.errors.UnknownName: there is no claim named 'Z9'.
     """
     own = find(claim) if isinstance(claim, str) else claim
+    if not own.runs:
+        raise InvalidArgument(f"{own.id} cannot be run, because it has no command yet: {own.hold.reason}.")
     check_needs(own, Path(runs))
     if executor is not None:
         return _sent(own, Batch.of(executor), out, Path(runs))

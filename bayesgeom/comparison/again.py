@@ -45,7 +45,7 @@ def restated(path: Path) -> Diagnosis:
     baselines = kl_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, against)
     report = replace(
         old,
-        **stated(cells, verdicts),
+        **stated(cells, verdicts, old.size_of[0].tolist()),
         kl_bits=Estimate.of(old.kl_bits.value, old.kl_bits.ends, n=old.kl_bits.n, baselines=baselines),
         window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.comparison.cell import Cell
+from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.verdict import (
     NOT_DECIDED,
     PRIMITIVE_OF,
@@ -18,6 +18,7 @@ from bayesgeom.comparison.verdict import (
     TRANSPORT_TASKS,
     cell_verdict,
     same_cell,
+    seeds_required,
     standing,
     transport_verdict,
     verdict,
@@ -102,7 +103,7 @@ class ComparisonReport(Report):
     @property
     def cell_verdicts(self) -> tuple[str, ...]:
         """The verdict on the cell of each checkpoint, from all its trainings at the same budget."""
-        return tuple(cell_verdict(found) for found in same_cell(self._cells(), self.verdicts))
+        return _cell_verdicts(self._cells(), self.verdicts, self.size_of[0].tolist())
 
     @property
     def n_seeds(self) -> tuple[int, ...]:
@@ -265,7 +266,7 @@ def comparison_report(
         task_of=tuple(cell.task for cell in cells),
         architecture_of=tuple(cell.architecture for cell in cells),
         is_check=tuple(cell.is_check for cell in cells),
-        **stated(cells, verdicts),
+        **stated(cells, verdicts, [own.n_parameters for own in scores]),
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
         **sizes(cells, [own.n_parameters for own in scores]),
@@ -297,25 +298,36 @@ def kl_baselines(
     return Baseline.of("baseline", CONTEXT_FREE, context_free), *others
 
 
-def stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
+def stated(cells: Sequence[Cell], verdicts: Sequence[str], n_parameters: Sequence[int]) -> dict[str, Any]:
     """Return the fields of a report that follow from the cells and the verdicts on their trainings."""
-    of_cell = [cell_verdict(found) for found in same_cell([cell.place for cell in cells], verdicts)]
+    of_cell = _cell_verdicts([cell.place for cell in cells], verdicts, n_parameters)
     return {
         "verdicts": tuple(verdicts),
-        "published": tuple(_published(cell) for cell in cells),
+        "published": tuple(map(_published, cells)),
         "standings": tuple(
-            standing(_verdict_published(cell), found, is_published_size=cell.has_published_sizes)
-            for cell, found in zip(cells, of_cell, strict=True)
+            standing(_verdict_published(own), found, is_published_size=own.has_published_sizes)
+            for own, found in zip(cells, of_cell, strict=True)
         ),
-        "targets": tuple(cell.targets for cell in cells),
-        "rate_search": tuple(cell.rate_search for cell in cells),
+        "targets": tuple(own.targets for own in cells),
+        "rate_search": tuple(own.rate_search for own in cells),
     }
+
+
+def _cell_verdicts(
+    places: Sequence[tuple[str, str, bool]], verdicts: Sequence[str], n_parameters: Sequence[int]
+) -> tuple[str, ...]:
+    """Return the verdict on the cell of each training."""
+    required = [
+        seeds_required(cell(task, architecture).recipe, int(size))
+        for (task, architecture, _), size in zip(places, n_parameters, strict=True)
+    ]
+    return tuple(map(cell_verdict, same_cell(places, verdicts), required))
 
 
 def sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:
     """Return the sizes of each checkpoint as fields of a report: of the model, of its state, and of its training."""
-    states = [state_floats(cell.recipe.model_config(), cell.recipe.task.n_pos) for cell in cells]
-    trained_on = [cell.recipe.n_sequences for cell in cells]
+    states = [state_floats(own.recipe.model_config(), own.recipe.task.n_pos) for own in cells]
+    trained_on = [own.recipe.n_sequences for own in cells]
     return {"sizes": SIZES, "size_of": np.array([n_parameters, states, trained_on])}
 
 

@@ -7,17 +7,21 @@ from typing import Literal
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.training.duration import typical_seconds
+from bayesgeom.training.recipe import Recipe
 
 NOT_DECIDED = "not decided"  # the beginning of every such verdict; the reason follows
 Verdict = Literal["realized", "limited", "not realized"]
 REALIZED, LIMITED = 0.95, 0.5
+_SHORT_SECONDS = 15 * 60
 NOT_TESTABLE = "not testable on this task"
 RULE = (
     f"one training is realized where at least {REALIZED:.0%} of the gap between the best context-free predictor and "
     f"the exact posterior is closed, limited at {LIMITED:.0%} or more; transport is realized where the model beats "
     f"every observer of up to {TRANSPORT_WINDOW} symbols, on a task where the stationary observer of the last "
-    f"{TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits; a cell has a verdict where two seeds or more at "
-    "the same budget agree. Verdicts hold at this training budget only; they do not show inability"
+    f"{TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits; a cell has a verdict where two seeds at the "
+    "same budget agree, three where a training takes less than a quarter of an hour. Verdicts hold at this training "
+    "budget only; they do not show inability"
 )
 
 
@@ -91,8 +95,23 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
     return "realized" if memory_symbols > TRANSPORT_WINDOW else "not realized"
 
 
-def cell_verdict(found: Sequence[str]) -> str:
+def seeds_required(recipe: Recipe, n_parameters: int) -> int:
+    """Return the number of trainings that a verdict on the recipe's cell requires: 3 if one is short, else 2.
+
+    Example:
+        >>> from bayesgeom.training.recipes import recipe
+        >>> seeds_required(recipe("bijection-lstm"), 562_000), seeds_required(recipe("recall-mamba"), 568_000)
+        (3, 2)
+    """
+    return 3 if typical_seconds(recipe, n_parameters) < _SHORT_SECONDS else 2
+
+
+def cell_verdict(found: Sequence[str], required: int = 2) -> str:
     """Return the verdict on a task and an architecture from its trainings at the same budget.
+
+    Args:
+        found: The verdict on every training.
+        required: The number of trainings from which a verdict can follow.
 
     Example:
         >>> cell_verdict(["realized"]), cell_verdict(["realized", "limited"])
@@ -102,8 +121,8 @@ def cell_verdict(found: Sequence[str]) -> str:
         return NOT_TESTABLE
     if open_ones := [own for own in found if own.startswith(NOT_DECIDED)]:
         return open_ones[0]
-    if len(found) < 2:
-        return "not decided: one seed"
+    if len(found) < required and len(set(found)) == 1:
+        return f"not decided: {'one seed' if len(found) == 1 else f'{len(found)} of {required} seeds'}"
     return found[0] if len(set(found)) == 1 else f"not decided: seeds disagree ({', '.join(sorted(set(found)))})"
 
 

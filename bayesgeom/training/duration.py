@@ -104,7 +104,7 @@ def _stage_seconds(
     recipe: Recipe, start: int, device: str | torch.device, precision: Precision, log_every: int
 ) -> float:
     module = recipe.model_config().build(seed=recipe.seed).to(device).train()
-    optimizers = Optimizers(recipe, module)
+    optimizers = Optimizers(recipe, module, precision)
     segments = _segments(recipe, start, precision)
     if segments:
         training_step(recipe, module, optimizers, segments[0][0], device, precision)  # warms up

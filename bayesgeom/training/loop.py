@@ -110,7 +110,7 @@ def _trained(
     elif recipe.warm_start is not None and not has_state:
         start_from_shipped(recipe, module)
     module.train()
-    optimizers = Optimizers(recipe, module)
+    optimizers = Optimizers(recipe, module, precision)
     start = restore_state(out / STATE, recipe, module, optimizers) if has_state else 0
     cut_log(out / LOG, start)
     held_out = held_out_trials(recipe, device)

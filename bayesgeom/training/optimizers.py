@@ -5,9 +5,10 @@ import re
 from typing import final
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from bayesgeom.training.precision import BEFORE_RECORDS, Precision
 from bayesgeom.training.recipe import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
@@ -20,7 +21,7 @@ _NOT_BY_MUON = ("A_log", "dt_proj.weight")
 class Optimizers:
     """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest."""
 
-    def __init__(self, recipe: Recipe, module: nn.Module) -> None:
+    def __init__(self, recipe: Recipe, module: nn.Module, precision: Precision = BEFORE_RECORDS) -> None:
         self.recipe = recipe
         named = dict(module.named_parameters())
         matrices = [name for name, p in named.items() if _is_matrix_of_a_block(name, p)]
@@ -30,8 +31,9 @@ class Optimizers:
             torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
         ]
         if by_muon:
+            muon = torch.optim.Muon if precision == "bfloat16" else Float32Muon
             self.parts.append(
-                torch.optim.Muon(
+                muon(
                     [named[name] for name in matrices],
                     lr=recipe.matrix_lr,
                     momentum=0.95,
@@ -68,6 +70,54 @@ class Optimizers:
                 if int(owner) == which:
                     entries.setdefault(int(index), {})[key] = value
             part.load_state_dict({"state": entries, "param_groups": part.state_dict()["param_groups"]})
+
+
+@final
+class Float32Muon(torch.optim.Muon):
+    """Muon with all products in the parameters' own precision; torch's orthogonalizes in bfloat16 on every processor.
+
+    Without bfloat16 instructions torch's takes three quarters of a training step. Updates differ by the rounding of
+    bfloat16. State and arguments are the same; Nesterov momentum is always used.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is supported
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(average, group["momentum"])
+                direction = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                n_out, n_in = parameter.shape
+                parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1, n_out / n_in)))
+
+
+def orthogonalized(
+    matrix: Float[Tensor, "out in"], coefficients: tuple[float, float, float], n_steps: int, eps: float
+) -> Float[Tensor, "out in"]:
+    """Bring the singular values of a matrix near 1 by Newton–Schulz iterations, in the matrix's own precision.
+
+    References:
+        Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+
+    Example:
+        >>> near = orthogonalized(torch.diag(torch.tensor([3.0, 4.0])), (3.4445, -4.775, 2.0315), 5, 1e-7)
+        >>> bool((torch.linalg.svdvals(near) - 1).abs().max() < 0.5)
+        True
+    """
+    a, b, c = coefficients
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    found = matrix.T if is_tall else matrix
+    found = found / found.norm().clamp(min=eps)
+    for _ in range(n_steps):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if is_tall else found
 
 
 def schedule(recipe: Recipe, step: int) -> float:

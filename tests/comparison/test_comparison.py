@@ -110,6 +110,8 @@ def test_one_seed_decides_nothing_and_seeds_must_agree() -> None:
     assert cell_verdict(["realized"]) == "not decided: one seed"
     assert cell_verdict(["realized", "realized"]) == "realized"
     assert cell_verdict(["realized", "limited", "realized"]) == "not decided: seeds disagree (limited, realized)"
+    assert cell_verdict(["realized", "realized"], 3) == "not decided: 2 of 3 seeds"
+    assert cell_verdict(["realized", "limited"], 3) == "not decided: seeds disagree (limited, realized)"
     assert cell_verdict([NOT_TESTABLE]) == NOT_TESTABLE
     unknown = "not decided: effective memory not measured"
     assert cell_verdict(["realized", unknown]) == unknown
@@ -203,7 +205,7 @@ def scores(kl: float, rng: np.random.Generator, n: int = 41) -> Scores:
         known=np.full(n, 0.25),
         known_correct=np.full(n, 0.2),
         context_free_known_correct=np.full(n, 0.01),
-        n_parameters=17,
+        n_parameters=700_001,
         weights_hash="h",
         baseline_kl_bits={"context-free": 2.0, "bag_of_values": 0.5, "elimination_only": np.inf},
         baseline_known_correct={"context-free": 0.01, "bag_of_values": 0.05, "elimination_only": 0.03},
@@ -258,7 +260,10 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
 def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.random.Generator) -> None:
     own = [cell("bijection", "lstm", seed=seed) for seed in (0, 1)]
     check = cell("bijection", "lstm", seed=1, is_check=True)
-    report = comparison_report([*own, check], [scores(kl, rng) for kl in (0.02, 0.03, 1.9)], seed=0)
+    small = [replace(scores(kl, rng), n_parameters=562_000) for kl in (0.02, 0.03)]  # trained in less than 15 minutes
+    assert set(comparison_report(own, small, seed=0).cell_verdicts) == {"not decided: 2 of 3 seeds"}
+    long = [replace(scores(kl, rng), n_parameters=2_000_000) for kl in (0.02, 0.03, 1.9)]
+    report = comparison_report([*own, check], long, seed=0)
     assert report.cell_verdicts[:2] == ("realized",) * 2 and report.standings[0] == "as published"
     assert report.n_seeds == (2, 2, 1) and report.share_by_task() == pytest.approx(0.9875, abs=0.005)
     assert "1, twice the budget" in report.table()
