@@ -82,6 +82,7 @@ class Float32Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is supported
+        """Update every parameter that has a gradient, in place."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
