@@ -67,7 +67,9 @@ class DifferenceReport(Report):
         said = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
         who = f"A is {self.names[0]}, B is {self.names[1]}."
         first = f"{self.verdicts()[0]}: by {self.rows[0]}. " if self.rows else ""
-        return f"{first}{who} Of {len(verdicts)} quantities: {said}. Intervals: {self.pairing}."
+        rest = len(self.rows) - self.n_leading
+        omitted = f"{rest} of {len(self.rows)} rows are in table() and to_pandas() only. " if rest > 0 else ""
+        return f"{first}{who} Of {len(verdicts)} quantities: {said}. {omitted}Intervals: {self.pairing}."
 
     def headlines(self) -> Sequence[Headline]:
         low, high = self.difference.ends

@@ -1,17 +1,24 @@
 """`compare`: load or train every architecture on every task, and score them against the exact posterior."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.checks.arguments import checked
+from torch import nn
+
+from bayesgeom.checks.arguments import check_argument, checked
+from bayesgeom.checks.text import shown
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch, Executor
+from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.shelf import checkpoints
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
@@ -19,7 +26,7 @@ from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, check_counts
 
 
-@checked()
+@checked("architectures", "tasks")
 def compare(
     architectures: str | Sequence[str] = ARCHITECTURES,
     tasks: str | Sequence[str] = tuple(TASKS),
@@ -53,7 +60,8 @@ def compare(
 
     Raises:
         UnknownName: A task or architecture is not part of the comparison, or no model exists and none may be trained.
-        InvalidArgument: There is less than one seed.
+        InvalidArgument: There is less than one seed, or a model, a checkpoint or a diagnosis is passed, which
+            `bayesgeom.diff` compares.
         CheckpointFault: A checkpoint or run of this name was made by another recipe.
         ExecutorFault: A job failed; the others' results are kept.
 
@@ -63,6 +71,7 @@ def compare(
         Traceback (most recent call last):
         bayesgeom.core.errors.UnknownName: there is no architecture named 'no-such-architecture'.
     """
+    _check_names(architectures=architectures, tasks=tasks)
     check_counts(seeds=seeds, n=n, seed=seed)
     kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
     report, trained = _compared(wanted, kept, n=n, seed=seed, executor=executor)
@@ -97,6 +106,7 @@ def plan_comparison(
         InvalidArgument: As in `compare`.
         CheckpointFault: As in `compare`.
     """
+    _check_names(architectures=architectures, tasks=tasks)
     wanted = _cells(architectures, tasks, seeds)
     return _planned(wanted, _checks(wanted), Kept(runs=Path(runs), train_missing=True))
 
@@ -114,6 +124,30 @@ def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds
     names = _names(architectures)
     rows = [(task, architecture) for task in _names(tasks) for architecture in architectures_on(task, names)]
     return [cell(*row, seed=seed) for row in rows for seed in range(seeds)]
+
+
+def _check_names(**arguments: object) -> None:
+    """Check that these arguments are names of architectures or of tasks.
+
+    Raises:
+        InvalidArgument: They are not. The message names `bayesgeom.diff` where two models or diagnoses are meant.
+    """
+    shipped = checkpoints()
+    for name, given in arguments.items():
+        several = given if isinstance(given, list | tuple) else [given]
+        if any(_is_measurable(own, shipped) for own in several):
+            raise InvalidArgument(
+                f"{name} of compare must be names, such as 'transformer' or 'bijection', got {shown(several[0])}: "
+                f"compare measures architectures on tasks. Compare two models, checkpoints or diagnoses by "
+                f"bayesgeom.diff(a, b)."
+            )
+        check_argument(name, given, str | Sequence[str])
+
+
+def _is_measurable(own: object, shipped: Collection[str]) -> bool:
+    """Return whether this is a model, a checkpoint or a report: what `bayesgeom.diff` takes."""
+    is_directory = isinstance(own, str) and (own in shipped or (os.sep in own and Path(own).is_dir()))
+    return is_directory or isinstance(own, nn.Module | Model | Diagnosis | Path)
 
 
 def architectures_on(task: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from bayesgeom.generalization.stretch import (
     check_room,
     checked_lengths,
     distances_to_run,
+    lengthened,
     stretch_of,
     with_room_for,
 )
@@ -205,7 +206,8 @@ def with_room(
     """
     own = as_model(model)
     known = _Subject.of(own, task)
-    n_pos = known.stretch.to(known.task, checked_lengths(known.stretch, known.trained, lengths)[-1]).n_pos
+    longest = checked_lengths(known.stretch, known.trained, lengths)[-1]
+    n_pos = lengthened(own.spec.name, known.task, known.stretch, longest).n_pos
     if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
         return own
     return with_untrained_positions(own, n_pos, seed=seed)

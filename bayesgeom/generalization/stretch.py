@@ -126,15 +126,37 @@ def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int
 
     Raises:
         TaskMismatch: It has too few; the error lists the alternatives.
+        InvalidArgument: The task does not allow this length.
     """
-    n_ctx, n_pos = spec.n_ctx, stretch.to(task, longest).n_pos
+    n_ctx, n_pos = spec.n_ctx, lengthened(spec.name, task, stretch, longest).n_pos
     if n_ctx is not None and n_pos > n_ctx:
         raise TaskMismatch(
             f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
             f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such limit. Extend a learned "
-            f"table with untrained rows by --untrained-rows (Python: bayesgeom.generalization.length.with_room), or "
-            f"train with a longer table (n_ctx among a recipe's sizes)."
+            f"table with untrained rows by --untrained-rows (Python: from bayesgeom.generalization.length import with_room), "
+            f"or train with a longer table (n_ctx among a recipe's sizes)."
         )
+
+
+def lengthened(model: str, task: WindTunnel, stretch: Stretch, length: int) -> WindTunnel:
+    """Return the task at this length.
+
+    Args:
+        model: Name of the model that is to be measured there, for the message.
+        task: The task.
+        stretch: How it is made longer.
+        length: The requested length.
+
+    Raises:
+        InvalidArgument: The task does not allow this length; the message states the model and the task's reason.
+    """
+    try:
+        return stretch.to(task, length)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"{model} cannot be measured at {stretch.field}={length}, because its task {task} does not allow that "
+            f"length: {error} Pass a shorter length (lengths=, --to), or a task that allows it (task=, --task)."
+        ) from error
 
 
 def position_kind(model: Model) -> str:

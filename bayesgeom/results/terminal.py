@@ -9,10 +9,12 @@ from bayesgeom.results.headline import Headline
 
 WIDTH, LINES = 100, 24  # of what `print(result)` shows
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
+_RULED = (*_HEAD[:-1], "verdict")  # of reports that state verdicts of their own, and none against baselines
 _LEAST = {
     "baseline": 16,
     "report": 12,
     "measured": 22,
+    "verdict": 11,
 }  # least width of text columns, in the order in which they are narrowed
 _NOTED = 4  # lines of notes below the table
 _SAID = 9  # lines of verdicts above the table
@@ -59,10 +61,11 @@ def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline
         notes: Notes, such as what was not measured and why.
     """
     has_names = len({name for name, _ in lines}) > 1
-    rows = [((("report",) if has_names else ()) + _HEAD)]
+    is_ruled = any(line.ruling for _, line in lines) and not any(line.verdict for _, line in lines)
+    rows = [((("report",) if has_names else ()) + (_RULED if is_ruled else _HEAD))]
     former = ["", *(name for name, _ in lines)]
     for before, (name, line) in zip(former, lines, strict=False):
-        rows.append((("" if name == before else name,) if has_names else ()) + _cells(line))
+        rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
     verdicts = [part for own in said for part in _wrapped(own, 3 if 3 * len(said) <= _SAID else 1)]
     if len(verdicts) > _SAID:
         verdicts = [*verdicts[: _SAID - 1], f"… and {len(verdicts) - _SAID + 1} more verdicts: see conclusion()"]
@@ -82,7 +85,7 @@ def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline
     return "\n".join([*above, "", *head, rule, *body, *([""] if below else []), *below])
 
 
-def _cells(line: Headline) -> tuple[str, ...]:
+def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
     name = line.baseline_name.split(";")[0].split(" (mean")[0]
     baseline = f"{line.level_text} {name}" if line.has_baseline else ""
     return (
@@ -90,7 +93,7 @@ def _cells(line: Headline) -> tuple[str, ...]:
         line.value_text,
         "–" if line.no_interval else line.interval,
         baseline,
-        _SHORT.get(line.verdict, line.verdict) + ("*" if line.verdict and line.caveat else ""),
+        line.ruling if is_ruled else _SHORT.get(line.verdict, line.verdict) + ("*" if line.verdict and line.caveat else ""),
     )
 
 

@@ -1,6 +1,8 @@
 """Differences of two models and of two diagnoses, against a slow twin and against what must be refused."""
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +88,37 @@ def test_a_diagnosis_against_itself_decides_nothing(tmp_path: Path) -> None:
     assert isinstance(again, DifferenceReport) and str(again) == str(report) and again.rows == report.rows
     lines = str(report).splitlines()
     assert len(lines) <= 25 and max(map(len, lines)) <= 100 and report.plot().data
+
+
+def test_rows_of_the_table_state_which_model_is_better() -> None:
+    report = bayesgeom.diff(model(0), model(1, noise=0.4), n=31)
+    head, _, *rows = str(report).split("\n\n")[-1].splitlines()
+    assert head.endswith("verdict") and "beats" not in str(report)
+    ends = [row.rsplit("  ", 1)[-1].strip() for row in rows if "no difference" in row]
+    assert ends == report.verdicts() and {"A better", "undecided"} <= set(ends)
+    assert "rows are in table()" not in report.conclusion()
+
+
+def test_omitted_rows_are_counted() -> None:
+    diagnosis = bayesgeom.diagnose(model(0), n=19, n_untrained=0)
+    report = bayesgeom.diff(diagnosis, diagnosis)
+    rest = len(report.rows) - len(report.headlines())
+    assert rest > 0 and f"{rest} of {len(report.rows)} rows are in table() and to_pandas() only." in report.conclusion()
+    assert f"{rest} of {len(report.rows)} rows are in table()" in " ".join(str(report).split())
+
+
+def test_compare_names_diff_for_models_and_diagnoses(tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    compare: Any = inspect.unwrap(bayesgeom.compare)  # as without shape checks, which would refuse first
+    made = Diagnosis.of(bayesgeom.diff(model(0), model(1), n=5))
+    folder = tmp_path / "one"
+    for given in (model(0), model(0).module, made, "bijection-mamba", ["lstm", "hmm-s5"], folder, str(folder)):
+        with pytest.raises(InvalidArgument, match=r"must be names.*bayesgeom\.diff\(a, b\)"):
+            compare(given, model(1))
+    with pytest.raises(InvalidArgument, match=r"^tasks of compare must be names"):
+        compare("lstm", model(1))
+    with pytest.raises(InvalidArgument, match=r"architectures must be text or a sequence of texts, got 3"):
+        compare(3)
 
 
 @pytest.mark.parametrize(

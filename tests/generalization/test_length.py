@@ -277,9 +277,21 @@ def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
     with pytest.raises(
         TaskMismatch,
         match=r"length=35 takes 83 tokens; learned 0 has positions for 61.*sinusoidal, rotary, alibi, prior.*"
-        r"--untrained-rows \(Python: bayesgeom\.generalization\.length\.with_room\)",
+        r"--untrained-rows \(Python: from bayesgeom\.generalization\.length import with_room\)",
     ):
         length_generalization(small("learned"), lengths=[35], n=5)
+
+
+@pytest.mark.parametrize("lengths", [None, [11]])
+def test_a_task_that_cannot_be_longer_is_named_with_its_model(lengths: list[int] | None) -> None:
+    task = Bijection(n_values=7, n_pairs=5)
+    sizes = TransformerConfig(d_vocab=task.d_vocab, n_ctx=31, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+    model = HookedModel(sizes.build(seed=0), name="own", task=task)
+    said = r"own cannot be measured at n_pairs=\d+, because its task Bijection\(n_values=7, n_pairs=5.*distinct keys"
+    with pytest.raises(InvalidArgument, match=said):
+        length_generalization(model, lengths=lengths, n=5)
+    with pytest.raises(InvalidArgument, match=said):
+        with_room(model, lengths=lengths)
 
 
 def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
