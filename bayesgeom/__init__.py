@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
-    from bayesgeom.diagnosis.capture import Selection as Selection
-    from bayesgeom.diagnosis.capture import capture as capture
+    from bayesgeom.diagnosis.recording import Selection as Selection
+    from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.engines.executor import Batch as Batch
@@ -59,13 +59,13 @@ _HOMES = {
     "Diagnosis": "bayesgeom.results.diagnosis",
     "Design": "bayesgeom.interventions.design",
     "InterventionSite": "bayesgeom.subspaces.site",
-    "Selection": "bayesgeom.diagnosis.capture",
+    "Selection": "bayesgeom.diagnosis.recording",
     "Subspace": "bayesgeom.subspaces.subspace",
     "Transformer": "bayesgeom.models.native.transformer",
     "TransformerConfig": "bayesgeom.models.native.transformer",
     "as_model": "bayesgeom.models.resolve",
     "capacity_matched": "bayesgeom.models.capacity",
-    "capture": "bayesgeom.diagnosis.capture",
+    "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.shelf",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.diagnosis.run",

@@ -33,7 +33,7 @@ class Capture(Command):
     """Number of untrained networks to capture as baselines, on at most 192 sequences each."""
 
     def __call__(self) -> int:
-        from bayesgeom.diagnosis.capture import Selection, capture
+        from bayesgeom.diagnosis.recording import Selection, capture
         from bayesgeom.models.disk.manifest import read_manifest
 
         if self.out is None:

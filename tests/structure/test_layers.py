@@ -17,6 +17,7 @@ from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings,
 
 UNIT_LINES, CORE_LINES = 3_500, 2_500
 EXEMPT = {"models"}
+EDGES = 164  # pairs of units of which one imports the other: half of the 328 before the units were merged
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
     "tasks": {"base", "limits", "planted", "text", "windows", "markov"},
@@ -101,6 +102,13 @@ def large_units(sources: tuple[Source, ...]) -> Iterator[str]:
             yield f"{unit}: {n} lines, the budget is {budget}"
 
 
+def edges(sources: tuple[Source, ...]) -> set[tuple[str, str]]:
+    """Pairs of different units of which the first imports the second, without the package root."""
+    modules = frozenset(source.module for source in sources)
+    found = {(_unit(own.module), _unit(target)) for own in sources for _, target in imported(own, modules)}
+    return {(one, other) for one, other in found if one and other and one != other}
+
+
 def _is_ours(module: str) -> bool:
     return module == PACKAGE or module.startswith(f"{PACKAGE}.")
 
@@ -156,6 +164,22 @@ def test_units_stay_within_their_budget() -> None:
 def test_the_table_lists_every_unit_once() -> None:
     found = {_unit(source.module) for source in package_sources()} - {"", "__main__"}
     assert found == set(LAYER_OF)
+
+
+def test_the_list_for_contributors_is_the_table() -> None:
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("## Where things are")[2].partition("A file imports")[0]
+    listed = [set(re.findall(r"`(\w+)`", item)) for item in re.split(r"^\d\. ", text, flags=re.MULTILINE)[1:]]
+    assert listed == [{unit for unit, layer in LAYER_OF.items() if layer == at} for at in range(_ROOF)]
+
+
+def test_units_import_few_others() -> None:
+    assert len(edges(package_sources())) <= EDGES
+
+
+def test_edges_are_counted_once_and_without_the_root() -> None:
+    one = planted("from bayesgeom.b import x\nimport bayesgeom\nfrom bayesgeom.a.y import z", f"{PACKAGE}.a.x")
+    other = planted("from bayesgeom.b.c import x", f"{PACKAGE}.a.y")
+    assert edges((one, other)) == {("a", "b")}
 
 
 NAMES = (
