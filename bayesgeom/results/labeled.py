@@ -7,6 +7,7 @@ import numpy as np
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.storage import axes_of, quantities_of
+from bayesgeom.results.tidy import COLUMN_OF_AXIS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -30,7 +31,9 @@ def dataset(name: str, report: object) -> "xr.Dataset":
     if clash:
         raise InvalidArgument(f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}.")
     plain = {field: value for field, value in held.items() if isinstance(value, str | int | float)}
-    return xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
+    whole = xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
+    counted = {str(dim): np.arange(size) for dim, size in whole.sizes.items() if dim in COLUMN_OF_AXIS}
+    return whole.assign_coords({dim: places for dim, places in counted.items() if dim not in coordinates})
 
 
 def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -115,7 +115,8 @@ class Report(ABC):
 
         Variable `x` has companions `x_low` and `x_high` if it has an interval. `x_baseline` has an axis `x_baselines`
         with the names of its baselines, and companions `x_baseline_low` and `x_baseline_high` if these have ranges.
-        Attributes hold unit, label and which direction is better.
+        Attributes hold unit, label and which direction is better. Layers, heads and positions have integer coordinates
+        from 0, the indices of the arrays.
         """
         from bayesgeom.results.labeled import dataset
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 ESTIMATE = "estimate"
 _ENDS = ("value", "low", "high")
-_COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
+COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One row. Layers, heads and positions count from 0; `variant` names the entry along all other axes.
+    """One row. Layers, heads and positions count from 0, as indices of the arrays; `variant` names the entry along all other axes.
 
     `baseline` is the value of the strongest baseline, `baseline_low` and `baseline_high` are the ends of its range if
     it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate". In rows of baselines
@@ -94,7 +94,7 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
 
 def _is_labeled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
     """Return whether every axis is a column of the table, or has names for its entries."""
-    return all(axis in _COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
+    return all(axis in COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
 
 
 def _of_estimate(report: Any, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
@@ -157,6 +157,6 @@ def _row(report: Any, metric: str, **known: Any) -> Record:
 def _place(held: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
     """Return layer, head and position of an entry, and its names along all other axes."""
     place = dict(zip(axes, index, strict=True))
-    labels = [held[f"{axis}s"][i] for axis, i in place.items() if axis not in _COLUMN_OF_AXIS]
-    columns = {_COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in _COLUMN_OF_AXIS}
+    labels = [held[f"{axis}s"][i] for axis, i in place.items() if axis not in COLUMN_OF_AXIS]
+    columns = {COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in COLUMN_OF_AXIS}
     return {"variant": " / ".join(labels) or None, **columns}
