@@ -4,7 +4,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
+from bayesgeom.monitor.watch import Monitor, Settings
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
@@ -43,6 +44,9 @@ SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 
 CALLS: dict[str, Callable[[Path], Result]] = {
     "diagnose": lambda _: bayesgeom.diagnose(lively(), n=5, n_untrained=1, probes=["calibration", "key_overlap"]),
     "ablate": lambda _: bayesgeom.ablate(lively(), battery="heads", n=5),
+    "ablations.attribution_preview": lambda _: bayesgeom.ablations.attribution_preview(lively(), battery="heads", n=5),
+    "monitor.Monitor.report": lambda _: watched().report(),
+    "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
     "intervene": lambda _: bayesgeom.intervene(lively(), subspace="random:2", kind=FEW, n=5),
     "intervene in several layers": lambda _: bayesgeom.intervene(lively(), sites=[LATER], kind="remove", n=5),
     "erase_onwards": lambda _: bayesgeom.erase_onwards(lively(), sites=LATER, n=5),
@@ -68,6 +72,14 @@ def hmm_model(seed: int) -> HookedModel:
     return HookedModel(sizes.build(seed=seed), name=f"hmm-{seed}", task=task)
 
 
+def watched() -> Monitor:
+    """A monitor that measured at two steps."""
+    watch = Monitor(lively().module, TASK, settings=Settings(n=5))
+    for step in (0, 1):
+        watch(step)
+    return watch
+
+
 def measured_shortly() -> Claim:
     """B1 on few sequences of a small checkpoint."""
     claim = load_claims()["B1"]
@@ -90,19 +102,50 @@ def kinds_of(hint: object) -> tuple[object, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
+def gives_result(own: Callable[..., Any]) -> bool:
+    """Whether a function's annotation says that it returns a report or a diagnosis."""
+    try:
+        returned = kinds_of(typing.get_type_hints(own).get("return"))
+    except NameError:  # an annotation as text, of another library
+        returned = (inspect.get_annotations(own).get("return"),)
+    return any(isinstance(kind, type) and issubclass(kind, Result) for kind in returned)
+
+
+def callables_of(prefix: str, names: Iterable[str], home: object) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Public functions of a module and public methods of its classes; constructors are classmethods, thus left out."""
+    for name in names:
+        own = getattr(home, name)
+        if inspect.isfunction(own):
+            yield f"{prefix}{name}", own
+        elif inspect.isclass(own):
+            methods = inspect.getmembers(own, inspect.isfunction)
+            yield from ((f"{prefix}{name}.{key}", method) for key, method in methods if not key.startswith("_"))
+
+
 def measuring() -> set[str]:
-    """Public functions whose annotation says that they return a report or a diagnosis."""
-    found = set()
-    for name in bayesgeom.__all__:
-        own = getattr(bayesgeom, name)
-        returned = kinds_of(typing.get_type_hints(own).get("return")) if inspect.isfunction(own) else ()
-        if name != "load_report" and any(isinstance(kind, type) and issubclass(kind, Result) for kind in returned):
-            found.add(name)
-    return found
+    """Public functions and methods, of the package and of its public modules, that return a report or a diagnosis."""
+    modules = {name: own for name in bayesgeom.__all__ if inspect.ismodule(own := getattr(bayesgeom, name))}
+    assert modules.keys() == {"ablations", "claims", "monitor", "subspaces", "tasks"}
+    found = dict(callables_of("", bayesgeom.__all__, bayesgeom))
+    for name, module in modules.items():
+        found |= dict(callables_of(f"{name}.", module.__all__, module))
+    return {name for name, own in found.items() if name != "load_report" and gives_result(own)}
 
 
 def test_every_measuring_function_is_called() -> None:
     assert {name.split()[0] for name in CALLS} == measuring()
+
+
+def test_methods_that_measure_are_found() -> None:
+    class Watch:
+        def report(self) -> Report:
+            raise NotImplementedError
+
+        def plot(self) -> "Figure":  # type: ignore[name-defined]  # noqa: F821
+            raise NotImplementedError
+
+    found = dict(callables_of("own.", ["Watch"], types.SimpleNamespace(Watch=Watch)))
+    assert [name for name, own in found.items() if gives_result(own)] == ["own.Watch.report"]
 
 
 @pytest.fixture(scope="module")
