@@ -1,6 +1,6 @@
 """Convert saved reports of schema 2, with one field per interval end and baseline, to schema 3, made of estimates.
 
-Run once over the committed readings:
+Run once over the committed readings, as the first step of `convert_all.py`:
 
     python docs/readings/convert.py docs/readings
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import conversions
+from conversions.merged import COMPUTED
 from conversions.old import Old, numbers
 
 from bayesgeom.core.files import directory_aside
@@ -37,8 +38,9 @@ DROPPED = {kind: names for part in _PARTS for kind, names in vars(part).get("DRO
 
 
 def missing(kind: str, old: Old, new: Sequence[Report]) -> dict[str, list[float]]:
-    """Numbers of an old report that the new one lacks, by field."""
+    """Numbers of an old report that the new one neither holds nor computes, by field."""
     held = {x for report in new for part in parts_of(report) for x in numbers(part)}
+    held |= {x for report in new for of in COMPUTED.get(report.name, ()) for x in numbers(of(report))}
     dropped = DROPPED.get(kind, ())
     fields = {**old.scalars, **old.arrays}
     for nested in ("intervals", "nulls"):

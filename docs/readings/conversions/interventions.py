@@ -18,6 +18,9 @@ from conversions import merged
 from conversions.old import Old
 
 
+TARGETS = ("entropy", "belief")  # of the read-outs from the coordinates alone, as their fields were called
+
+
 def controls_text(kind: str, n_random: int, n_matched: int, n: int) -> str:
     """How many control subspaces there were, and what they were scored on."""
     scored_on = "pairs" if kind == "swap" else "sequences"

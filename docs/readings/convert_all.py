@@ -1,0 +1,43 @@
+"""Bring committed checkpoints and reports to the present form: every converter and every correction, in order.
+
+Run from the root of the repository:
+
+    python docs/readings/convert_all.py
+
+Each step converts what is still in the form before it and leaves everything else as it is, so that a report of schema 2
+passes all of them, a present report none, and running the script again changes nothing. The first step that fails ends
+the script. What each step does, and how it checks that no number is lost, is stated at the top of its file.
+`tests/results/test_conversion.py` runs saved reports of schema 2 through the first step.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+STEPS = (  # in the order in which the forms changed
+    ("convert.py", HERE),  # schema 2, with a field per interval end and baseline, to estimates
+    ("convert_names.py",),  # keys of checkpoints and reports
+    ("withhold_whole_numbers.py",),  # intervals of whole-number statistics
+    ("convert_fields.py", HERE),  # fields merged along axes
+    ("extend_to_estimate.py",),  # intervals that excluded their estimate
+    ("add_deciding_window.py",),  # the wider window observer among the baselines of calibration
+    ("restate_verdicts.py",),  # interventions that are hardly decodable, or have one variance-matched control
+    ("add_length_windows.py",),  # window observers among the baselines of `length-hmm`
+    ("convert_relations.py",),  # names of two relations of the bijection
+)
+
+
+def main() -> int:
+    """Run the steps; return the exit status of the first that fails, else 0."""
+    for name, *arguments in STEPS:
+        print(f"{name} …", flush=True)
+        done = subprocess.run([sys.executable, HERE / name, *arguments], cwd=HERE.parents[1], check=False)
+        if done.returncode:
+            print(f"{name} failed with exit status {done.returncode}; later steps did not run.", file=sys.stderr)
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Saved reports of schema 2 lose no number when `docs/readings/convert.py` converts them.
+
+`tests/results/schema2/` holds the smallest committed report of each kind as it was saved before the conversion.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bayesgeom.results.report import Report
+from tests.pages import READINGS
+
+SAVED = Path(__file__).parent / "schema2"
+KINDS = sorted(path.name for path in SAVED.iterdir())
+TOO_LARGE = {"attention_maps", "belief_readout", "dynamics", "em_experiment", "gradients", "manifold_film"}  # ≥ 89 kB
+NEVER_COMMITTED = {"domain_separation", "monitor", "pass_thresholds", "write_strength"}  # in that form
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """`docs/readings/convert.py`, which finds its own modules through `sys.path`."""
+    before = list(sys.path)
+    spec = importlib.util.spec_from_file_location("readings_convert", READINGS / "convert.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+def made_from(script: ModuleType, kind: str) -> tuple[Any, list[Report]]:
+    """The old report of a sample, and the reports that it becomes."""
+    reports, _ = script.old_reports(SAVED / kind)
+    old = reports[kind]
+    return old, [script.CONVERTERS[kind](old), *(of(old) for of in script.SPLIT.get(kind, ()))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_old_number_is_in_the_new_report(kind: str, script: ModuleType) -> None:
+    old, new = made_from(script, kind)
+    n_numbers = sum(1 for part in (old.scalars, old.arrays) for _ in script.numbers(part))
+    assert n_numbers > 10 and all(isinstance(own, Report) for own in new)
+    assert script.missing(kind, old, new) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_number_is_found(kind: str, script: ModuleType) -> None:
+    old, new = made_from(script, kind)
+    name = next(name for name in old.arrays if name not in script.DROPPED.get(kind, ()))
+    other = type(old)(old.scalars, {**old.arrays, name: np.append(old.arrays[name].ravel(), 0.123456789)})
+    assert script.missing(kind, other, new) == {name: [0.123456789]}
+
+
+def test_there_is_a_sample_of_every_kind_that_is_small(script: ModuleType) -> None:
+    without = TOO_LARGE | NEVER_COMMITTED
+    assert set(KINDS) | without == {*script.CONVERTERS, *script.SPLIT} and not set(KINDS) & without
+
+
+def test_the_entry_point_runs_every_script_that_converts() -> None:
+    spec = importlib.util.spec_from_file_location("readings_convert_all", READINGS / "convert_all.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    measuring = {"smollm2.py", "measure_interventions.py"}  # these measure reports again
+    scripts = {path.name for path in READINGS.glob("*.py")} - measuring - {"convert_all.py"}
+    assert {name for name, *_ in module.STEPS} == scripts
