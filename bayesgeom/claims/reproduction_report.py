@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.core.numbers import number_text
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.results.tables import aligned
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RECORDED = "the recorded value"
+STRONGEST = "strongest baseline"  # of the number, by the report that it is read from
 _NOTHING = Value(value=math.nan, lo=math.nan, hi=math.nan, baseline=math.nan)
 
 
@@ -50,7 +51,6 @@ class ReproductionReport(Report):
     units: tuple[str, ...]
     reproduced: Annotated[Estimate, Quantity("number", label="reproduced")]
     recorded: Annotated[Estimate, Quantity("number", label="recorded")]
-    strongest_baseline: Float[np.ndarray, " number"]
     agrees: Float[np.ndarray, " number"]
     verdict: str
     recorded_verdict: str
@@ -67,7 +67,8 @@ class ReproductionReport(Report):
     def found(self) -> dict[str, Value]:
         """The reproduced numbers by name."""
         ends = self.reproduced.ends
-        rows = zip(self.reproduced.value, *ends, self.strongest_baseline, strict=True)
+        levels = self.reproduced.baseline(STRONGEST).value
+        rows = zip(self.reproduced.value, *ends, levels, strict=True)
         values = (Value(value=float(v), lo=float(lo), hi=float(hi), baseline=float(b)) for v, lo, hi, b in rows)
         return dict(zip(self.numbers, values, strict=True))
 
@@ -165,7 +166,6 @@ def reproduction_report(
         units=tuple(claim.numbers[name].unit for name in names),
         reproduced=_estimate([found[name] for name in names]),
         recorded=_estimate([recorded.get(name, _NOTHING) for name in names]),
-        strongest_baseline=np.array([found[name].baseline for name in names], dtype=np.float64),
         agrees=np.array([float(agrees.get(name, math.nan)) for name in names], dtype=np.float64),
         verdict=str(verdicts[0]),
         recorded_verdict=str(verdicts[1]),
@@ -204,5 +204,6 @@ def _text(of: Estimate, row: int, unit: str) -> str:
 
 
 def _estimate(values: Sequence[Value]) -> Estimate:
-    value, low, high = (np.array([getattr(own, end) for own in values], dtype=float) for end in ("value", "lo", "hi"))
-    return Estimate.of(value, (low, high))
+    columns = [(own.value, own.lo, own.hi, own.baseline) for own in values]
+    value, low, high, baseline = np.array(columns, dtype=np.float64).reshape(-1, 4).T
+    return Estimate.of(value, (low, high), baselines=[Baseline.of("baseline", STRONGEST, baseline)])

@@ -144,6 +144,18 @@ class Trials:
         pos = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return self.at_scored(pos.expand(len(self), -1))
 
+    def visible(self) -> Bool[Tensor, "batch query_pos key_pos"]:
+        """Return which positions a causal model sees at each scored position: those up to and including it.
+
+        Example:
+            >>> from bayesgeom import tasks
+            >>> tasks.Bijection(n_values=5, n_pairs=2).sample(1, seed=0).visible()[0].int()
+            tensor([[1, 0, 0],
+                    [1, 1, 1]], dtype=torch.int32)
+        """
+        pos = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return pos <= self.scored_positions()[..., None]
+
     def token_ids(self) -> Int64[Tensor, " token"]:
         """Return the ids of all token sets, sorted: the `token` axis of sites that are read from the weights."""
         none = torch.zeros(0, dtype=torch.int64, device=self.tokens.device)

@@ -133,8 +133,8 @@ def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int
         raise TaskMismatch(
             f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
             f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such limit. Extend a learned "
-            f"table with untrained rows by --untrained-rows (Python: from bayesgeom.generalization.length import with_room), "
-            f"or train with a longer table (n_ctx among a recipe's sizes)."
+            f"table with untrained rows by --untrained-rows (Python: from bayesgeom.generalization.length import "
+            f"with_room), or train with a longer table (n_ctx among a recipe's sizes)."
         )
 
 

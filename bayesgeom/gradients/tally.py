@@ -52,7 +52,7 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
     """
     gain = advantage(layer.pattern, layer.agreement)
     routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()
-    visible = _visible(trials)
+    visible = trials.visible()[:, None]
     attention, saved = (at_scored(PATTERN, x, trials) for x in (layer.pattern, gain))
     n_pos = layer.pattern.shape[-1]
     n_pairs = n_pos * (n_pos + 1) / 2
@@ -79,11 +79,6 @@ def together(tiles: Sequence[LayerTally]) -> LayerTally:
         maps=torch.stack([tile.maps for tile in tiles]).sum(dim=0),
         binned=torch.stack([tile.binned for tile in tiles]).sum(dim=0),
     )
-
-
-def _visible(trials: Trials) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
-    keys = torch.arange(trials.tokens.shape[1], device=trials.tokens.device)
-    return (keys <= trials.scored_positions()[..., None])[:, None]
 
 
 def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:

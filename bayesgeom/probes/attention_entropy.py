@@ -142,11 +142,6 @@ class AttentionEntropyReport(Report):
         return with_room_for_legend(figure)
 
 
-def _visible(trials: Trials) -> Bool[Tensor, "batch query_pos key_pos"]:
-    position = torch.arange(trials.tokens.shape[1], device=trials.tokens.device)
-    return position <= trials.scored_positions()[..., None]
-
-
 def _has_hypotheses(trials: Trials) -> bool:
     """Whether one token stands for each entry of the belief."""
     return len(trials.token_sets.get(HYPOTHESES, ())) == trials.belief.shape[2] > 0
@@ -159,7 +154,7 @@ def _sums(
 
     With hypotheses, columns follow for the mean consistency with another sequence, then that of every query.
     """
-    entropy, most = entropy_bits(pattern.float()), _visible(trials.rows(rows)).sum(dim=-1).float().log2()
+    entropy, most = entropy_bits(pattern.float()), trials.rows(rows).visible().sum(dim=-1).float().log2()
     share = torch.where(most > 0, 1 / most, 0.0)[:, None]
     columns = [entropy.mean(dim=-1, keepdim=True), (entropy * share).sum(dim=-1, keepdim=True)]
     if _has_hypotheses(trials):
@@ -211,7 +206,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         trials, weights = run.trials.rows(slice(0, n)), jackknife_weights(n)
         sums = torch.stack([SUMS.at(run, layer, n) for layer in range(run.spec.n_layers)], dim=1).double().cpu().numpy()
         bits, share = sums[..., 0], sums[..., 1]
-        visible = _visible(trials)
+        visible = trials.visible()
         has_choice = (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
         agreement = _agreement(sums[..., 2:], trials, visible)
         entropy, consistency = (
@@ -266,7 +261,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
     def controls(self) -> Iterator[Control[AttentionEntropyReport]]:
         trials = _planted_trials()
         n_pos, belief = trials.tokens.shape[1], trials.at_scored(trials.belief)
-        visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
+        visible = trials.visible()
         itself = torch.nn.functional.one_hot(trials.scored_positions(), n_pos)
         posterior = torch.nn.functional.pad(belief, (0, n_pos - belief.shape[2]))
         layers = torch.stack([visible / visible.sum(dim=-1, keepdim=True), posterior, itself]).float()

@@ -253,7 +253,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
 
 def _masks(run: Run, relations: Sequence[str], n: int) -> Masks:
     trials = run.trials.rows(slice(0, n))
-    visible = torch.arange(trials.tokens.shape[1], device=trials.tokens.device) <= trials.scored_positions()[..., None]
+    visible = trials.visible()
     named = [trials.relations[name] for name in relations]
     related = torch.stack(named, dim=-1) if named else visible.new_zeros((*visible.shape, 0))
     return Masks(related=(related & visible[..., None]).cpu(), visible=visible.cpu())
@@ -323,7 +323,7 @@ def _preference(trials: Trials) -> Float[Tensor, "batch query_pos key_pos"]:
 def _planted_run(trials: Trials, scores: Float[Tensor, "layer batch query_pos key_pos"]) -> Run:
     """Plant one head whose q·k is ten times `scores`: keys are a basis of positions, and no query is zero."""
     n_pos = scores.shape[-1]
-    visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
+    visible = trials.visible()
     q = torch.nn.functional.pad(10 * scores * visible, (0, 1), value=1.0)[:, :, :, None, :]
     k = torch.eye(n_pos, n_pos + 1)[None, None, :, None, :].expand(*scores.shape[:2], -1, -1, -1)
     pattern = (10 * scores).masked_fill(~visible, -torch.inf).softmax(-1)[:, :, None]

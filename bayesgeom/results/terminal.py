@@ -93,7 +93,9 @@ def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
         line.value_text,
         "–" if line.no_interval else line.interval,
         baseline,
-        line.ruling if is_ruled else _SHORT.get(line.verdict, line.verdict) + ("*" if line.verdict and line.caveat else ""),
+        line.ruling
+        if is_ruled
+        else _SHORT.get(line.verdict, line.verdict) + ("*" if line.verdict and line.caveat else ""),
     )
 
 

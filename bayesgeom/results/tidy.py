@@ -24,7 +24,7 @@ COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position
 @final
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One row. Layers, heads and positions count from 0, as indices of the arrays; `variant` names the entry along all other axes.
+    """One row. Layers, heads and positions are indices of arrays, from 0; `variant` names the entry along other axes.
 
     `baseline` is the value of the strongest baseline, `baseline_low` and `baseline_high` are the ends of its range if
     it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate". In rows of baselines

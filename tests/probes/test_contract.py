@@ -1,6 +1,5 @@
 """What every probe keeps to, present and future: nothing is registered, discovery finds them."""
 
-import dataclasses
 import json
 import math
 from functools import cache
@@ -219,30 +218,6 @@ def test_records_are_well_formed(name: str) -> None:
             assert record.probe == name and record.n == report.n
             assert all(isinstance(v, float) for v in (record.value, record.low, record.high, record.baseline))
             assert all(i is None or i >= 0 for i in (record.layer, record.head, record.position))
-
-
-@every_probe
-def test_no_field_is_a_companion_of_another(name: str) -> None:
-    suffixes = (
-        "_lo",
-        "_hi",
-        "_low",
-        "_high",
-        "_null",
-        "_least",
-        "_most",
-        "_matched",
-        "_floor",
-        "_ceiling",
-        "_initialization",
-        "_untrained",
-        "_permuted",
-        "_shuffled",
-        "_baseline",
-        "_indirect",
-    )
-    names = [field.name for field in dataclasses.fields(report_kinds()[name])]  # type: ignore[arg-type]
-    assert not [field for field in names if field.endswith(suffixes)]
 
 
 @every_probe

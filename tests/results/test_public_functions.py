@@ -141,7 +141,7 @@ def test_methods_that_measure_are_found() -> None:
         def report(self) -> Report:
             raise NotImplementedError
 
-        def plot(self) -> "Figure":  # type: ignore[name-defined]  # noqa: F821
+        def plot(self) -> "Figure":  # type: ignore[name-defined]
             raise NotImplementedError
 
     found = dict(callables_of("own.", ["Watch"], types.SimpleNamespace(Watch=Watch)))

@@ -387,3 +387,30 @@ def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.rando
         CalibrationReport.load(tmp_path / "run")
     with pytest.raises(InvalidArgument, match=r"Report is abstract"):
         Report.load(tmp_path / "run")
+
+
+COMPANIONS = (
+    "_lo",
+    "_hi",
+    "_low",
+    "_high",
+    "_null",
+    "_least",
+    "_most",
+    "_matched",
+    "_floor",
+    "_ceiling",
+    "_initialization",
+    "_untrained",
+    "_permuted",
+    "_shuffled",
+    "_baseline",
+    "_indirect",
+)
+
+
+@pytest.mark.parametrize("name", sorted(report_kinds()))
+def test_no_field_is_a_companion_of_another(name: str) -> None:
+    """Ends of intervals and baselines belong into the estimate of the number itself."""
+    kind: Any = report_kinds()[name]
+    assert not [field.name for field in dataclasses.fields(kind) if field.name.endswith(COMPANIONS)]

@@ -1,6 +1,7 @@
 """Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
 
 import inspect
+import itertools
 import json
 import re
 from dataclasses import fields, replace
@@ -365,3 +366,12 @@ def test_relations_to_later_positions_are_refused_when_they_are_drawn() -> None:
     assert "first" in concatenate([drawn.rows(slice(0, 1)), drawn.rows(slice(2, 3))]).relations
     with pytest.raises(InvalidArgument, match=r"a row for every scored position, of shape \(3, 2, 'positions'\)"):
         checked(replace(planted(), relations={"wide": torch.zeros(3, 5, 5, dtype=torch.bool)}), task="coins")
+
+
+def test_visible_positions_are_those_up_to_the_scored_one() -> None:
+    trials = Bijection(n_values=7, n_pairs=5, repeats=True).sample(3, seed=0)
+    visible = trials.visible()
+    assert visible.shape == (3, 5, 9)
+    for row, query, key in itertools.product(range(3), range(5), range(9)):
+        position = int(trials.scored[row].nonzero()[query, 0])
+        assert bool(visible[row, query, key]) == (key <= position)

@@ -17,7 +17,6 @@ from bayesgeom.subspaces.writes import SHEER, WriteReport
 from conversions import merged
 from conversions.old import Old
 
-
 TARGETS = ("entropy", "belief")  # of the read-outs from the coordinates alone, as their fields were called
 
 
