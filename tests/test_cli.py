@@ -261,6 +261,13 @@ def test_bad_arguments_are_one_line_too(
     assert_one_line(capsys, f"bayesgeom: {BAD_ARGUMENTS[line]}")
 
 
+@pytest.mark.parametrize("command", ["ablate", "intervene", "length", "compare"])
+def test_help_states_how_long_a_command_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert re.search(r"takes? (about )?\d.* minutes", " ".join(capsys.readouterr().out.split()))
+
+
 @pytest.mark.parametrize("line", ["--help", "diagnose --help", "diagnose -h"])
 def test_help_is_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

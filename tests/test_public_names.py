@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import bayesgeom
-from bayesgeom import ablations, monitor, subspaces, tasks
+from bayesgeom import ablations, claims, monitor, subspaces, tasks
 from bayesgeom.models.resolve import of_module
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
@@ -25,7 +26,7 @@ NAMES = [name for name in bayesgeom.__all__ if callable(getattr(bayesgeom, name)
 PACKAGES = (bayesgeom, tasks, ablations, subspaces, monitor)
 PUBLIC = [
     pytest.param(own, id=f"{package.__name__}.{name}")
-    for package in PACKAGES
+    for package in (*PACKAGES, claims)
     for name in package.__all__
     if callable(own := getattr(package, name))
 ]
@@ -43,7 +44,7 @@ def lacking(name: str, own: Any) -> Iterator[str]:
     found = sections(text)
     if "Example" not in found:
         yield f"{name}: no Example"
-    if inspect.isclass(own) and issubclass(own, Exception):
+    if inspect.isclass(own) and issubclass(own, Exception | Enum):  # an enumeration's signature is that of its base
         return
     parameters = [p for p in inspect.signature(own).parameters if p != "self"]
     for parameter in parameters:

@@ -7,7 +7,12 @@ from typing import Literal, final
 
 
 class Verdict(StrEnum):
-    """The result of a claim's criterion."""
+    """The result of a claim's criterion; it is also the text, such as "supported".
+
+    Example:
+        >>> Verdict("supported").name
+        'SUPPORTED'
+    """
 
     SUPPORTED = "supported"
     CONTRADICTED = "contradicted"
@@ -129,9 +134,33 @@ class Measurement:
 class Claim:
     """A claim, its criterion, the commands that measure it, and the recorded measurement if there is one.
 
-    `seeds` counts the trainings that the measurement covers, `seeds_required` those that the criterion requires. If its
-    parts cover different numbers of trainings, `seeds` is the smallest and `trainings` states all of them in words.
-    `is_criterion_later` is true if the claim was measured before its criterion was written.
+    Claims are read from files by `load`; calling the class is only needed for a claim of one's own.
+
+    Args:
+        id: A letter and a number, such as "B1".
+        claim: The claim as a sentence.
+        source: Paper and section.
+        published: The published numbers or statement.
+        criterion: What supports and what contradicts the claim.
+        is_criterion_later: Whether the claim was measured before its criterion was written.
+        does_not_show: What a supported claim does not show.
+        runs: Commands, and the numbers that are read from their reports.
+        conditions: The parts of the criterion that numbers decide.
+        seeds: Number of trainings that the measurement covers; the smallest if its parts cover different numbers.
+        seeds_required: Number of trainings that the criterion requires.
+        trainings: The number of trainings of each part in words, if the parts differ.
+        hold: A verdict that does not follow from the numbers alone, with its reason.
+        finding: The result as a sentence.
+        shown: Names of the numbers that tables show.
+        against: Name of the number, or text, that tables show as the strongest baseline.
+        in_readme: Row of the README's table, 0 for none.
+        measured: The recorded measurement, or None.
+
+    Example:
+        >>> import bayesgeom
+        >>> claim = bayesgeom.claims.find("B1")
+        >>> claim.id, claim.seeds_required, list(claim.numbers)
+        ('B1', 1, ['kl', 'error'])
     """
 
     id: str

@@ -66,6 +66,9 @@ _ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
 def load() -> Mapping[str, Claim]:
     """Return every claim by its id, in the order of the files.
 
+    Returns:
+        The claims, with the recorded measurement of each that was measured.
+
     Raises:
         InvalidArgument: If an entry is missing, misspelled or of another type; the message names claim and entry.
 
@@ -84,8 +87,19 @@ def load() -> Mapping[str, Claim]:
 def find(claim_id: str) -> Claim:
     """Return the claim with this id.
 
+    Args:
+        claim_id: The id, such as "B1".
+
+    Returns:
+        The claim, with its criterion, commands and recorded measurement.
+
     Raises:
         UnknownName: If there is none; the message lists those that exist.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.claims.find("B1").commands[0].split()[:2]
+        ['bayesgeom', 'diagnose']
     """
     known = load()
     if claim_id not in known:

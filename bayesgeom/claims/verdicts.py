@@ -55,7 +55,13 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
 
     Args:
         claim: The claim.
-        numbers: Numbers to judge instead of the recorded ones.
+        numbers: Numbers to judge instead of the recorded ones, by name.
+
+    Returns:
+        The verdict: `NOT_TESTED` without numbers or conditions.
+
+    Raises:
+        KeyError: `numbers` lacks one that a condition names.
 
     Example:
         >>> import bayesgeom

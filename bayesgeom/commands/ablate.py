@@ -11,7 +11,10 @@ from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_targ
 @final
 @dataclass(frozen=True)
 class Ablate(Command):
-    """Ablate components one by one, rank the KL increases in bits, and decide the claims on layers and heads."""
+    """Ablate components one by one, rank the KL increases in bits, and decide the claims on layers and heads.
+
+    A shipped checkpoint takes 3 to 6 minutes on two CPU cores at 512 sequences.
+    """
 
     name: ClassVar[str] = "ablate"
 

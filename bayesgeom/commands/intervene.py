@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Intervene(Command):
-    """Intervene on a subspace of the activations and report whether the model uses it."""
+    """Intervene on a subspace of the activations and report whether the model uses it.
+
+    A shipped checkpoint takes 1 to 15 minutes on two CPU cores with --n 64, about 4 for most subspaces. Time
+    grows with n.
+    """
 
     name: ClassVar[str] = "intervene"
 

@@ -25,7 +25,11 @@ Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 @final
 @dataclass(frozen=True)
 class Length(Command):
-    """Measure errors beyond the training length: at which position they jump, by how much, and in which layer."""
+    """Measure errors beyond the training length: at which position they jump, by how much, and in which layer.
+
+    A shipped checkpoint takes about 3 minutes on two CPU cores at 128 sequences. Missing variants of --arms are trained
+    first, which takes hours.
+    """
 
     name: ClassVar[str] = "length"
 

@@ -31,10 +31,13 @@ DTYPES = ("float32", "float16", "bfloat16")
 class Selection:
     """What a capture records.
 
-    Attributes:
+    Args:
         sites: Names of sites, as in `model.sites`. None: all that a probe reads. Empty: predictions only.
         layers: Layers to record. None: all that have the site.
         dtype: Data type of the recorded activations: float32, float16 or bfloat16.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type, or dtype is another one.
 
     Example:
         >>> Selection(sites=["k", "v"], layers=[0, 2], dtype="bfloat16").dtype

@@ -76,7 +76,15 @@ class Diagnosis(Mapping[str, Report]):
 
     @classmethod
     def of(cls, report: Report, *, skipped: Mapping[str, str] | None = None) -> "Diagnosis":
-        """Return a diagnosis with one report under its own name, with its provenance."""
+        """Return a diagnosis with one report under its own name, with its provenance.
+
+        Args:
+            report: The report.
+            skipped: Reason for every probe that was not measured. Default: none.
+
+        Returns:
+            The diagnosis.
+        """
         return cls(reports={report.name: report}, skipped=skipped or {}, provenance=report.provenance)
 
     @overload
@@ -166,6 +174,9 @@ class Diagnosis(Mapping[str, Report]):
 
         Args:
             baselines: Whether to add a row per baseline, identified by `role` and `baseline_name`.
+
+        Returns:
+            The rows of all reports, one report after another.
         """
         rows = [row for report in self.reports.values() for row in records_of(report, baselines=baselines)]
         return frame(rows, self.provenance)
@@ -185,6 +196,12 @@ class Diagnosis(Mapping[str, Report]):
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the page as one self-contained document that opens offline; with a path, also write it there.
 
+        Args:
+            path: The file to write; None writes nothing.
+
+        Returns:
+            The HTML text.
+
         Raises:
             OutputFault: The file cannot be written.
         """
@@ -194,6 +211,9 @@ class Diagnosis(Mapping[str, Report]):
     @checked()
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
+
+        Args:
+            path: The directory. A saved report that is there already is replaced.
 
         Raises:
             OutputFault: It cannot be written, or the directory holds other files.
@@ -208,6 +228,12 @@ class Diagnosis(Mapping[str, Report]):
 
         A report of an unknown class, such as that of a plug-in that is not installed, is left out and listed in
         `skipped`.
+
+        Args:
+            path: The directory.
+
+        Returns:
+            The diagnosis.
 
         Raises:
             OutputFault: There is no diagnosis, it is corrupt, or all of its reports are of unknown kinds.

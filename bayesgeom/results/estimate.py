@@ -132,8 +132,23 @@ class Estimate:
     ) -> Self:
         """Return an estimate of numbers or arrays; interval ends and baselines are broadcast to the value's shape.
 
+        Args:
+            value: A number or an array.
+            interval: Both ends of the 95 % interval, or None.
+            resampled: The resampled units.
+            n: Number of these units.
+            baselines: Levels to compare with.
+            why_not: Why intervals are withheld.
+
+        Returns:
+            The estimate, in float64.
+
         Raises:
             InvalidArgument: The shapes do not broadcast to that of the value.
+
+        Example:
+            >>> Estimate.of([0.25, 0.5], ([0.125, 0.25], [0.5, 1.0]), n=64)[0]
+            Estimate(0.25 [0.125 … 0.5])
         """
         own = _array(value)
         low, high = (None, None) if interval is None else (_to_shape(end, own.shape, "interval") for end in interval)
@@ -171,7 +186,14 @@ class Estimate:
         )
 
     def mapped(self, change: Callable[[Values], Values]) -> Self:
-        """Return the estimate with its value, its ends and those of its baselines changed by a function."""
+        """Return the estimate with its value, its ends and those of its baselines changed by a function.
+
+        Args:
+            change: A function of an array, applied to each of them.
+
+        Returns:
+            The changed estimate.
+        """
 
         def each(own: Values | None) -> Values | None:
             return None if own is None else change(own)
@@ -214,6 +236,12 @@ class Estimate:
     def baseline(self, name: str) -> Baseline:
         """Return one of the baselines by name.
 
+        Args:
+            name: The name.
+
+        Returns:
+            The baseline.
+
         Raises:
             InvalidArgument: No baseline has that name.
         """
@@ -227,6 +255,17 @@ class Estimate:
         """Return the strongest baseline of a scalar, or None. Unknown levels are left out.
 
         Baselines are compared by `Baseline.bar`: the far end of the range, or else the value.
+
+        Args:
+            better: Which direction is better: "higher", "lower", or "" if neither is.
+
+        Returns:
+            The baseline that is hardest to beat; without a direction the first; None if no level is known.
+
+        Example:
+            >>> levels = [Baseline.of("baseline", "uniform", 1.0), Baseline.of("baseline", "window 1", 0.25)]
+            >>> Estimate.of(0.125, baselines=levels).hardest_baseline("lower").name
+            'window 1'
         """
         known = [own for own in self.baselines if not math.isnan(float(own.value))]
         if not known or not better:
@@ -240,6 +279,18 @@ class Estimate:
         "no" means that the whole interval lies on the other side of at least one of them. Without an interval the
         value itself is compared. Undecided: the interval is withheld or includes a baseline, there is no baseline, the
         value is unknown, or neither direction is better.
+
+        Args:
+            better: Which direction is better: "higher", "lower", or "" if neither is.
+
+        Returns:
+            The verdict on every entry, in the shape of the value.
+
+        Example:
+            >>> level = Baseline.of("baseline", "uniform", 0.7)
+            >>> own = Estimate.of([0.1, 0.9], ([0.0, 0.5], [0.2, 1.0]), baselines=[level])
+            >>> own.clears("lower").tolist()
+            ['yes', 'undecided']
         """
         found = np.full(self.value.shape, UNDECIDED, dtype="<U9")
         bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.baselines]

@@ -65,7 +65,11 @@ class Report(ABC):
 
     @abstractmethod
     def headlines(self) -> Sequence[Headline]:
-        """Return the numbers to read first, most important first."""
+        """Return the numbers to read first.
+
+        Returns:
+            One headline per number, most important first.
+        """
 
     @abstractmethod
     def plot(self) -> "Figure":
@@ -106,6 +110,9 @@ class Report(ABC):
         Args:
             baselines: Whether to add a row per baseline, identified by `role` and `baseline_name`. Otherwise each entry
                 has one row, which includes its strongest baseline.
+
+        Returns:
+            The table; fields whose axes have no names, such as point clouds, are left out.
         """
         return frame(records_of(self, baselines=baselines), self.provenance)
 
@@ -117,6 +124,9 @@ class Report(ABC):
         with the names of its baselines, and companions `x_baseline_low` and `x_baseline_high` if these have ranges.
         Attributes hold unit, label and which direction is better. Layers, heads and positions have integer coordinates
         from 0, the indices of the arrays.
+
+        Returns:
+            The dataset, with one variable per field that is an estimate or an array.
         """
         from bayesgeom.results.labeled import dataset
 
@@ -134,6 +144,12 @@ class Report(ABC):
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the page as one self-contained document that opens offline; with a path, also write it there.
 
+        Args:
+            path: The file to write; None writes nothing.
+
+        Returns:
+            The HTML text.
+
         Raises:
             OutputFault: The file cannot be written.
         """
@@ -144,6 +160,9 @@ class Report(ABC):
     @checked()
     def save(self, path: str | PathLike[str]) -> None:
         """Write a run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
+
+        Args:
+            path: The directory. A saved report that is there already is replaced.
 
         Raises:
             OutputFault: The directory cannot be written, or holds other files than a report.
@@ -156,6 +175,12 @@ class Report(ABC):
     @checked()
     def load(cls, path: str | PathLike[str]) -> Self:
         """Return the report that `save` wrote.
+
+        Args:
+            path: The directory.
+
+        Returns:
+            A report with equal values and the same provenance.
 
         Raises:
             OutputFault: The directory holds no report of this kind.

@@ -35,6 +35,7 @@ class WindTunnel(ABC):
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
     Ids 0 … `d_vocab` − 1 are the input tokens and the answers, so any causal language model can be used on any task.
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
+    The class is abstract and has no arguments of its own: those of a concrete task are its fields.
 
     Example:
         >>> from bayesgeom import tasks
@@ -179,7 +180,8 @@ class TextTask(ABC):
     """A task in words. Its ids depend on the tokenizer, so it becomes a wind tunnel when bound to one.
 
     Concrete text tasks are frozen dataclasses. The task that `bind` returns holds ids and no tokenizer. Its config
-    rebuilds it, so a report can be reproduced from its provenance.
+    rebuilds it, so a report can be reproduced from its provenance. The class is abstract and has no arguments of its
+    own: those of a concrete task are its fields.
 
     Example:
         >>> from bayesgeom import tasks
