@@ -58,7 +58,8 @@ def reproduce(
     """
     own = find(claim) if isinstance(claim, str) else claim
     if not own.runs:
-        raise InvalidArgument(f"{own.id} cannot be run, because it has no command yet: {own.hold.reason}.")
+        missing = f": {own.hold.reason}" if own.hold else ""
+        raise InvalidArgument(f"{own.id} cannot be run, because it has no command yet{missing}.")
     check_needs(own, Path(runs))
     if executor is not None:
         return _sent(own, Batch.of(executor), out, Path(runs))

@@ -85,7 +85,7 @@ def discovered(
         InvalidArgument: Two classes in the folder have the same name.
     """
     found: dict[str, type[T]] = {}
-    for plugin in _from_folder(package, base):
+    for plugin in _from_folder(package, base):  # type: ignore[arg-type]  # mypy: an abstract class is no Hashable
         if fault := _fault(plugin, found, base):
             raise InvalidArgument(fault)
         found[vars(plugin)["name"]] = plugin
