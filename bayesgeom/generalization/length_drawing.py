@@ -34,7 +34,6 @@ def length_figure(
 ) -> go.Figure:
     """Draw KL, entropy error, whole-sequence means and excess by layer; `at`: positions, unit, training length."""
     places, unit, trained = at
-    arms = _short(arms)
     kl, entropy, whole, layers = curves
     titles = (
         "KL by position (log scale)",
@@ -88,15 +87,6 @@ def _add(
         log_axes(figure, panel)
     else:
         at_least(figure, panel, LEAST_BITS)
-
-
-def _short(arms: Sequence[str]) -> list[str]:
-    """Return the names without their common first words."""
-    words = [arm.split("-") for arm in arms]
-    n_shared = 0
-    while len(arms) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
-        n_shared += 1
-    return ["-".join(own[n_shared:]) for own in words]
 
 
 def _smallest(values: Float[np.ndarray, " x"]) -> float:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 ERRORS = ("KL", "entropy error")
 KL, ENTROPY = range(2)  # entries of `errors`
+RULE = (
+    "Discontinuity: the 95 % interval of the KL jump lies above zero and above the largest change of the same kind at "
+    f"the last {N_TREND} positions within the training length. No discontinuity: it lies below that change. Undecided: "
+    "everything else."
+)
 
 
 @final
@@ -41,13 +46,15 @@ class LengthReport(Report):
     name: ClassVar[str] = "length"
     title: ClassVar[str] = "Length: does the model generalize beyond its training length?"
     about: ClassVar[str] = (
-        "Errors against the exact posterior at every position, up to many times the training length (dotted). Gray "
-        "lines are shortcut predictors. A learned recursion continues beyond the training length; a table of learned "
+        "Errors against the exact posterior at every position, up to many times the training length (dotted). The "
+        "dashed gray line is the strongest baseline. A learned recursion continues beyond the training length; a table of learned "
         "positions fails at its end. The jump is the error at the first position beyond the training length, minus the "
         "value that a line through the last positions within predicts. The mean over whole sequences hides the jump, "
         "because positions within are still near zero. The last panel reads every layer's residual through the output "
         "and shows where the error beyond the training length first exceeds that just within it."
     )
+
+    rule: ClassVar[str] = RULE
 
     unit: str
     trained: int
@@ -121,37 +128,79 @@ class LengthReport(Report):
         return first
 
     def headlines(self) -> Sequence[Headline]:
-        lines = []
-        for index, arm in enumerate(self.arms):
-            own = f"{arm}: " if len(self.arms) > 1 else ""
-            jump = f"{own}KL jump at {self._first_beyond} over {self._trend}"
-            over = f"{own}first position with KL above {self.threshold_bits:g} bits"
-            lines += [
-                headline_of(self, "jump_bits", at=(KL, index), label=jump),
-                headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within"),
-                replace(headline_of(self, "critical_length", at=(index,), label=over), finding=self._reach(index)),
-            ]
-            if not math.isnan(float(self.effective_memory_symbols.value[index])):
-                label = f"{own}effective memory, at length {self.lengths[-1]}"
-                lines.append(headline_of(self, "effective_memory_symbols", at=(index,), label=label))
-        return tuple(lines)
+        """Return the numbers by quantity: the jumps in the order of their rulings, ratios, first failures, memories."""
+        names = [f"{name}: " if len(self.arms) > 1 else "" for name in short_names(self.arms)]
+        memories = [
+            headline_of(
+                self,
+                "effective_memory_symbols",
+                at=(index,),
+                label=f"{name}effective memory, at length {self.lengths[-1]}",
+            )
+            for index, name in enumerate(names)
+            if not math.isnan(float(self.effective_memory_symbols.value[index]))
+        ]
+        return *self._jumps(names), *self._ratios(names), *self._reaches(names), *memories
 
-    def _reach(self, index: int) -> str:
-        """Return a sentence on the first failed position and the error beyond the training length."""
-        first, ratio = float(self.critical_length.value[index]), float(self.extrapolation_ratio.value[index])
-        where = "never" if math.isinf(first) else f"first at {number_text(first)}"
-        name = f"{self.arms[index]}: " if len(self.arms) > 1 else ""
-        return (
-            f"{name}KL exceeds {self.threshold_bits:g} bits {where}; beyond the training length ({self.trained}) it is "
-            f"{number_text(ratio)} times as large as within."
-        )
+    def _jumps(self, names: Sequence[str]) -> list[Headline]:
+        """Return each variant's jump with its ruling; the largest of each ruling states which variants share it."""
+        label = f"KL jump at {self._first_beyond} over {self._trend}"
+        lines = [headline_of(self, "jump_bits", at=(KL, i), label=f"{own}{label}") for i, own in enumerate(names)]
+        lines = [replace(line, ruling=_jump_ruling(line)) for line in lines]
+        for ruling, verb in _RULINGS.items():
+            group = [index for index, line in enumerate(lines) if line.ruling == ruling]
+            if group:
+                finding = verb.format(place=self._place, first=self._first_beyond, of=self._of_variants(group))
+                largest = max(group, key=lambda index: lines[index].value)
+                lines[largest] = replace(lines[largest], finding=finding)
+        return sorted(lines, key=lambda line: [*_RULINGS, ""].index(line.ruling))
+
+    def _ratios(self, names: Sequence[str]) -> list[Headline]:
+        """Return each variant's error ratio; the smallest, which decides about the baseline, states the range."""
+        lines = [
+            headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within")
+            for index, own in enumerate(names)
+        ]
+        lines = [replace(line, baseline_name=line.baseline_name.replace("_", " ")) for line in lines]
+        known = [index for index, line in enumerate(lines) if not math.isnan(line.value)]
+        if known:
+            order, short = sorted(known, key=lambda index: lines[index].value), short_names(self.arms)
+            ends = [
+                number_text(lines[index].value) + (f" ({short[index]})" if len(self.arms) > 1 else "")
+                for index in (order[0], order[-1])
+            ]
+            found = f"Beyond the training length ({self.trained}), the KL is {' to '.join(dict.fromkeys(ends))} times"
+            lines[order[0]] = replace(lines[order[0]], finding=f"{found} as large as within.")
+        return lines
+
+    def _reaches(self, names: Sequence[str]) -> list[Headline]:
+        """Return where each variant first exceeds the threshold; the first line states it for all of them."""
+        over = f"first position with KL above {self.threshold_bits:g} bits"
+        lines = [headline_of(self, "critical_length", at=(i,), label=f"{own}{over}") for i, own in enumerate(names)]
+        groups: dict[float, list[str]] = {}
+        for line, name in sorted(zip(lines, short_names(self.arms), strict=True), key=lambda own: own[0].value):
+            groups.setdefault(line.value, []).append(name)
+        names = {first: f" ({', '.join(own)})" if len(groups) > 1 else "" for first, own in groups.items()}
+        reached = [f"{number_text(first)}{own}" for first, own in names.items() if not math.isinf(first)]
+        where = [f"first at {self._place} {', '.join(reached)}"] if reached else []
+        where += [f"nowhere{names[math.inf]}"] if math.inf in names else []
+        said = f"The KL exceeds {self.threshold_bits:g} bits {', '.join(where)}."
+        return [replace(lines[0], finding=said), *lines[1:]]
+
+    def _of_variants(self, group: Sequence[int]) -> str:
+        """Return which of several variants are meant; "" for a single model."""
+        if len(self.arms) == 1:
+            return ""
+        short = short_names(self.arms)
+        names = ", ".join(short[index] for index in group)
+        return f", in {len(group)} of {len(short)} variants: {names}"
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.length_drawing import length_figure
 
         return length_figure(
             self.title,
-            arms=self.arms,
+            arms=short_names(self.arms),
             at=(self.at, self.unit, self.trained),
             curves=(self.kl_bits, self.entropy_mae_bits, self.whole_error_bits[KL], self.layer_excess_bits),
             lengths=np.array([int(length) for length in self.lengths]),
@@ -176,6 +225,10 @@ class LengthReport(Report):
     @property
     def _first_beyond(self) -> int:
         return int(self.at[self.at > self.trained][0])
+
+    @property
+    def _place(self) -> str:
+        return "position" if "position" in self.unit else "distance"
 
     @property
     def _n_trend(self) -> int:
@@ -226,6 +279,36 @@ _HEADER = (
     "beyond / within (shortcut)",
     "first layer with excess",
 )
+
+
+_RULINGS = {
+    "discontinuity": "The KL jumps at {place} {first}, the first beyond the training length{of}.",
+    "no discontinuity": "The KL does not jump at {place} {first}, the first beyond the training length{of}.",
+    "undecided": "Whether the KL jumps at {place} {first}, the first beyond the training length, is undecided{of}.",
+}
+
+
+def _jump_ruling(line: Headline) -> str:
+    """Return whether the jump is larger than any within the training length; "" where no jump is known."""
+    if math.isnan(line.value):
+        return ""
+    if line.low > max(0.0, line.baseline):
+        return "discontinuity"
+    return "no discontinuity" if line.high < line.baseline else "undecided"
+
+
+def short_names(arms: Sequence[str]) -> list[str]:
+    """Return names without the first words that all of them share.
+
+    Example:
+        >>> short_names(["hmm-arm-rotary", "hmm-arm-no-top-attention"])
+        ['rotary', 'no-top-attention']
+    """
+    words = [arm.split("-") for arm in arms]
+    n_shared = 0
+    while len(arms) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
+        n_shared += 1
+    return ["-".join(own[n_shared:]) for own in words]
 
 
 def positions_text(kind: str, untrained: str) -> str:

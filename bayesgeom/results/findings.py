@@ -11,10 +11,11 @@ from bayesgeom.results.section import Section
 FEWEST, MOST = 3, 6
 GOOD = frozenset(
     {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned", "passed"}
+    | {"no discontinuity"}
 )
 BAD = frozenset(
     {"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"}
-    | {"differs", "failed"}
+    | {"differs", "failed", "discontinuity"}
 )
 _WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {
@@ -47,8 +48,8 @@ class Finding:
 
     @property
     def numbers(self) -> str:
-        """The number, its interval and its strongest baseline."""
-        return numbers(self.line)
+        """The number, its interval and its strongest baseline; "" if a sentence states a number that has neither."""
+        return numbers(self.line) if self.line.interval or self.line.has_baseline or not self.sentence else ""
 
 
 def findings(sections: Sequence[Section]) -> list[Finding]:
@@ -93,6 +94,8 @@ def numbers(line: Headline) -> str:
 
 
 def _judged(line: Headline) -> str:
+    if line.ruling:  # the report's own verdict decides by more than this one baseline
+        return "Strongest baseline:"
     is_open = line.verdict == "undecided" and not line.interval
     return "Without an interval nothing is decided; the strongest baseline is" if is_open else _JUDGED[line.verdict]
 
@@ -124,6 +127,6 @@ def _without_number(line: Headline) -> str:
 
 
 def _capital(text: str) -> str:
-    """Return the text with a capital first letter; names and symbols are not changed."""
-    first = text.split(" ", maxsplit=1)[0].rstrip(":,")
+    """Return the text with a capital first letter; names (also those before a colon) and symbols are not changed."""
+    first = text.split(" ", maxsplit=1)[0].rstrip(",")
     return text[:1].upper() + text[1:] if first.isalpha() and first.islower() and len(first) > 1 else text

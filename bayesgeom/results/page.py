@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.results.chart import further_figures
-from bayesgeom.results.findings import caption, findings, tone
+from bayesgeom.results.findings import caption, findings, tone, verdict_word
 from bayesgeom.results.library import asset, library, packed
 from bayesgeom.results.section import Section
 from bayesgeom.results.split import Drawing, as_json, plain, split
@@ -30,22 +30,24 @@ _INTRODUCTION = (
 
 def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
     """Return the page of reports, each with its figure and headlines."""
-    sections = [
-        Section(
-            name=name,
-            title=report.title,
-            about=report.about,
-            headlines=report.headlines(),
-            figure=_figure(report),
-            n=report.n,
-            counts=report.counts,
-            verdict=report.conclusion(),
-            rule=report.rule,
-            further=further_figures(report),
-        )
-        for name, report in reports.items()
-    ]
+    sections = [section_of(name, report) for name, report in reports.items()]
     return page(title, sections, skipped=left_out, provenance=provenance)
+
+
+def section_of(name: str, report: Any) -> Section:
+    """Return the section of a report, with its figures and headlines."""
+    return Section(
+        name=name,
+        title=report.title,
+        about=report.about,
+        headlines=report.headlines(),
+        figure=_figure(report),
+        n=report.n,
+        counts=report.counts,
+        verdict=report.conclusion(),
+        rule=report.rule,
+        further=further_figures(report),
+    )
 
 
 def page(
@@ -75,6 +77,7 @@ def page(
         subtitles={section.name: _subtitle(section) for section in sections},
         captions={section.name: caption(section) for section in sections},
         tone=tone,
+        word=verdict_word,
         drawn=drawn,
         skipped=skipped,
         provenance=json.dumps(dict(provenance), indent=1, default=str),

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
-SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#5c6b7a", "#6b8e23")
+SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#6d4c2f", "#6b8e23")
 LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
 QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one quantity, in figures where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
@@ -28,7 +28,7 @@ DARK: Mapping[str, str] = {
     "#b08900": "#d9b23c",
     "#0f8b8d": "#4cc3c5",
     "#a8325e": "#ec7fa6",
-    "#5c6b7a": "#a3b1c0",
+    "#6d4c2f": "#c9a27e",
     "#6b8e23": "#a8cc5c",
     **dict(
         zip(

@@ -181,7 +181,12 @@ def test_a_report_states_its_own_findings_and_verdicts() -> None:
         Headline(metric="y", label="other", value=0.25, verdict="yes"),
     )
     text = page("t", [replace(section("one", "One"), headlines=lines)], skipped={}, provenance={})
-    assert found_in(text) == ["used Layer 2: it moves. Shift: 0.5."]
+    assert found_in(text) == ["used Layer 2: it moves."], "a number without interval and baseline is in the table"
+    compared = replace(lines[0], low=0.25, high=1.0, baseline=2.0, baseline_name="flat", verdict="no")
+    own = page("t", [replace(section("one", "One"), headlines=(compared,))], skipped={}, provenance={})
+    assert found_in(own) == [
+        "used Layer 2: it moves. Shift: 0.5 (95 % interval 0.25 … 1). Strongest baseline: 2 (flat)."
+    ], "one verdict: the report's own"
     assert '<li class="good">' in text and "<th>verdict</th><th>published</th>" in text and "<td>unused</td>" in text
 
 

@@ -9,6 +9,9 @@ from bayesgeom.generalization.curves import LARGEST_WITHIN
 from bayesgeom.generalization.length_report import KL, LengthReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
+from bayesgeom.results.theme import BASELINE
 from bayesgeom.training.arms import arms
 from tests.pages import READINGS, named_rows, numbers, section
 
@@ -48,6 +51,19 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
                 np.testing.assert_allclose(said, values, rtol=0.05, atol=6e-5, err_msg=kind)
             else:
                 assert values[0] in (-1, np.inf)
+
+
+def test_the_findings_name_every_variant_once_with_number_interval_and_ruling(report: LengthReport) -> None:
+    found = findings([section_of(report.name, report)])
+    rulings = ("discontinuity", "no discontinuity", "undecided")
+    assert [own.verdict for own in found[:3]] == list(rulings)
+    named = [name for own in found[:3] for name in own.sentence.rstrip(".").split(": ")[1].split(", ")]
+    assert sorted(named) == sorted(ROWS)
+    assert all("95 % interval" in own.numbers and "trongest baseline" in own.numbers for own in found[:4])
+    assert "16.77 (none) to 1868 (learned)" in found[3].sentence, "the closest and the furthest variant"
+    assert not found[4].numbers and all(name in found[4].sentence for name in ROWS) and len(found) == 5
+    gray = {trace.line.color for trace in report.plot().data if trace.name in ROWS} & {BASELINE, "#5c6b7a"}
+    assert not gray, "gray stands for baselines"
 
 
 def test_the_rows_of_window_observers_are_the_reports(report: LengthReport) -> None:
