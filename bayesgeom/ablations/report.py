@@ -254,10 +254,10 @@ class AblationReport(Report):
         low, high = self.kl_increase_bits.ends
         return (
             self.ablations[index],
-            number_text(self.kl_increase_bits.value[index]),
+            number_text(self.kl_increase_bits.value[index], is_exact=True),
             interval_text(low[index], high[index]),
             number_text(self.kl_ratio.value[index]),
-            number_text(self.entropy_mae_increase_bits.value[index]),
+            number_text(self.entropy_mae_increase_bits.value[index], is_exact=True),
             "no_effect" if self.inert[index] else "",
         )
 

@@ -96,7 +96,7 @@ class DifferenceReport(Report):
             numbers = (self.first[row], self.second[row], self.difference.value[row])
             ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
             label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
-            cells.append((label, *(number_text(float(own)) for own in numbers), ends, verdict))
+            cells.append((label, *(number_text(float(own), is_exact=True) for own in numbers), ends, verdict))
         return "\n".join(line for row in narrow(cells, room=4 * len(cells)) for line in row)
 
     def plot(self) -> "Figure":

@@ -57,13 +57,25 @@ def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = Fals
     return text if math.isnan(value) else f"{text} {unit}".rstrip()
 
 
-def interval_text(low: SupportsFloat, high: SupportsFloat, *, is_exact: bool = False) -> str:
-    """Return both ends of an interval, or a dash if there is none, as for a single sequence.
+def is_any_small(*values: SupportsFloat) -> bool:
+    """Return whether an estimate or an end of its interval is small, so that all of them are shown with more digits.
 
     Example:
-        >>> interval_text(-0.0123456, 0.5), interval_text(float("nan"), 0.5)
-        ('−0.01235 … 0.5', '–')
+        >>> is_any_small(0.2, -3e-5, 0.4), is_any_small(0.2, 0.1, 0.4), is_any_small(0.2, float("nan"), 0.0)
+        (True, False, False)
+    """
+    return any(is_small(value) for value in values)
+
+
+def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
+    """Return both ends of an interval, or a dash if there is none, as for a single sequence.
+
+    Small ends have a power of ten: ">−0.0001 … <0.0001" would not say how wide the interval is.
+
+    Example:
+        >>> interval_text(-0.0123456, 0.5), interval_text(float("nan"), 0.5), interval_text(-3e-5, 4e-7)
+        ('−0.01235 … 0.5', '–', '−3e−5 … 4e−7')
     """
     if math.isnan(low) or math.isnan(high):
         return "–"
-    return " … ".join(number_text(end, is_exact=is_exact) for end in (low, high))
+    return " … ".join(number_text(end, is_exact=True) for end in (low, high))

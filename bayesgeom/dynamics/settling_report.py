@@ -1,7 +1,7 @@
 """The settling report: when frame and precision settle over training, and whether curves fall again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -23,6 +23,8 @@ RULES = ("stated thresholds", "nine tenths of the way")
 TOGETHER = "both settle together"  # a log2 ratio of 0
 SPACING = "spacing of snapshots"  # source of the bounds of one training's log2 ratio
 _RATIO = "log2(precision step / frame step)"
+
+_CANNOT = "cannot decide"
 
 
 @final
@@ -84,8 +86,9 @@ class SettlingReport(Report):
             if np.isfinite(self.fall.value[at])
         )
         stated = f"frame or precision first: {self.order}; log2 ratio at the stated thresholds"
+        first = headline_of(self, "dissociation", at=(0,), label=stated)
         return (
-            headline_of(self, "dissociation", at=(0,), label=stated),
+            replace(first, ruling=_CANNOT if self.conclusion().startswith(_CANNOT) else "decided"),
             headline_of(
                 self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
             ),
@@ -124,7 +127,7 @@ class SettlingReport(Report):
                 (
                     name,
                     *(f"{step:g}" for step in steps),
-                    number_text(float(own)),
+                    number_text(float(own), is_exact=True),
                     interval_text(low, high),
                 )
             )

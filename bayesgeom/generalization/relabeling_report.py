@@ -185,10 +185,7 @@ def _reason(
         return f"the KL of every sequence is exactly the same after renaming; {terms}"
     if missing:
         return f"no interval: {missing[0]}; {terms}"
-    return (
-        f"mean difference [{interval_text(*difference, is_exact=True)}], mean size per sequence "
-        f"[{interval_text(*size, is_exact=True)}], {terms}"
-    )
+    return f"mean difference [{interval_text(*difference)}], mean size per sequence [{interval_text(*size)}], {terms}"
 
 
 def _by_sequence(values: Float[np.ndarray, "sequence position"]) -> Float[np.ndarray, " sequence"]:

@@ -9,7 +9,15 @@ from jaxtyping import Float
 
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
-from bayesgeom.interventions.verdicts import CEILING_SHARE, NOT_IDENTIFIED, NOT_USED, OWN_KL_SHARE, UNDECIDED
+from bayesgeom.interventions.verdicts import (
+    CEILING_SHARE,
+    NOT_IDENTIFIED,
+    NOT_USED,
+    OWN_KL_SHARE,
+    UNDECIDED,
+    VERDICTS,
+    listed,
+)
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -67,10 +75,9 @@ class OnwardsReport(Report):
     @property
     def verdict(self) -> str:
         """The verdict from each layer on, and the erased subspace."""
-        said = "; ".join(
-            f"from layer {at} on: {verdict}" for at, verdict in enumerate(self.verdict_by_layer) if verdict
-        )
-        return f"{said}: {self.subspace}"
+        groups = {own: [at for at in self.layers if self.verdict_by_layer[at] == own] for own in VERDICTS}
+        said = [f"{verdict} from {listed(layers)} on" for verdict, layers in groups.items() if layers]
+        return f"{'; '.join(said)}: {self.subspace}"
 
     @property
     def layers(self) -> list[int]:
@@ -81,13 +88,21 @@ class OnwardsReport(Report):
         return self.verdict
 
     def headlines(self) -> Sequence[Headline]:
-        return [
-            replace(
+        """Return one line per first layer; each verdict is one finding, with the largest increase of its layers."""
+        lines = {
+            at: replace(
                 headline_of(self, "kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on"),
                 ruling=self.verdict_by_layer[at],
             )
             for at in self.layers
-        ]
+        }
+        for verdict in VERDICTS:
+            group = [at for at in lines if self.verdict_by_layer[at] == verdict]
+            if group:
+                largest = max(group, key=lambda at: lines[at].value)
+                said = f"Erased from {listed(group)} on: {verdict}."
+                lines[largest] = replace(lines[largest], finding=said)
+        return sorted(lines.values(), key=lambda line: not line.finding)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
@@ -116,13 +131,20 @@ class OnwardsReport(Report):
         for at in self.layers:
             increase = self.kl_increase_bits[at]
             random, matched = (
-                number_text(float(increase.baseline(name).value)) for name in (RANDOM_MOST, MATCHED_MOST)
+                number_text(float(increase.baseline(name).value), is_exact=True) for name in (RANDOM_MOST, MATCHED_MOST)
             )
             matched += "" if self.is_matched_by_layer[at] else " (not matched)"
-            ceiling = number_text(self.ceiling_kl_increase_bits.value[at])
+            ceiling = number_text(self.ceiling_kl_increase_bits.value[at], is_exact=True)
             reads = (number_text(r2) for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
             low, high = (float(end) for end in increase.ends)
-            own = (str(at), number_text(float(increase)), interval_text(low, high), random, matched, ceiling)
+            own = (
+                str(at),
+                number_text(float(increase), is_exact=True),
+                interval_text(low, high),
+                random,
+                matched,
+                ceiling,
+            )
             rows.append((*own, *reads, self.verdict_by_layer[at]))
         own_kl = number_text(self.baseline_kl_bits)
         level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {own_kl}"

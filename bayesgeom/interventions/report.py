@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
-from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, USED, sentence
+from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -175,17 +175,53 @@ class InterventionReport(Report):
         where = f"layer {at}, {self.subspace}"
         increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
-        rulings = [self._ruling(layer) for layer in sorted(self.layers, key=lambda layer: layer != at)]
+        rulings = self._rulings(at)
         if not self.is_swap:
             return *rulings, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
         return (
             *rulings,
-            headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"),
+            self._explaining(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
             headline_of(self, "ceiling_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
             increase,
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
         )
+
+    def _rulings(self, strongest: int) -> list[Headline]:
+        """Return the headline of every layer; layers with the same verdict and reason state it once.
+
+        The first line carries the verdict on all layers, so the reason of its group stands at another layer.
+        """
+        others = [
+            max(rest, key=lambda layer: np.nan_to_num(self.share_of_ceiling[layer, 0], nan=-math.inf))
+            for group in self._groups()
+            if (rest := [layer for layer in group if layer != strongest])
+        ]
+        lines = [self._ruling(strongest)]
+        for layer in sorted(set(self.layers) - {strongest}, key=lambda layer: layer not in others):
+            line = self._ruling(layer)
+            lines.append(line if layer in others else replace(line, finding=""))
+        return lines
+
+    def _groups(self) -> list[list[int]]:
+        """Return layers with the same verdict and the same reason against use."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for layer in self.layers:
+            reason = self.reason_by_layer[layer]
+            key = against(reason) or reason if self.verdict_by_layer[layer] == UNDECIDED else ""
+            groups.setdefault((self.verdict_by_layer[layer], key), []).append(layer)
+        return list(groups.values())
+
+    def _explaining(self, line: Headline, layer: int) -> Headline:
+        """Return the line with the reason of a layer's verdict if no other layer has the same."""
+        alone = [layer] in self._groups() and not math.isnan(line.value)
+        if not alone:
+            return line
+        return replace(line, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
+
+    def _explained(self, layer: int) -> str:
+        group = next(own for own in self._groups() if layer in own)
+        return explained(group, self.verdict_by_layer[layer], [self.reason_by_layer[at] for at in group])
 
     def _ruling(self, layer: int) -> Headline:
         """Return the headline of one layer: its effect, verdict and reason."""
@@ -193,8 +229,7 @@ class InterventionReport(Report):
         own = headline_of(self, "change_bits", (KL, *at), f"KL increase, {where}")
         if self.is_swap:
             own = headline_of(self, "movement", at, f"movement towards the donor's {self.quantity}, {where}")
-        said = self.verdict_by_layer[layer]
-        return replace(own, ruling=said, finding=f"Layer {layer}: {self.reason_by_layer[layer]}.")
+        return replace(own, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
 
     def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure
@@ -238,7 +273,8 @@ class InterventionReport(Report):
         low, high = overlap.ends
         for at in (at for at in self.layers if np.isfinite(low[at])):
             own, random, most = (
-                number_text(level[at]) for level in (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
+                number_text(level[at], is_exact=True)
+                for level in (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
             )
             rows.append((str(at), own, interval_text(low[at], high[at]), random, most))
         return ["", *aligned([head, *rows])] if rows else []
@@ -258,9 +294,9 @@ class InterventionReport(Report):
         low, high = own.ends
         return (
             str(layer),
-            number_text(own.value[layer, 0]),
+            number_text(own.value[layer, 0], is_exact=True),
             interval_text(low[layer, 0], high[layer, 0]),
-            *(number_text(level[layer, 0]) for level in levels),
+            *(number_text(level[layer, 0], is_exact=True) for level in levels),
         )
 
     def _erased(self, layer: int) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Verdicts on one site, layer and set of positions: the rule, the evidence, and the reason of each verdict."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -14,6 +15,7 @@ NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"
 VERDICTS = (USED, BY_CONSTRUCTION, NOT_USED, UNDECIDED, NOT_IDENTIFIED)
 OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
+_DISUSE = "disuse not shown: "
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
@@ -117,12 +119,50 @@ def hardly_decodable(before: float) -> str:
 def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
     """Return every verdict with its layers, the strongest first."""
     groups = {verdict: [at for at, own in verdicts.items() if own == verdict] for verdict in VERDICTS}
-    said = [f"{verdict} {_layers(layers)}" for verdict, layers in groups.items() if layers]
+    said = [f"{verdict} in {listed(layers)}" for verdict, layers in groups.items() if layers]
     return f"{'; '.join(said)}: {subspace}"
 
 
-def _layers(layers: Sequence[int]) -> str:
-    return f"in layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+def listed(layers: Sequence[int]) -> str:
+    """Return layers in words.
+
+    Example:
+        >>> listed([2]), listed([0, 3])
+        ('layer 2', 'layers 0, 3')
+    """
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+
+
+def explained(layers: Sequence[int], verdict: str, reasons: Sequence[str]) -> str:
+    """Return one sentence on layers with the same verdict and the same reason against use; numbers are left to tables.
+
+    Example:
+        >>> explained([2, 3], "undecided", ["use not shown: too small; disuse not shown: still there (R² 0.2)"] * 2)
+        'Layers 2, 3: use is not shown (too small), and neither is disuse (still there).'
+        >>> explained([0], "by construction", ["donor and recipient are the same (controls: 19)"])
+        'Layer 0: donor and recipient are the same.'
+    """
+    where = listed(layers).capitalize()
+    use, disuse = against(reasons[0]), dict.fromkeys(against(own, _DISUSE) for own in reasons)
+    if verdict != UNDECIDED or not use:
+        return f"{where}: {_without_numbers(reasons[0])}."
+    return f"{where}: use is not shown ({use}), and neither is disuse ({'; or '.join(filter(None, disuse))})."
+
+
+def against(reason: str, start: str = "use not shown: ") -> str:
+    """Return the part of an undecided layer's reason that follows `start`, without numbers; "" if it has none.
+
+    Example:
+        >>> against("use not shown: too small; disuse not shown: nothing to remove (R² 0.006) (controls: 19)")
+        'too small'
+    """
+    parts = [part.removeprefix(start) for part in reason.split("; ") if part.startswith(start)]
+    return _without_numbers(parts[0]) if parts else ""
+
+
+def _without_numbers(reason: str) -> str:
+    """Return the reason without what stands in brackets."""
+    return re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", reason)
 
 
 def _against_use(evidence: Evidence) -> list[str]:

@@ -140,10 +140,34 @@ class KeyOverlapReport(Report):
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
         heads = self.said(view, layer, is_centered=is_centered)
         found = headline_of(self, metric, (view, layer), f"layer {layer}, {self.views[view]}{suffix}, heads: {heads}")
+        found = replace(
+            found, finding=self._sentence(view, layer, is_centered=is_centered), short_label=f"mean |cos|{suffix}"
+        )
         if self.welch[view] > 0:
             bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
         return replace(found, no_interval=NO_SAMPLING) if found.no_interval and self.is_exact(view) else found
+
+    def _sentence(self, view: int, layer: int, *, is_centered: bool) -> str:
+        """Return how many heads lie below, at and above each level, as a sentence; "" where the value is unknown."""
+        heads = self.said(view, layer, is_centered=is_centered)
+        values = (self.centered_overlap if is_centered else self.overlap).value[view, layer]
+        if not np.isfinite(values).any() or heads == "no level known":
+            return ""
+        keys = f"{self.views[view]}{', mean key removed' if is_centered else ''}"
+        if heads.startswith("undecided: "):
+            return f"In layer {layer}, the key overlap ({keys}) is {heads}."
+        found = [self._counted(name, self.verdict(name, is_centered=is_centered)[view, layer]) for name in LEVELS]
+        return f"In layer {layer}, the key overlap ({keys}) is {'; '.join(filter(None, found))}."
+
+    def _counted(self, name: str, heads: Float[np.ndarray, " kv_head"]) -> str:
+        """Return in how many heads the overlap is below, at and above a level."""
+        counts = [(word, int((heads == sign).sum())) for sign, word in _SAID.items() if (heads == sign).any()]
+        said = [f"{word} it in {count}" for word, count in counts]
+        if counts:
+            (word, count) = counts[0]
+            said[0] = f"{word} {name} in {count} head{'s' * (count != 1)}"
+        return ", ".join(said)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline

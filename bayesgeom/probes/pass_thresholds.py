@@ -147,7 +147,7 @@ class PassThresholdsReport(Report):
             low, high = own.ends
             numbers = (
                 number_text(self.threshold[i]),
-                number_text(float(own)),
+                number_text(float(own), is_exact=True),
                 interval_text(float(low), float(high)),
                 number_text(levels[CHANCE]),
                 f"{self.chance_passes[i]:.0%}",

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, is_any_small, number_text
 
 Kind = Literal["baseline", "chance", "permutation"]
 Better = Literal["higher", "lower", ""]
@@ -214,10 +214,11 @@ class Estimate:
         """Return a scalar with its interval, as in the cells of tables.
 
         Args:
-            is_exact: As in `number_text`.
+            is_exact: As in `number_text`; always if the value or an end of its interval is small.
         """
         low, high = map(float, self.ends)
-        interval = "" if np.isnan(low) else f" [{interval_text(low, high, is_exact=is_exact)}]"
+        interval = "" if np.isnan(low) else f" [{interval_text(low, high)}]"
+        is_exact = is_exact or is_any_small(self.value, low, high)
         return f"{number_text(float(self), is_exact=is_exact)}{interval}"
 
     @property

@@ -53,9 +53,15 @@ class Finding:
 
 
 def findings(sections: Sequence[Section]) -> list[Finding]:
-    """Return at most six findings: the first of every section, then the second of every section, and so on."""
+    """Return at most six findings: the first of every section, then the second of every section, and so on.
+
+    Numbers without a verdict appear only if there are fewer than three findings with one.
+    """
     rounds = zip_longest(*(_of_section(section) for section in sections))
-    return [found for found in chain.from_iterable(rounds) if found is not None][:MOST]
+    found = [own for own in chain.from_iterable(rounds) if own is not None]
+    judged = [own for own in found if own.is_conclusion or own.sentence or own.verdict]
+    unjudged = [own for own in found if own not in judged][: max(0, FEWEST - len(judged))]
+    return [own for own in found if own in judged or own in unjudged][:MOST]
 
 
 def caption(section: Section) -> str:
@@ -90,7 +96,8 @@ def numbers(line: Headline) -> str:
     interval = f" (95 % interval {line.interval})" if line.interval and not line.no_interval else ""
     judged = f" {_judged(line)} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
     caveat = f" {_capital(line.caveat)}." if judged and line.caveat else ""
-    return f"{_capital(line.label)}: {line.value_text}{interval}.{judged}{caveat}"
+    label = line.short_label if line.finding and line.short_label else line.label
+    return f"{_capital(label)}: {line.value_text}{interval}.{judged}{caveat}"
 
 
 def _judged(line: Headline) -> str:

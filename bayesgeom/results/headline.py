@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Self, final
 
-from bayesgeom.core.numbers import interval_text, is_small, measured_text, number_text
+from bayesgeom.core.numbers import interval_text, is_any_small, measured_text, number_text
 
 
 @final
@@ -28,6 +28,7 @@ class Headline:
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
         published: What was published about it.
+        short_label: Label below `finding`, where `label` repeats what the sentence states; "" for `label`.
     """
 
     metric: str
@@ -44,6 +45,7 @@ class Headline:
     finding: str = ""
     ruling: str = ""
     published: str = ""
+    short_label: str = ""
 
     @classmethod
     def computed(cls, metric: str, label: str, value: float, unit: str = "") -> Self:
@@ -72,7 +74,7 @@ class Headline:
     @property
     def interval(self) -> str:
         """Both ends; "" without an interval."""
-        return "" if math.isnan(self.low) else interval_text(self.low, self.high, is_exact=self._is_exact)
+        return "" if math.isnan(self.low) else interval_text(self.low, self.high)
 
     @property
     def has_baseline(self) -> bool:
@@ -86,8 +88,11 @@ class Headline:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether more digits are needed, because number and baseline would both be shown as "<0.0001"."""
-        return is_small(self.value) and is_small(self.baseline)
+        """Whether a small number, end or baseline is shown with more digits, all of them alike.
+
+        A small baseline alone is shown as "<0.0001": it is far from the number.
+        """
+        return is_any_small(self.value, self.low, self.high)
 
     @property
     def baseline_text(self) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import is_any_small, number_text
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import TOO_FEW, Baseline, Better, Estimate
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
@@ -239,11 +239,13 @@ def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
     """Return the strongest baseline's name, with its mean if the end of its range is the bar; then other levels."""
     if hardest is None:
         return ""
+    is_exact = is_any_small(own.value, *own.ends)  # as the headline itself
     others = [each for each in own.baselines if each is not hardest and not math.isnan(float(each.value))]
     first, mean = _name(hardest, better), float(hardest.value)
     if first != hardest.name:
-        first = f"{first} (mean {number_text(mean)})"
-    return "; ".join([first, *(f"{_name(each, better)} {number_text(float(each.bar(better)))}" for each in others)])
+        first = f"{first} (mean {number_text(mean, is_exact=is_exact)})"
+    levels = [number_text(float(each.bar(better)), is_exact=is_exact) for each in others]
+    return "; ".join([first, *(f"{_name(e, better)} {level}" for e, level in zip(others, levels, strict=True))])
 
 
 def _name(own: Baseline, better: Better) -> str:

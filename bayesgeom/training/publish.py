@@ -64,7 +64,7 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
 def _bold(own: Estimate) -> str:
     """A number in bold with its interval; small numbers have a power of ten."""
     low, high = map(float, own.ends)
-    return f"**{number_text(float(own), is_exact=True)}** ({interval_text(low, high, is_exact=True)})"
+    return f"**{number_text(float(own), is_exact=True)}** ({interval_text(low, high)})"
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:

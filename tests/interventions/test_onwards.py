@@ -69,7 +69,7 @@ def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
     report = erase_onwards(planted_model(), quantity="belief", n=23)
     assert report.kl_increase_bits.value[1] > 0.3 and report.verdict_by_layer == ("", "undecided")
     assert report.ceiling_kl_increase_bits.value[1] == pytest.approx(report.kl_increase_bits.value[1], rel=0.2)
-    assert report.verdict.startswith("from layer 1 on: undecided") and report.table().startswith(report.verdict)
+    assert report.verdict.startswith("undecided from layer 1 on") and report.table().startswith(report.verdict)
     assert report.plot().data and report.headlines()[0].metric == "kl_increase_bits"
 
 

@@ -12,6 +12,8 @@ from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, sentence, verdict_of
 from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.readout import Erasure
@@ -230,6 +232,19 @@ def test_seeds_make_the_same_numbers() -> None:
     for name, values in first.items():
         np.testing.assert_array_equal(values, second[name], err_msg=name)
     assert TASK.n_pairs == 7
+
+
+def test_layers_with_the_same_reason_are_one_finding() -> None:
+    report = intervene(lively(), subspace=fits.frame(), kind=FEW, n=11)
+    reason = "use not shown: too small (0.1); disuse not shown: still there (R² 0.2) (variance-matched controls: 19)"
+    told = replace(report, verdict_by_layer=("undecided",) * 2, reason_by_layer=(reason, reason))
+    first, second, *_ = findings([section_of("intervention", told)])
+    assert first.sentence.startswith("Undecided in layers 0, 1: ")
+    assert second.sentence == "Layers 0, 1: use is not shown (too small), and neither is disuse (still there)."
+    assert all(own.verdict == "undecided" and "eats every" not in own.numbers for own in (first, second))
+    other = replace(told, reason_by_layer=(reason, reason.replace("too small", "too late")))
+    sentences = [own.sentence for own in findings([section_of("intervention", other)])]
+    assert sum("too late" in own for own in sentences) == sum("too small" in own for own in sentences) == 1
 
 
 def test_headlines_are_of_a_layer_that_is_no_identity() -> None:

@@ -15,6 +15,7 @@ from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
 from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.cosine import (
@@ -273,7 +274,10 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
     assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
     assert report.said(0) == "1 below, 1 at, 1 above random directions"
-    assert "1 below, 1 at, 1 above random directions" in str(report.headlines()[0])
+    line = report.headlines()[0]
+    assert "1 below, 1 at, 1 above random directions" in str(line)
+    said = "the key overlap (inputs / activation) is below random directions in 1 head, at it in 1, above it in 1."
+    assert line.finding == f"In layer 0, {said}" and numbers(line).startswith("Mean |cos|: ")
 
 
 def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
