@@ -6,9 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, add_reference
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_reference, log_baseline
 from bayesgeom.results.theme import DASHES, MEASURED, at_least, label_axes, log_axes, panels, with_room_for_legend
 
+N_DRAWN = 3  # of the baselines: more gray lines cannot be told apart, and tables list them
 _POSITION = "scored position (1 is the first)"
 
 
@@ -22,11 +23,11 @@ def calibration_figure(
     baselines: Mapping[str, Float[np.ndarray, " position"]],
     examples: tuple[Float[np.ndarray, "example position"], Float[np.ndarray, "example position"]],
 ) -> go.Figure:
-    """Draw four panels: mean entropies, error on a log scale, and the first two example sequences."""
+    """Draw mean entropies, the error on a log scale with its three strongest baselines, and two example sequences."""
     x = np.arange(1, len(exact) + 1)
     titles = (
         "Entropy, mean over sequences",
-        "Entropy error and its baselines (log scale; zeros are not drawn)",
+        "Entropy error and its strongest baselines (log scale)",
         "One sequence",
         "Another sequence",
     )
@@ -35,9 +36,10 @@ def calibration_figure(
     add_band(figure, (1, 2), x, *error_band, name="95 % interval")
     add_line(figure, (1, 2), x, error, name="model")
     floor = _floor(error)
-    for index, (name, level) in enumerate(baselines.items()):
-        add_baseline(figure, (1, 2), x, np.where(level > floor, level, np.nan), name=f"baseline: {name}")
-        figure.data[-1].line.dash = DASHES[index % len(DASHES)]
+    strongest = sorted(baselines, key=lambda name: float(np.nan_to_num(baselines[name], nan=np.inf).mean()))[:N_DRAWN]
+    for dash, name in zip(DASHES, strongest, strict=False):
+        log_baseline(figure, (1, 2), x, baselines[name], name=f"baseline: {name}", floor=floor)
+        figure.data[-1].line.dash = dash
     log_axes(figure, (1, 2))
     label_axes(figure, (1, 2), _POSITION, "|H model − H exact| (bits)")
     for column, sequence in enumerate(zip(*(values[:2] for values in examples), strict=True), start=1):

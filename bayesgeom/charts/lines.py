@@ -9,6 +9,7 @@ from jaxtyping import Float, Real
 from bayesgeom.results.theme import BASELINE, EXACT, MEASURED
 
 Panel = tuple[int, int]
+SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
 
 
@@ -95,3 +96,18 @@ def add_baseline(
         row=panel[0],
         col=panel[1],
     )
+
+
+def log_baseline(
+    figure: go.Figure,
+    panel: Panel,
+    x: Sequence[float] | Real[np.ndarray, " x"],
+    y: Float[np.ndarray, " x"],
+    *,
+    name: str,
+    floor: float,
+) -> None:
+    """Add a baseline to a logarithmic axis from `floor` on; the legend names one that lies below it everywhere."""
+    is_shown = y > floor
+    below = "" if is_shown.any() or not np.isfinite(y).any() else " (below the axis)"
+    add_baseline(figure, panel, x, np.where(is_shown, y, np.nan), name=f"{name}{below}")

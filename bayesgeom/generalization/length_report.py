@@ -47,11 +47,12 @@ class LengthReport(Report):
     title: ClassVar[str] = "Length: does the model generalize beyond its training length?"
     about: ClassVar[str] = (
         "Errors against the exact posterior at every position, up to many times the training length (dotted). The "
-        "dashed gray line is the strongest baseline. A learned recursion continues beyond the training length; a table "
-        "of learned positions fails at its end. The jump is the error at the first position beyond the training "
-        "length, minus the value that a line through the last positions within predicts. The mean over whole sequences "
-        "hides the jump, because positions within are still near zero. The last panel reads every layer's residual through the "
-        "output and shows where the error beyond the training length first exceeds that just within it."
+        "dashed gray line is the strongest baseline. A learned recursion continues beyond the training length; a "
+        "table of learned positions fails at its end. The jump is the error at the first position beyond the training "
+        "length, minus the value that a line through the last positions within predicts. The mean over whole "
+        "sequences hides the jump, because positions within are still near zero. The last panel reads every layer's "
+        "residual through the output and shows where the error beyond the training length first exceeds that just "
+        "within it."
     )
 
     rule: ClassVar[str] = RULE

@@ -6,11 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, add_reference
+from bayesgeom.charts.lines import LEAST_BITS, SMALLEST_BITS, add_line, add_reference, log_baseline
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import (
     EXACT,
-    MEASURED,
+    QUANTITIES,
     SERIES,
     at_least,
     label_axes,
@@ -18,6 +18,8 @@ from bayesgeom.results.theme import (
     panels,
     with_room_for_legend,
 )
+
+MODEL = QUANTITIES[0]  # over the values, which have the other colors
 
 
 def sweep_figure(
@@ -48,17 +50,18 @@ def sweep_figure(
     figure.for_each_trace(_only_models_listed)
     at_least(figure, (1, 1), LEAST_BITS)
     x, is_ordinal = _places(labels)
-    for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MEASURED)):
+    for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MODEL)):
         _estimates(figure, (1, 2), x, own, name, color)
         if name == "exact" and np.isfinite(own.value).any():
             figure.data[-1].update(opacity=0.3, line_width=7)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
     for column, own in enumerate(errors, start=1):
-        _estimates(figure, (2, column), x, own, "model", MEASURED)
+        _estimates(figure, (2, column), x, own, "model", MODEL)
+        floor = min(SMALLEST_BITS, float(own.value[own.value > 0].min(initial=np.inf)))  # the model is always shown
         for baseline in own.baselines:
-            add_baseline(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}")
+            log_baseline(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}", floor=floor)
             figure.data[-1].showlegend = column == 1
-        log_axes(figure, (2, column))
+        log_axes(figure, (2, column), floor=floor)
     units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
     for panel, unit in zip(((1, 2), (2, 1), (2, 2)), units, strict=True):
         label_axes(figure, panel, vary, unit)

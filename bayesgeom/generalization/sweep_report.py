@@ -39,8 +39,9 @@ class SweepReport(Report):
         "One parameter of the task varies; everything else, including seeds, is the same. The first panel shows the "
         "entropy of the exact posterior (wide) and of the model (thin) at each position. The second shows how many "
         "observations each needs to converge. The others show the model's error at each value, and the error of the "
-        "task's strongest shortcut. A model that infers follows the exact posterior at values on which it was not "
-        "trained; a model that memorized the speed of convergence does not."
+        "task's strongest shortcut; their axes begin at 10⁻⁶ bits or at the model's smallest error. A model that "
+        "infers follows the exact posterior at values on which it was not trained; a model that memorized the speed "
+        "of convergence does not."
     )
 
     task: str

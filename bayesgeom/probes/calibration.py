@@ -70,15 +70,15 @@ class CalibrationReport(Report):
     title: ClassVar[str] = "Calibration: do predictions agree with the exact Bayesian predictive?"
     about: ClassVar[str] = (
         "At every scored position the task gives the exact probability of each answer. The curves show the entropy of "
-        "the exact posterior and of the model; the error panel shows the gap. Gray lines are baselines: the uniform "
-        "predictor, the best single constant entropy, and the task's own shortcuts. A model that only learned a "
-        "shortcut lies on its gray line. The table lists the strongest baseline first, then the others. On tasks with "
-        "latent dynamics, window observers are among them: exact filters of the last few symbols, which carry no "
-        "belief. They see up to four symbols; one more is the narrowest that the model does not beat in KL, or that of "
-        "ten symbols if it beats all up to ten. A verdict marked * says nothing about wider windows: the "
-        "KL of one of them is as low or lower, and it is named. The effective memory is the number of symbols that "
-        "such an observer needs. Carrying the belief differs from rereading the last symbols only where ten symbols "
-        "are too few."
+        "the exact posterior and of the model; the error panel shows the gap. Gray lines are the three strongest "
+        "baselines among the uniform predictor, the best single constant entropy, and the task's own shortcuts. A "
+        "model that only learned a shortcut lies on its line. The table lists the strongest baseline first, then the "
+        "others. On tasks with latent dynamics, window observers are among them: exact filters of the last few "
+        "symbols, which carry no belief. They see up to four symbols; one more is the narrowest that the model does "
+        "not beat in KL, or that of ten symbols if it beats all up to ten. A verdict marked * says nothing about "
+        "wider windows: the KL of one of them is as low or lower, and it is named. The effective memory is the number "
+        "of symbols that such an observer needs. Carrying the belief differs from rereading the last symbols only "
+        "where ten symbols are too few."
     )
 
     entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]

@@ -101,10 +101,11 @@ def _grid(is_titled: tuple[bool, ...], n_columns: int, row_height: int) -> go.Fi
     return figure
 
 
-def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None:
+def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y", *, floor: float = 0.0) -> None:
     """Make axes of a panel logarithmic over the range of its lines and points, with each decade labeled.
 
-    Bands and zeros do not extend the range: the lower end of an interval can be a millionth of its estimate.
+    Bands, zeros and values below `floor` do not extend the range: the lower end of an interval can be a millionth of
+    its estimate.
     """
     subplot = figure.get_subplot(*panel)
     name = str(subplot.xaxis.plotly_name).replace("axis", "")
@@ -113,7 +114,7 @@ def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y") -> None
     ]
     for axis in axes:
         values = np.concatenate([np.asarray(trace[axis], dtype=float).ravel() for trace in drawn] or [np.ones(1)])
-        values = values[np.isfinite(values) & (values > 0)]
+        values = values[np.isfinite(values) & (values > 0) & (values >= floor)]
         low, high = (np.log10(values.min()), np.log10(values.max())) if len(values) else (0.0, 1.0)
         low, high = (low - 0.1, high + 0.1) if high - low > _LEAST_DECADES else (low - 0.2, high + 0.2)
         ticks, labels = _log_ticks(low, high)

@@ -110,9 +110,25 @@ def test_calibration_has_four_panels_with_units(calibration: go.Figure) -> None:
     assert calibration.layout.yaxis2.type == "log" and calibration.layout.yaxis.type != "log"
 
 
-def test_calibration_draws_every_baseline_beside_the_error(calibration: go.Figure) -> None:
+def test_calibration_draws_two_baselines_next_to_the_error(calibration: go.Figure) -> None:
     in_errors = {trace.name for trace in calibration.data if trace.yaxis == "y2"}
     assert in_errors == {"95 % interval", "model", "baseline: uniform", "baseline: likelihood only"}
+
+
+def test_the_strongest_baselines_are_drawn_and_one_below_the_axis_is_named() -> None:
+    error = np.array([0.5, 0.03, 0.02])
+    levels = {f"baseline {k}": np.full(3, 0.1 * k) for k in (7, 2, 5, 3)} | {"near zero": np.full(3, 1e-9)}
+    figure = calibration_figure(
+        title="Calibration",
+        exact=error,
+        model=error,
+        error=error,
+        error_band=(error, error),
+        baselines=levels,
+        examples=(error[None], error[None]),
+    )
+    names = [trace.name for trace in figure.data if (trace.name or "").startswith("baseline: ")]
+    assert names == ["baseline: near zero (below the axis)", "baseline: baseline 2", "baseline: baseline 3"]
 
 
 def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
@@ -134,10 +150,10 @@ def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
 
 def test_each_panels_legend_names_what_it_draws_once(calibration: go.Figure) -> None:
     by_panel = {
-        axis: [t.name for t in calibration.data if t.showlegend and t.yaxis == axis] for axis in ("y", "y2", "y3")
+        axis: sorted(t.name for t in calibration.data if t.showlegend and t.yaxis == axis) for axis in ("y", "y2", "y3")
     }
     both = ["exact", "model"]
-    assert by_panel == {"y": both, "y2": ["model", "baseline: uniform", "baseline: likelihood only"], "y3": both}
+    assert by_panel == {"y": both, "y2": ["baseline: likelihood only", "baseline: uniform", "model"], "y3": both}
 
 
 def test_one_example_is_enough(rng: np.random.Generator) -> None:

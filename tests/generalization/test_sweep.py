@@ -186,6 +186,16 @@ def test_a_report_is_saved_drawn_and_tabled(tmp_path: Path) -> None:
     assert report.headlines()[0].baseline > 0
 
 
+def test_a_baseline_far_below_the_model_does_not_stretch_the_axis() -> None:
+    report = sweep(TASK, "floor", [0.05, 0.1], small(), n=7)
+    tiny = tuple(replace(own, value=np.array([1e-3, 1e-11])) for own in report.kl_bits.baselines)
+    figure = replace(report, kl_bits=replace(report.kl_bits, baselines=tiny)).plot()
+    low, high = figure.get_subplot(2, 1).yaxis.range
+    assert -6.3 < low < high
+    (line,) = [own for own in figure.data if (own.name or "").startswith("baseline") and own.xaxis == "x3"]
+    assert float(line.y[0]) == 1e-3 and np.isnan(float(line.y[1]))
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "sticky-markov:n_states=3,length=7", "--vary", "noise=0.01,0.5", "--n", "9"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0

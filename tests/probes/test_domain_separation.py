@@ -12,6 +12,7 @@ from bayesgeom.core.sites import RESID_POST
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.domain_separation import EXCHANGED, MIXED, SHUFFLES, DomainSeparation
 from bayesgeom.results.estimators import UNTRAINED
+from tests.figures import assert_one_meaning_per_color
 
 N, D, LAYERS = 66, 13, 2
 LABELS = np.arange(N) % 3
@@ -89,3 +90,4 @@ def test_a_group_of_two_has_no_plane(rng: np.random.Generator) -> None:
     report = DomainSeparation().measure(run_of(rng.normal(size=(LAYERS, len(labels), D)), labels))
     assert np.isnan(report.pc12_gain.value).all() and np.isnan(report.pc12_share.ends[0][:, 0]).all()
     assert np.isfinite(report.silhouette.value).all() and report.plot().data
+    assert_one_meaning_per_color(report.plot())

@@ -13,6 +13,7 @@ from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.pass_thresholds import CHANCE, MEASURES, PassThresholds, PassThresholdsReport
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
+from tests.figures import assert_one_meaning_per_color
 
 N, POSITIONS, LAYERS, KV, HEADS, D, MODEL = 31, 7, 3, 2, 4, 5, 97
 TOKENS = 6
@@ -160,6 +161,7 @@ def test_what_is_not_recorded_is_not_measured(rng: np.random.Generator) -> None:
     report = PassThresholds().measure(replace(run, recorded={V: run.at(V)}))
     assert report.verdicts[2:] == ("not measured",) * 3 and np.isnan(report.measured.value[2:]).all()
     assert np.isfinite(report.measured.value[:2]).all() and report.plot().data
+    assert_one_meaning_per_color(report.plot())
 
 
 def test_a_single_sequence_and_a_single_token_give_no_answer(rng: np.random.Generator) -> None:
