@@ -181,10 +181,10 @@ class LengthReport(Report):
         groups: dict[float, list[str]] = {}
         for line, name in sorted(zip(lines, short_names(self.arms), strict=True), key=lambda own: own[0].value):
             groups.setdefault(line.value, []).append(name)
-        names = {first: f" ({', '.join(own)})" if len(groups) > 1 else "" for first, own in groups.items()}
-        reached = [f"{number_text(first)}{own}" for first, own in names.items() if not math.isinf(first)]
+        where_of = {first: f" ({', '.join(own)})" if len(groups) > 1 else "" for first, own in groups.items()}
+        reached = [f"{number_text(first)}{own}" for first, own in where_of.items() if not math.isinf(first)]
         where = [f"first at {self._place} {', '.join(reached)}"] if reached else []
-        where += [f"nowhere{names[math.inf]}"] if math.inf in names else []
+        where += [f"nowhere{where_of[math.inf]}"] if math.inf in where_of else []
         said = f"The KL exceeds {self.threshold_bits:g} bits {', '.join(where)}."
         return [replace(lines[0], finding=said), *lines[1:]]
 

@@ -66,7 +66,7 @@ class SweepReport(Report):
         for index, value in enumerate(self.values):
             place = f"{self.vary}={value}"
             if np.isfinite(self.kl_bits.value[index]):
-                label = f"{place}: KL (shortcut: {self.shortcuts[index]})"
+                label = f"{place}: KL (shortcut: {self.shortcuts[index].replace('_', ' ')})"
                 lines.append(headline_of(self, "kl_bits", at=(index,), label=label))
                 lines.append(
                     headline_of(self, "model_tokens", at=(index,), label=f"{place}: tokens to converge, model")

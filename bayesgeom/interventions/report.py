@@ -198,7 +198,7 @@ class InterventionReport(Report):
             if (rest := [layer for layer in group if layer != strongest])
         ]
         lines = [self._ruling(strongest)]
-        for layer in sorted(set(self.layers) - {strongest}, key=lambda layer: layer not in others):
+        for layer in (layer for layer in self.layers if layer != strongest):
             line = self._ruling(layer)
             lines.append(line if layer in others else replace(line, finding=""))
         return lines
