@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -318,10 +319,14 @@ def _cell_verdicts(
 ) -> tuple[str, ...]:
     """Return the verdict on the cell of each training."""
     required = [
-        seeds_required(cell(task, architecture).recipe, int(size))
-        for (task, architecture, _), size in zip(places, n_parameters, strict=True)
+        _required(task, architecture, size) for (task, architecture, _), size in zip(places, n_parameters, strict=True)
     ]
     return tuple(map(cell_verdict, same_cell(places, verdicts), required))
+
+
+@cache
+def _required(task: str, architecture: str, n_parameters: int) -> int:
+    return seeds_required(cell(task, architecture).recipe, n_parameters)
 
 
 def sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipes import plugin_recipes, recipe
 from tests.probes import test_contract as probe_contract
+from tests.results import test_report as report_contract
 from tests.tasks import test_contract as task_contract
 from tests.test_cli import save
 from tests.third_party.installed import PACKAGE, entry_points, install
@@ -40,7 +41,7 @@ PROBE_CONTRACT = [
     probe_contract.test_headlines_say_what_is_stored,
     probe_contract.test_the_figure_names_what_it_draws,
     probe_contract.test_records_are_well_formed,
-    probe_contract.test_no_field_is_a_companion_of_another,
+    report_contract.test_no_field_is_a_companion_of_another,
     probe_contract.test_intervals_contain_their_estimates,
 ]
 TASK_CONTRACT = [
