@@ -333,6 +333,7 @@ def unknown_messages(page: str, known: set[str]) -> list[str]:
     return [text for text in quoted if not any(own in template for own in [squeezed(text)] for template in known)]
 
 
+@pytest.mark.exhaustive
 def test_quoted_messages_are_the_packages_own() -> None:
     page = read(ROOT / "docs/errors.md")
     assert len(re.findall(r"^### `", page, re.MULTILINE)) > 20

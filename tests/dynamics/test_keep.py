@@ -32,6 +32,7 @@ def test_the_command_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["train", "small", "--keep", "-1", "--out", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_with_another_number(tmp_path: Path) -> None:
     train(RECIPE, tmp_path / "run", pace=QUIET)
     again = train(replace(RECIPE, snapshots=7), tmp_path / "run", resume=True, pace=QUIET)

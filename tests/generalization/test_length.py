@@ -373,6 +373,7 @@ def test_no_arm_is_trained_for_what_is_refused(
         main([*arms_of, "--to", "50"])
 
 
+@pytest.mark.exhaustive
 def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four relations of each query to each position: of 128 sequences of 3,000 steps they would be 9 GB."""
 

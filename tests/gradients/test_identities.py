@@ -53,6 +53,7 @@ def test_the_laws_hold_for_the_exact_targets_too() -> None:
     assert (errors(lively(), "exact") < 1e-10).all()
 
 
+@pytest.mark.exhaustive
 def test_the_laws_hold_on_checkpoints(tiny_checkpoints: object) -> None:
     assert (errors(load("hmm-s5")) < 1e-10).all()
 

@@ -224,6 +224,7 @@ def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureF
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_snapshot_from_before_a_size_had_a_name_is_of_the_same_architecture(run: Path, tmp_path: Path) -> None:
     old = tmp_path / "old"
     shutil.copytree(run / "snapshots" / "step-0000000", old)

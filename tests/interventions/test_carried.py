@@ -120,6 +120,7 @@ def test_the_jacobian_of_a_state_is_that_of_differences() -> None:
         assert not found[0][:, int(rows[query]) + 1 :].any(), "later states are no part of it"
 
 
+@pytest.mark.exhaustive
 def test_frame_and_jacobian_of_the_state() -> None:
     model = lstm()
     report = intervene(model, subspace=fits.frame(), kind=FEW, sites=HERE, n=11)

@@ -48,6 +48,7 @@ def test_a_few_steps_lower_the_loss(trained: Trained) -> None:
     assert lines[-1]["kl_bits"] < lines[0]["kl_bits"]
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_is_read_by_transformers_as_it_lies(trained: Trained) -> None:
     import transformers
 

@@ -123,6 +123,7 @@ class Peak:
         patched.setattr(Recorder, "finished", finished)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("n_bytes", [20_000, 140_000, 250_000])
 def test_activations_and_statistics_share_the_memory(n_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     peak, model = Peak(monkeypatch), lively("rotary")

@@ -126,6 +126,7 @@ def test_a_model_between_two_windows_has_an_interval_that_says_so(rng: np.random
     assert found.symbols <= 3 <= found.most_symbols
 
 
+@pytest.mark.exhaustive
 def test_an_end_near_zero_does_not_depend_on_the_seed_of_the_resamples(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def test_compiled_modules_are_unwrapped() -> None:
     assert torch.equal(model.logits(text()), HFModel(llama()).logits(text()))
 
 
+@pytest.mark.exhaustive
 def test_a_module_that_was_compiled_in_place_is_refused() -> None:
     hf = llama()
     hf.model.layers[1].compile()
