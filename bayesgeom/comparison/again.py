@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from bayesgeom.comparison.cell import Cell, cell
-from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, kl_baselines, stated, verdict_on
+from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, stated, task_baselines, verdict_on
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
@@ -42,7 +42,7 @@ def restated(path: Path) -> Diagnosis:
         for own, share, symbols, known in terms
     ]
     against = [known.against(float(symbols)) for known, symbols in zip(found, old.memory_symbols.value, strict=True)]
-    baselines = kl_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, against)
+    baselines = task_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, against)
     report = replace(
         old,
         **stated(cells, verdicts, old.size_of[0].tolist()),

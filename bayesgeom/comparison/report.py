@@ -272,7 +272,7 @@ def comparison_report(
         missing=tuple(missing),
         **sizes(cells, [own.n_parameters for own in scores]),
         kl_bits=mean_estimate(
-            kl, seed=seed, baselines=kl_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
+            kl, seed=seed, baselines=task_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
         ),
         entropy_mae_bits=mean_estimate(
             errors, seed=seed, baselines=[Baseline.of("baseline", CONTEXT_FREE, free_errors.mean(axis=0))]
@@ -285,14 +285,14 @@ def comparison_report(
     )
 
 
-def kl_baselines(
+def task_baselines(
     context_free: Float[np.ndarray, " checkpoint"], levels: Sequence[Mapping[str, float]]
 ) -> tuple[Baseline, ...]:
-    """Return the baselines of the KL of each checkpoint; NaN if its task has none of that name.
+    """Return the baselines of one quantity of each checkpoint; NaN if its task has none of that name.
 
     Args:
-        context_free: KL of the best context-free predictor.
-        levels: KL of the task's baselines by name, one mapping per checkpoint.
+        context_free: The quantity of the best context-free predictor.
+        levels: The quantity of the task's baselines by name, one mapping per checkpoint.
     """
     names = dict.fromkeys(name for own in levels for name in own if name != CONTEXT_FREE)
     others = (Baseline.of("baseline", name, np.array([own.get(name, math.nan) for own in levels])) for name in names)
@@ -371,19 +371,18 @@ def _accuracy(scores: Sequence[Scores], seed: int) -> Estimate:
     """Return the accuracy where the answer is known, over the same sequences; NaN if none is known."""
     known, correct = _columns([own.known for own in scores]), _columns([own.known_correct for own in scores])
     free = _columns([own.context_free_known_correct for own in scores])
-    levels, share = [own.baseline_known_correct for own in scores], known.mean(axis=0)
+    share = known.mean(axis=0)
     share[share == 0] = math.nan
-    names = dict.fromkeys(name for own in levels for name in own if name != CONTEXT_FREE)
+    levels = [
+        {name: level / own for name, level in each.baseline_known_correct.items()}
+        for each, own in zip(scores, share, strict=True)
+    ]
     with np.errstate(divide="ignore", invalid="ignore"):
-        others = [np.array([own.get(name, math.nan) for own in levels]) / share for name in names]
         return with_interval(
             correct.sum(axis=0) / known.sum(axis=0),
             ratio_interval(correct, known, seed=seed),
             n=len(known),
-            baselines=[
-                Baseline.of("baseline", CONTEXT_FREE, free.mean(axis=0) / share),
-                *(Baseline.of("baseline", name, own) for name, own in zip(names, others, strict=True)),
-            ],
+            baselines=task_baselines(free.mean(axis=0) / share, levels),
         )
 
 

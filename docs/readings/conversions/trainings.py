@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, kl_baselines
+from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, task_baselines
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, AttentionMapsReport, ManifoldFilmReport, focus_of
 from bayesgeom.dynamics.replication import CONTEXT_FREE as PREDICTOR
 from bayesgeom.dynamics.replication import ReplicationReport
@@ -100,7 +100,7 @@ def monitor(old: Old) -> MonitorReport:
 def comparison(old: Old) -> ComparisonReport:
     """Return the comparison. Of its baselines only the strongest one of each task was stored."""
     strongest = zip(old["strongest_baselines"], old["strongest_baseline_kl_bits"], strict=True)
-    baselines = kl_baselines(old["kl_bits_null"], [{name: float(level)} for name, level in strongest])
+    baselines = task_baselines(old["kl_bits_null"], [{name: float(level)} for name, level in strongest])
 
     def american(name: str) -> tuple[str, ...]:
         return tuple(text.replace("realised", "realized") for text in old[name])
