@@ -130,7 +130,7 @@ class LengthReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the numbers by quantity: the jumps in the order of their rulings, ratios, first failures, memories."""
-        names = [f"{name}: " if len(self.arms) > 1 else "" for name in short_names(self.arms)]
+        names = [f"{name}: " if len(self.arms) > 1 else "" for name in self._short_names]
         memories = [
             headline_of(
                 self,
@@ -165,7 +165,7 @@ class LengthReport(Report):
         lines = [replace(line, baseline_name=line.baseline_name.replace("_", " ")) for line in lines]
         known = [index for index, line in enumerate(lines) if not math.isnan(line.value)]
         if known:
-            order, short = sorted(known, key=lambda index: lines[index].value), short_names(self.arms)
+            order, short = sorted(known, key=lambda index: lines[index].value), self._short_names
             ends = [
                 number_text(lines[index].value) + (f" ({short[index]})" if len(self.arms) > 1 else "")
                 for index in (order[0], order[-1])
@@ -179,7 +179,7 @@ class LengthReport(Report):
         over = f"first position with KL above {self.threshold_bits:g} bits"
         lines = [headline_of(self, "critical_length", at=(i,), label=f"{own}{over}") for i, own in enumerate(names)]
         groups: dict[float, list[str]] = {}
-        for line, name in sorted(zip(lines, short_names(self.arms), strict=True), key=lambda own: own[0].value):
+        for line, name in sorted(zip(lines, self._short_names, strict=True), key=lambda own: own[0].value):
             groups.setdefault(line.value, []).append(name)
         where_of = {first: f" ({', '.join(own)})" if len(groups) > 1 else "" for first, own in groups.items()}
         reached = [f"{number_text(first)}{own}" for first, own in where_of.items() if not math.isinf(first)]
@@ -192,7 +192,7 @@ class LengthReport(Report):
         """Return which of several variants are meant; "" for a single model."""
         if len(self.arms) == 1:
             return ""
-        short = short_names(self.arms)
+        short = self._short_names
         names = ", ".join(short[index] for index in group)
         return f", in {len(group)} of {len(short)} variants: {names}"
 
@@ -201,7 +201,7 @@ class LengthReport(Report):
 
         return length_figure(
             self.title,
-            arms=short_names(self.arms),
+            arms=self._short_names,
             at=(self.at, self.unit, self.trained),
             curves=(self.kl_bits, self.entropy_mae_bits, self.whole_error_bits[KL], self.layer_excess_bits),
             lengths=np.array([int(length) for length in self.lengths]),
@@ -226,6 +226,10 @@ class LengthReport(Report):
     @property
     def _first_beyond(self) -> int:
         return int(self.at[self.at > self.trained][0])
+
+    @property
+    def _short_names(self) -> list[str]:
+        return short_names(self.arms)
 
     @property
     def _place(self) -> str:

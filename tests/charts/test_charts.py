@@ -115,9 +115,8 @@ def test_calibration_draws_two_baselines_next_to_the_error(calibration: go.Figur
     assert in_errors == {"95 % interval", "model", "baseline: uniform", "baseline: likelihood only"}
 
 
-def test_the_strongest_baselines_are_drawn_and_one_below_the_axis_is_named() -> None:
-    error = np.array([0.5, 0.03, 0.02])
-    levels = {f"baseline {k}": np.full(3, 0.1 * k) for k in (7, 2, 5, 3)} | {"near zero": np.full(3, 1e-9)}
+def drawn_baselines(error: np.ndarray, levels: dict[str, np.ndarray]) -> list[go.Scatter]:
+    """The baselines in the calibration figure of a model with this error."""
     figure = calibration_figure(
         title="Calibration",
         exact=error,
@@ -127,22 +126,22 @@ def test_the_strongest_baselines_are_drawn_and_one_below_the_axis_is_named() -> 
         baselines=levels,
         examples=(error[None], error[None]),
     )
-    names = [trace.name for trace in figure.data if (trace.name or "").startswith("baseline: ")]
-    assert names == ["baseline: near zero (below the axis)", "baseline: baseline 2", "baseline: baseline 3"]
+    return [trace for trace in figure.data if (trace.name or "").startswith("baseline: ")]
+
+
+def test_the_strongest_baselines_are_drawn_and_one_below_the_axis_is_named() -> None:
+    error = np.array([0.5, 0.03, 0.02])
+    levels = {f"baseline {k}": np.full(3, 0.1 * k) for k in (7, 2, 5, 3)} | {"near zero": np.full(3, 1e-9)}
+    assert [trace.name for trace in drawn_baselines(error, levels)] == [
+        "baseline: near zero (below the axis)",
+        "baseline: baseline 2",
+        "baseline: baseline 3",
+    ]
 
 
 def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
     error, level = np.array([0.5, 0.03, 0.02]), np.array([1.0, 0.0, 1e-9])
-    figure = calibration_figure(
-        title="Calibration",
-        exact=error,
-        model=error,
-        error=error,
-        error_band=(error, error),
-        baselines={"one": level, "two": level, "three": level},
-        examples=(error[None], error[None]),
-    )
-    drawn = [trace for trace in figure.data if (trace.name or "").startswith("baseline")]
+    drawn = drawn_baselines(error, {"one": level, "two": level, "three": level})
     assert len({trace.line.dash for trace in drawn}) == 3
     for trace in drawn:
         np.testing.assert_array_equal(trace.y, [1.0, np.nan, np.nan])
