@@ -204,7 +204,13 @@ class AblationReport(Report):
         if not self.key_overlap_pick:
             return ()
         first, *others = (self._picked(pick) for pick in self.key_overlap_pick.split("; "))
-        return replace(first, finding="The head whose keys overlap least, among all heads by KL increase."), *others
+        named = self.key_overlap_pick.split(" ", maxsplit=1)[0]
+        finding = "The head whose keys overlap least, among all heads by KL increase."
+        if math.isnan(first.value):
+            finding = (
+                f"The keys of {named} overlap least; this key head was not ablated alone: its KL increase is unknown."
+            )
+        return replace(first, finding=finding), *others
 
     def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]

@@ -179,6 +179,7 @@ def test_the_pick_of_key_overlap_stands_beside_that_of_ablation(rng: np.random.G
 def test_a_pick_that_was_not_ablated_alone_has_no_kl_increase(rng: np.random.Generator) -> None:
     report = reported(scores(rng, [0.4, 0.1, 0.2]), OTHERS)
     assert math.isnan(report.headlines()[1].value) and report.headlines()[1].label.endswith("not ablated alone")
+    assert "was not ablated alone" in report.headlines()[1].finding
     labels = [line.label for line in reported(scores(rng), pick="").headlines()]
     assert not any("key overlap" in label for label in labels)
 
