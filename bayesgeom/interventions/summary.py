@@ -255,7 +255,7 @@ class _Scores:
         effects = {"movement": beyond(movement.own)}
         if context.follows_answer:
             effects["answer shift"] = beyond(self.shift.own)
-        has_indirect = context.claims_the_quantity and bool(np.isfinite(movement.indirect.value[layer, 0]))
+        has_indirect = bool(np.isfinite(movement.indirect.value[layer, 0]))
         with np.errstate(divide="ignore", invalid="ignore"):
             value, low = (
                 np.divide(part[layer, 0], movement.ceiling[layer, 0])

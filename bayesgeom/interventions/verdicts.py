@@ -23,11 +23,10 @@ RULE = (
     "belief or log-odds, of the answer shift) lies above zero and above every control: random subspaces of the same "
     f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each, of which no two have "
     f"{SAME:.0%} of their variance in common. Untrained networks reach less of the ceiling, and ablating the whole "
-    f"activation costs more than {OWN_KL_SHARE:g} of the model's own KL. A subspace of a quantity must also meet three "
-    "conditions: the quantity is decodable at the site; erasing the quantity there by LEACE costs more than the margin "
-    "below; and the movement "
-    "without the direct path from the site to the output lies above zero and above that of every control subspace "
-    "without its direct path. Not used (linearly, at this site and these positions): before removal, R² of a linear "
+    f"activation costs more than {OWN_KL_SHARE:g} of the model's own KL. Where the site has a direct path to the output, "
+    "the movement without that path lies above zero and above that of every control subspace without its own. A "
+    "subspace of a quantity must also meet two conditions: the quantity is decodable at the site, and erasing it there "
+    "by LEACE costs more than the margin below. Not used (linearly, at this site and these positions): before removal, R² of a linear "
     f"map is at least {FLOOR:g} above that of shuffled values; after removal, it is at most {SLACK:g} above. In "
     f"addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
@@ -68,7 +67,7 @@ class Evidence:
         outside_share: share of donor − recipient outside the subspace.
         erasing: KL increase when LEACE erases the quantity; None for subspaces that do not claim to hold it.
         indirect: movement without the direct path to the output, and the largest of random and of matched subspaces
-            without theirs; None if the verdict does not need it.
+            without theirs; None if the site has no direct path.
         share_of_ceiling, untrained_share: movement as a share of the ceiling, in this model and in untrained networks.
         share_of_ceiling_lo: lower end of the former; NaN if the movement has no interval.
     """
@@ -103,12 +102,12 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
         return BY_CONSTRUCTION, "untrained networks reach the ceiling, too"
     if evidence.n < LEAST_SEQUENCES:
         return UNDECIDED, f"{evidence.n} sequences; a verdict needs at least {LEAST_SEQUENCES}"
-    against_use, against_disuse = _against_use(evidence), _against_disuse(evidence)
-    if not against_use:
+    use, disuse = _against_use(evidence), _against_disuse(evidence)
+    if not use:
         return USED, "the value moves towards the donor's, more than with any control"
-    if not against_disuse:
+    if not disuse:
         return NOT_USED, "the quantity is erased without a KL increase"
-    return UNDECIDED, f"use not shown: {against_use[0]}; disuse not shown: {against_disuse[0]}"
+    return UNDECIDED, f"use not shown: {use[0]}; disuse not shown: {disuse[0]}"
 
 
 def hardly_decodable(before: float) -> str:
@@ -191,7 +190,7 @@ def _against_site(evidence: Evidence) -> list[str]:
     if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
         found.append("erasing the quantity has no cost here, so the subspace affects the answer in another way")
     if evidence.indirect is not None:
-        found += _against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
+        found += against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
         found.append("no control subspace has the same share of variance")
     for number, kind in ((evidence.n_random, "random"), (evidence.n_matched, "variance-matched")):
@@ -200,7 +199,7 @@ def _against_site(evidence: Evidence) -> list[str]:
     return found
 
 
-def _against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[str]:
+def against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[str]:
     """Return the reasons against use by later blocks; a direct path shows only that the site holds the answer."""
     if not indirect.lo > 0:
         return ["there is no movement without the direct path to the output, so the site may only hold the answer"]

@@ -8,6 +8,8 @@ Run from the root of the repository:
   verdict is "undecided", and the reason says that it is hardly decodable.
 - A whole complement is one variance-matched control, and the report says so. A layer that is called "used" with this
   control alone becomes "undecided".
+- A swap that is called "used" must also move the answer without the direct path from the site to the output, beyond
+  every control without its own. Earlier this was asked of quantities only, and not of frames and of J-space.
 
 No number changes. Verdicts on LEACE subspaces are computed again from the stored numbers; the script names each one
 that differs from the stored verdict for another reason. Running it again changes nothing.
@@ -36,7 +38,16 @@ from bayesgeom.interventions.report import (
     InterventionReport,
 )
 from bayesgeom.interventions.summary import reason_text
-from bayesgeom.interventions.verdicts import NOT_IDENTIFIED, NOT_USED, UNDECIDED, USED, Effect, Evidence, verdict_of
+from bayesgeom.interventions.verdicts import (
+    NOT_IDENTIFIED,
+    NOT_USED,
+    UNDECIDED,
+    USED,
+    Effect,
+    Evidence,
+    against_later_use,
+    verdict_of,
+)
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
@@ -70,6 +81,14 @@ def restated(report: InterventionReport, where: str) -> InterventionReport:
                 verdicts[at], reason = verdict, new
             elif verdict != verdicts[at]:
                 print(f"differs: {where}, layer {at}: stored {verdicts[at]}, computed {verdict}, {new}")
+        indirect = report.indirect_movement
+        if verdicts[at] == USED and np.isfinite(indirect.value[at, 0]):
+            is_matched = "no control subspace has the same share" not in report.reason_by_layer[at]
+            against = against_later_use(*beyond(indirect, at, RANDOM_MOST, MATCHED_MOST), is_matched=is_matched)
+            if against:
+                verdicts[at], reason = verdict_of(evidence(report, at, n_matched=LEAST_CONTROLS))
+                assert verdicts[at] == UNDECIDED and against[0] in reason, f"{where}, layer {at}: {reason}"
+                print(f"{where}, layer {at}: used → undecided, {reason}")
         assert not is_single or verdicts[at] != USED, f"measure {where} again: layer {at} has one control"
         reasons[at] = reason_text(reason, drawn)
     note = f" (1, the whole complement, in layer{'s' * (len(single) > 1)} {', '.join(map(str, single))})"
@@ -77,24 +96,28 @@ def restated(report: InterventionReport, where: str) -> InterventionReport:
     return replace(report, where=stated, verdict_by_layer=tuple(verdicts), reason_by_layer=tuple(reasons))
 
 
+def effect(own: Estimate, at: int) -> Effect:
+    """Return the effect in one layer, over all positions."""
+    return Effect(*(float(part[at, 0]) for part in (own.value, *own.ends)))
+
+
+def beyond(own: Estimate, at: int, random: str = RANDOM, matched: str = MATCHED) -> tuple[Effect, float, float]:
+    """Return the effect in one layer, and the largest of random and of matched subspaces."""
+    most = {each.name: float(each.bar("higher")[at, 0]) for each in own.baselines}
+    return effect(own, at), most.get(random, np.nan), most.get(matched, np.nan)
+
+
 def evidence(report: InterventionReport, at: int, *, n_matched: int) -> Evidence:
     """Return the evidence of one layer from the stored numbers; for LEACE, removal is the erasure."""
 
-    def effect(own: Estimate) -> Effect:
-        return Effect(*(float(part[at, 0]) for part in (own.value, *own.ends)))
-
-    def beyond(own: Estimate, random: str = RANDOM, matched: str = MATCHED) -> tuple[Effect, float, float]:
-        most = {each.name: float(each.bar("higher")[at, 0]) for each in own.baselines}
-        return effect(own), most.get(random, np.nan), most.get(matched, np.nan)
-
     movement, ceiling = report.movement, report.ceiling_movement.value[at, 0]
     untrained = {each.name: each.value[at, 0] for each in movement.baselines}.get(UNTRAINED, np.nan)
-    effects = {"movement": beyond(movement)}
+    effects = {"movement": beyond(movement, at)}
     is_later = "later" in report.where
     if report.quantity != "entropy" and not is_later:
-        effects["answer shift"] = beyond(report.change_bits[SHIFT])
+        effects["answer shift"] = beyond(report.change_bits[SHIFT], at)
     shuffled = report.r2.baseline(SHUFFLED).value[AFTER, at]
-    removal = effect(report.change_bits[REMOVAL])
+    removal = effect(report.change_bits[REMOVAL], at)
     has_indirect = bool(np.isfinite(report.indirect_movement.value[at, 0]))
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = (movement.value[at, 0], movement.ends[0][at, 0], untrained)
@@ -111,7 +134,7 @@ def evidence(report: InterventionReport, at: int, *, n_matched: int) -> Evidence
         ),
         removal=removal,
         erasing=removal,
-        indirect=beyond(report.indirect_movement, RANDOM_MOST, MATCHED_MOST) if has_indirect else None,
+        indirect=beyond(report.indirect_movement, at, RANDOM_MOST, MATCHED_MOST) if has_indirect else None,
         removal_ceiling=float(report.ceiling_bits.value[REMOVAL, at, 0]),
         own_kl=float(report.unedited_bits[KL, 0]),
         is_identified=True,
