@@ -27,9 +27,9 @@ class Number:
     """The position of a number in a report: the row of its table with these entries.
 
     If several rows match, `reduce` chooses the one with the smallest or the largest value. If `baseline` names a
-    baseline of the estimate, the number is the level of that baseline: its value, or the `end` of its range. If
-    `is_point` is true, the number never has an interval and is judged by its value. Otherwise a missing interval leaves
-    the condition open.
+    baseline of the estimate, the number is the level of that baseline: its value, or the `end` of its range.
+    `no_interval` says why the number never has an interval; it is then judged by its value. Otherwise a missing
+    interval leaves the condition open.
     """
 
     name: str
@@ -46,8 +46,13 @@ class Number:
     baseline: str = ""
     end: Literal["value", "low", "high"] = "value"
     baseline_label: str = ""
-    is_point: bool = False
+    no_interval: str = ""
     tolerance: float = 1e-3
+
+    @property
+    def is_point(self) -> bool:
+        """Whether the number is judged by its value, because it never has an interval."""
+        return bool(self.no_interval)
 
 
 @final

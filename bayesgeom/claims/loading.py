@@ -47,7 +47,7 @@ _NUMBER = {
     "baseline": str,
     "end": str,
     "baseline_label": str,
-    "is_point": bool,
+    "no_interval": str,
     "tolerance": (int, float),
 }
 _CONDITION = {

@@ -156,9 +156,12 @@ def _measured(claim: Claim) -> str:
 
 
 def _told(claim: Claim, name: str) -> str:
-    """A number with its interval and unit; a dash where it is not recorded yet."""
-    value = None if claim.measured is None else claim.measured.numbers.get(name)
-    return "–" if value is None else text(value, claim.numbers[name].unit)
+    """A number with its interval and unit, or why it has no interval; a dash where it is not recorded yet."""
+    value, number = None if claim.measured is None else claim.measured.numbers.get(name), claim.numbers[name]
+    if value is None:
+        return "–"
+    why = f": {number.no_interval}" if number.no_interval else ""
+    return text(value, number.unit) + (f" (no interval{why})" if math.isnan(value.lo) else "")
 
 
 def _baseline(claim: Claim) -> str:

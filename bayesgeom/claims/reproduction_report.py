@@ -179,7 +179,7 @@ def reproduction_report(
 def text(value: Value, unit: str = "") -> str:
     """Return a number with its interval and unit."""
     written = short(value.value)
-    if value.lo == value.lo and (value.lo, value.hi) != (value.value, value.value):
+    if not math.isnan(value.lo):
         written += f" [{short(value.lo)}, {short(value.hi)}]"
     return f"{written} {unit}".strip()
 

@@ -308,7 +308,7 @@ def _memory_fields(found: EffectiveMemory | None, n: int) -> dict[str, Any]:
         }
     equal = Baseline.of("baseline", "equal to the window observer", 0.0)
     return {
-        "window_kl_bits": Estimate.of(found.kl_bits, n=n),
+        "window_kl_bits": Estimate.of(found.kl_bits, found.kl_ends, n=n),
         "window_gain_bits": Estimate.of(found.gain_bits, found.gain_ends, n=n, baselines=[equal]),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),

@@ -128,6 +128,15 @@ def test_rows_state_their_numbers_baselines_and_trainings() -> None:
     assert "| 1 of 2 |" in summary([load()["P1"]]) and "| 5 |" in summary([load()["D3"]])
 
 
+def test_a_number_of_the_summary_has_an_interval_or_says_that_it_has_none() -> None:
+    for claim in (each for each in load().values() if each.measured is not None):
+        (row,) = (line for line in summary([claim]).splitlines() if line.startswith(f"| [{claim.id}]"))
+        for name in claim.shown:
+            value, number = claim.measured.numbers[name], claim.numbers[name]
+            assert value.value != value.value or not math.isnan(value.lo) or "(no interval" in row, (claim.id, name)
+            assert not number.no_interval or f"(no interval: {number.no_interval})" in row, (claim.id, name)
+
+
 def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -> None:
     """Each claim that was measured has a recorded number; those without one say so, or are not tested."""
     for claim in load().values():

@@ -274,6 +274,9 @@ def test_window_observers_stand_in_labeled_rows() -> None:
     rows = {row.variant: row.value for row in records_of(report) if row.metric == "window_kl_bits"}
     assert rows["stationary / 1"] == pytest.approx(levels(report.kl_bits)["window 1 stationary"], abs=1e-6)
     assert list(rows) == [f"{start} / {w}" for start in report.window_starts for w in report.windows]
+    low, high = (end[1, :4] for end in report.window_kl_bits.ends)
+    own = report.window_kl_bits.value[1, :4]
+    assert (low < own).all() and (own < high).all(), "observers of up to three symbols"
     gain = report.window_gain_bits
     np.testing.assert_allclose(gain.value, report.window_kl_bits.value.min(axis=0) - float(report.kl_bits), atol=1e-9)
     assert gain.clears("higher")[0] == "yes" and float(report.effective_memory_symbols) > 0
