@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.run import intervene as intervene
     from bayesgeom.interventions.run import write_strength as write_strength
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
+    from bayesgeom.models.checkpoint_folder import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import load as load
-    from bayesgeom.models.shelf import checkpoints as checkpoints
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
     from bayesgeom.subspaces.site import InterventionSite as InterventionSite
@@ -66,7 +66,7 @@ _HOMES = {
     "as_model": "bayesgeom.models.resolve",
     "capacity_matched": "bayesgeom.models.capacity",
     "capture": "bayesgeom.diagnosis.recording",
-    "checkpoints": "bayesgeom.models.shelf",
+    "checkpoints": "bayesgeom.models.checkpoint_folder",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",

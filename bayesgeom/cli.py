@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
             command = parsed(arguments)
-            with _told(command.name, sys.argv[2:] if arguments is None else None):
+            with _reporting(command.name, sys.argv[2:] if arguments is None else None):
                 return int(command())
     except BayesGeomError as error:
         notes = _notes(error)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _told(name: str, given: Sequence[str] | None) -> Iterator[None]:
+def _reporting(name: str, given: Sequence[str] | None) -> Iterator[None]:
     """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
 
     Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
@@ -142,9 +142,9 @@ def parsed(arguments: Sequence[str] | None) -> Command:
             raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
     # mypy forbids an abstract class as a value, but discovery needs one.
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
-    said = io.StringIO()
+    written = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(written):
             command: Command = tyro.extras.subcommand_cli_from_dict(
                 {**commands},
                 prog="bayesgeom",
@@ -157,8 +157,8 @@ def parsed(arguments: Sequence[str] | None) -> Command:
             if given and given[0] in commands:
                 _tell_choices(commands[given[0]])
             raise
-        asked = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
-        raise InvalidArgument(f"{_one_line(said.getvalue())}. See {asked} --help.") from None
+        command_line = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
+        raise InvalidArgument(f"{_one_line(written.getvalue())}. See {command_line} --help.") from None
     return command
 
 
@@ -183,10 +183,10 @@ def _one_line(box: str) -> str:
     inside = [line.strip("│╰╯ ") for line in plain.splitlines()[1:]]  # the first is the title
     parts = [part.strip(" .") for part in re.split(r"[─-]{5,}", " ".join(filter(None, inside)))]  # horizontal rules
     quoted = ("Argument helptext", "For full helptext", "Perhaps you meant")
-    said = [part for part in parts if part and not part.startswith(quoted)]
+    written = [part for part in parts if part and not part.startswith(quoted)]
     near = [o for part in parts if part.startswith(quoted[2:]) for o in re.findall(r"(?<!\S)--[a-z]+", part)]
     meant = dict.fromkeys(option for option in near if option != "--help")
-    return ". ".join([*said, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])
+    return ". ".join([*written, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])
 
 
 if __name__ == "__main__":

@@ -273,7 +273,18 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
         "gradients": (["gradients", held, *few], (*model, "--targets")),
         "length": (
             ["length", rotary, *few, "--to", "4"],
-            ("", "--to", "--arms", "--kinds", "--task", "--n", "--seed", "--threshold", "--top-attention-off", "--out"),
+            (
+                "",
+                "--to",
+                "--variants",
+                "--kinds",
+                "--task",
+                "--n",
+                "--seed",
+                "--threshold",
+                "--top-attention-off",
+                "--out",
+            ),
         ),
         "sweep": (
             ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *few, "--checkpoint", held],

@@ -353,7 +353,7 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     monkeypatch.setattr("bayesgeom.training.duration.estimated_seconds", lambda *_, **named: 754.0)
     monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
     monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
-    monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_tile", interrupted)
+    monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_batch", interrupted)
     kept = "bayesgeom: interrupted; the progress is saved in {}; to continue, repeat the {}.\n"
     assert main(["train", TINY.name, "--out", "run"]) == 130
     estimate = "7 steps in float32, about 12 min 34 s\n"
@@ -377,7 +377,7 @@ def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys:
 def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", TINY.name, "--steps", "3"]) == 0
     assert main(["train", TINY.name, "--resume"]) == 2
-    assert "'tiny-recipe' (steps: 3 there, 7 asked). Use the recipe and options" in capsys.readouterr().err
+    assert "'tiny-recipe' (steps: 3 there, 7 requested). Use the recipe and options" in capsys.readouterr().err
 
 
 def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -424,7 +424,7 @@ def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_control_that_fails_fails_the_selftest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdicts = [Verdict(probe="a", control="one", held=True), Verdict(probe="b", control="two", held=False)]
+    verdicts = [Verdict(probe="a", control="one", passed=True), Verdict(probe="b", control="two", passed=False)]
     monkeypatch.setattr(selftests, "selftest", lambda: verdicts)
     assert main(["selftest"]) == 1
     assert capsys.readouterr().out.splitlines() == ["ok      a: one", "FAILED  b: two", "", "1 controls hold, 1 do not"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.checkpoint_folder import FOLDER_VARIABLE
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.shelf import FOLDER_VARIABLE
 from bayesgeom.training.formation import pack
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import RECIPES

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.hooks import Place, keeping
+from bayesgeom.core.hooks import SiteLayer, keeping
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -55,10 +55,10 @@ def _gradients(
     model: Model, trials: Trials, places: Sequence[tuple[Site, int]]
 ) -> tuple[dict[tuple[Site, int], Float[Tensor, "..."]], dict[tuple[Site, int], Float[Tensor, "..."]]]:
     """Return the activations at these sites and the gradient of each sequence's KL with respect to them."""
-    held: dict[Place, Tensor] = {}
-    with hooked_sites(model, {place: keeping(held, place) for place in places}), torch.enable_grad():
+    stored: dict[SiteLayer, Tensor] = {}
+    with hooked_sites(model, {place: keeping(stored, place) for place in places}), torch.enable_grad():
         log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
     # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()
-    gradients = torch.autograd.grad(total, [held[place] for place in places])
-    return {p: held[p].detach() for p in places}, dict(zip(places, gradients, strict=True))
+    gradients = torch.autograd.grad(total, [stored[place] for place in places])
+    return {p: stored[p].detach() for p in places}, dict(zip(places, gradients, strict=True))

@@ -140,8 +140,8 @@ def one_head_is_unique(
             name = f"{LAYER_SHARE:g} times the effect of layer 0's attention ({layer_attention_bits:.3g} bits)"
             outcomes[name] = heads.above(top, LAYER_SHARE * layer_attention_bits)
         verdict = _verdict(list(outcomes.values()))
-        said = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
-        reason = f"largest of layer 0: {heads.cell(top)}; largest of the other heads: {heads.cell(second)}; {said}"
+        listed = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
+        reason = f"largest of layer 0: {heads.cell(top)}; largest of the other heads: {heads.cell(second)}; {listed}"
         if not is_layer_ablated and verdict != "contradicted":
             verdict = "not tested"
             reason += "; the rule also needs layer 0's attention ablated as a whole: run with --battery all"

@@ -22,7 +22,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.replay.replayer import STAGES, Baseline, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
-TILE_BYTES = 2**30  # activations and logits of a tile; smaller tiles make the matrix products of large models slow
+BATCH_BYTES = 2**30  # activations and logits of a tile; smaller tiles make the matrix products of large models slow
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]
 _COPIES = 4  # copies of a tile's logits: unablated, one variant, and two to compare them
 _NEARLY = 1e-4  # only logits closer than this are tested for bit-identity
@@ -30,7 +30,7 @@ _NEARLY = 1e-4  # only logits closer than this are tested for bit-identity
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TileScores:
+class BatchScores:
     """Scores of one tile of sequences: without ablation (`baseline`) and with every variant."""
 
     baseline: Float[np.ndarray, "metric sequence position"]
@@ -40,7 +40,7 @@ class TileScores:
 
 @final
 @dataclass(frozen=True)
-class TileReference:
+class BatchReference:
     """Replacement activations for one tile: the task's means, and the activations of the previous sequence."""
 
     means: Means
@@ -53,53 +53,53 @@ class TileReference:
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
         """Return the activations of the sequence before each sequence."""
-        own = self.baseline.held[site, layer]
-        return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.held[site, layer], own[:-1]])
+        own = self.baseline.stored[site, layer]
+        return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.stored[site, layer], own[:-1]])
 
 
-def tiles(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
+def batches(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
     """Cut a batch into tiles of at least two sequences whose activations fit the processor's cache.
 
-    The recorded activations of a tile and its logits stay within `TILE_BYTES`.
+    The recorded activations of a tile and its logits stay within `BATCH_BYTES`.
     """
-    n_pos, n_asked = block.tokens.shape[1], int(block.scored.any(dim=0).sum())
+    n_pos, n_scored = block.tokens.shape[1], int(block.scored.any(dim=0).sum())
     kept = spec.n_layers * n_pos * (5 * spec.d_model + spec.n_heads * spec.d_head)
-    each = 4 * (kept + _COPIES * n_asked * spec.d_vocab)
-    size = max(2, min(TARGET_ROWS // n_pos, TILE_BYTES // (2 * each)))  # a tile may hold nearly twice as many
+    each = 4 * (kept + _COPIES * n_scored * spec.d_vocab)
+    size = max(2, min(TARGET_ROWS // n_pos, BATCH_BYTES // (2 * each)))  # a tile may hold nearly twice as many
     return block.batches(at_least=size)
 
 
 def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vocab"]) -> int:
-    """Return how many variants of a tile are replayed together, so that the cache and `TILE_BYTES` hold them.
+    """Return how many variants of a tile are replayed together, so that the cache and `BATCH_BYTES` hold them.
 
     `logits` are those without ablation.
     """
-    in_budget = TILE_BYTES // (_COPIES * 4 * logits.numel())
+    in_budget = BATCH_BYTES // (_COPIES * 4 * logits.numel())
     return max(1, min(TARGET_ROWS // trials.tokens.numel(), in_budget))
 
 
-def tiles_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
+def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
     """Yield each tile with the sequence before it in the block, so that donors do not depend on the tile size.
 
     The last sequence of the block precedes its first.
     """
     before = block.rows(slice(-1, None))
-    for tile in tiles(block, spec):
-        yield tile, before
-        before = tile.rows(slice(-1, None))
+    for batch in batches(block, spec):
+        yield batch, before
+        before = batch.rows(slice(-1, None))
 
 
 def references(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
-) -> TileReference:
+) -> BatchReference:
     """Run a tile once without ablation, and the sequence before it if a variant needs a donor."""
     is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for variant in variants for edit in variant)
-    return TileReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
+    return BatchReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
 
 
-def score_tile(
+def score_batch(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
-) -> TileScores:
+) -> BatchScores:
     """Score every variant on one tile; `before` is the sequence before it, the donor of its first sequence.
 
     Variants with the same entry point run together, as many as the cache holds.
@@ -114,12 +114,12 @@ def score_tile(
         members = list(group)
         for start in range(0, len(members), together):
             chosen = members[start : start + together]
-            batch = [variants[index] for index in chosen]
-            logits = replayer.logits(baseline, batch, reference)
+            at_once = [variants[index] for index in chosen]
+            logits = replayer.logits(baseline, at_once, reference)
             for index, own in zip(chosen, logits, strict=True):
                 scores[index] = exact.scores(own, variants[index])
-            inert[chosen] = _inert(logits, replayer, baseline, batch, reference)
-    return TileScores(
+            inert[chosen] = _inert(logits, replayer, baseline, at_once, reference)
+    return BatchScores(
         baseline=exact.scores(baseline.logits),
         variants=np.stack([score for score in scores if score is not None]),
         inert=inert,
@@ -131,7 +131,7 @@ def _inert(
     replayer: Replayer,
     baseline: Baseline,
     variants: Sequence[Variant],
-    reference: TileReference,
+    reference: BatchReference,
 ) -> Bool[np.ndarray, " variant"]:
     """Return which variants leave the logits bit-identical, compared with a replay that changes nothing.
 

@@ -13,7 +13,7 @@ from bayesgeom.ablations.attribution import attributed_kl_increase
 from bayesgeom.ablations.batteries import Battery
 from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.component import Ablation
-from bayesgeom.ablations.engine import Means, TileScores, references, score_tile, tiles, tiles_with_donors
+from bayesgeom.ablations.engine import BatchScores, Means, batches, batches_with_donors, references, score_batch
 from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
@@ -23,7 +23,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.gradients import with_gradients
-from bayesgeom.core.progress import bar, kept_in
+from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.engines.executor import Batch, Executor
@@ -40,7 +40,7 @@ from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_con
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
 _MEANS = 3  # branch of the seed
-TileScorer = Callable[[Trials, Trials], TileScores]  # of a tile and the sequence before it
+BatchScorer = Callable[[Trials, Trials], BatchScores]  # of a tile and the sequence before it
 
 
 @checked("model", "task")
@@ -102,8 +102,8 @@ def ablate(
 def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
     """Do the job of one block of sequences of a battery."""
     subject = load_same(model, weights, device=device)
-    asked = {"mode": named["mode"], "n": int(named["n"]), "seed": int(named["seed"])}
-    run = BatteryRun.of(subject, task_from_config(task), str(named["battery"]), **asked)
+    settings = {"mode": named["mode"], "n": int(named["n"]), "seed": int(named["seed"])}
+    run = BatteryRun.of(subject, task_from_config(task), str(named["battery"]), **settings)
     return Part.of(run.block_tally(block))
 
 
@@ -254,7 +254,7 @@ class BatteryRun:
         """Return the first-order estimate, added to the exact report if there is one."""
         variants, replayer = self._variants, self.model.replayer()
         means = self._means(variants, replayer)
-        tally = self._tally(lambda *tile: self._attributed(tile, variants, means, replayer), None)
+        tally = self._tally(lambda *batch: self._attributed(batch, variants, means, replayer), None)
         bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
         if exact is not None:
             return with_provenance(with_attribution(exact, bits), self._provenance("both"))
@@ -294,20 +294,20 @@ class BatteryRun:
             total += float((math.log2(len(block.answers)) - exact).mean(dim=1).sum())
         return total / self.n
 
-    def _replayed(self) -> TileScorer:
+    def _replayed(self) -> BatchScorer:
         variants, replayer = self._variants, self.model.replayer()
         means = self._means(variants, replayer)
-        return lambda tile, before: score_tile(replayer, tile, before, variants, means)
+        return lambda batch, before: score_batch(replayer, batch, before, variants, means)
 
     def _empty(self, block: Trials) -> Tally:
         return Tally.empty(self.n, len(self.battery), block.n_scored)
 
-    def _plus_block(self, tally: Tally, block: Trials, score: TileScorer) -> Tally:
-        for tile, before in tiles_with_donors(block, self.model.spec):
-            tally = tally.plus(score(tile, before))
+    def _plus_block(self, tally: Tally, block: Trials, score: BatchScorer) -> Tally:
+        for batch, before in batches_with_donors(block, self.model.spec):
+            tally = tally.plus(score(batch, before))
         return tally
 
-    def _tally(self, score: TileScorer, out: Path | None) -> Tally:
+    def _tally(self, score: BatchScorer, out: Path | None) -> Tally:
         """Score the sequences tile by tile; with `out`, continue from saved progress and save new progress.
 
         Weights without a hash save nothing and continue nothing: the progress could be that of another model.
@@ -315,7 +315,7 @@ class BatteryRun:
         out = out if self.model.spec.is_identified else None
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
-        with kept_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
+        with progress_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
             for block in self._blocks():
                 seen += len(block)
@@ -358,32 +358,32 @@ class BatteryRun:
             return sums
         seed = derived_seed(self.seed, _MEANS)
         for block in self.task.stream(N_REFERENCE, seed=seed, device=self.model.spec.device):
-            for tile in tiles(block, self.model.spec):
-                held = replayer.baseline(tile).held
+            for batch in batches(block, self.model.spec):
+                stored = replayer.baseline(batch).stored
                 for place in places:
-                    sums[place] = sums.get(place, 0) + held[place].sum(dim=0) / N_REFERENCE
+                    sums[place] = sums.get(place, 0) + stored[place].sum(dim=0) / N_REFERENCE
         return sums
 
     def _attributed(
-        self, tile: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer
-    ) -> TileScores:
-        """Return first-order scores in the form of `score_tile`; metrics other than KL are NaN."""
-        trials, before = tile
+        self, batch: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer
+    ) -> BatchScores:
+        """Return first-order scores in the form of `score_batch`; metrics other than KL are NaN."""
+        trials, before = batch
         reference = references(replayer, trials, before, variants, means)
         increase = attributed_kl_increase(self.model, trials, variants, reference)
         untouched = scores_of(reference.baseline.logits, trials)
         after = np.full((len(variants), *untouched.shape), np.nan)
         after[:, 0] = untouched[0] + increase[:, :, None]
-        return TileScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))
+        return BatchScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))
 
 
 def _at_least_two(stream: Iterator[Trials]) -> Iterator[Trials]:
     """Join a last block of one sequence to the block before it: resampling needs two sequences."""
-    held = next(stream)
+    stored = next(stream)
     for block in stream:
         if len(block) == 1:
-            held = concatenate([held, block])
+            stored = concatenate([stored, block])
         else:
-            yield held
-            held = block
-    yield held
+            yield stored
+            stored = block
+    yield stored

@@ -31,12 +31,12 @@ class Exact:
     def of(cls, trials: Trials) -> Self:
         """Return the exact values of a tile, computed once for all variants."""
         predictive = trials.at_scored(trials.predictive)
-        asked = trials.at_scored(trials.labels)[..., None]
+        drawn = trials.at_scored(trials.labels)[..., None]
         return cls(
             answers=trials.answers,
             predictive=predictive,
             entropy_bits=entropy_bits(predictive),
-            labels=(trials.answers == asked).double().argmax(-1),
+            labels=(trials.answers == drawn).double().argmax(-1),
         )
 
     def scores(

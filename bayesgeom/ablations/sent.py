@@ -22,8 +22,8 @@ class Part:
     @classmethod
     def of(cls, tally: Tally) -> "Part":
         """Return the units of a tally that have sequences."""
-        held = np.flatnonzero(tally.counts)
-        units = slice(int(held[0]), int(held[-1]) + 1)
+        stored = np.flatnonzero(tally.counts)
+        units = slice(int(stored[0]), int(stored[-1]) + 1)
         return cls(first=units.start, tally=_cut(tally, units))
 
 

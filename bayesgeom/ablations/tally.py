@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 
-from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import apart, file_aside, read_safetensors, write_arrays
+from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
 from bayesgeom.results.folder import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
@@ -54,20 +54,20 @@ class Tally:
             done=0,
         )
 
-    def plus(self, tile: TileScores) -> Self:
+    def plus(self, batch: BatchScores) -> Self:
         """Return the tally with the next sequences added."""
-        n = tile.baseline.shape[1]
+        n = batch.baseline.shape[1]
         unit = np.arange(self.done, self.done + n) // self.per_unit
         member = np.zeros((n, len(self.counts)))
         member[np.arange(n), unit] = 1.0
-        both = np.concatenate([tile.baseline[None], tile.variants])
+        both = np.concatenate([batch.baseline[None], batch.variants])
         return type(self)(
             per_unit=self.per_unit,
             counts=self.counts + member.sum(axis=0).astype(np.int64),
-            baseline=self.baseline + tile.baseline.mean(axis=-1) @ member,
-            sums=self.sums + tile.variants.mean(axis=-1) @ member,
+            baseline=self.baseline + batch.baseline.mean(axis=-1) @ member,
+            sums=self.sums + batch.variants.mean(axis=-1) @ member,
             profile=self.profile + both.sum(axis=2),
-            inert=self.inert & tile.inert,
+            inert=self.inert & batch.inert,
             done=self.done + n,
         )
 
@@ -77,8 +77,8 @@ class Tally:
             name: np.ascontiguousarray(value) for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
         metadata = {"job": json.dumps(job, sort_keys=True), "per_unit": str(self.per_unit), "done": str(self.done)}
-        with file_aside(folder / PROGRESS) as aside:
-            write_arrays(arrays, aside, metadata)
+        with atomic_file(folder / PROGRESS) as temporary:
+            write_arrays(arrays, temporary, metadata)
 
     @classmethod
     def load(cls, folder: Path, job: dict[str, Any]) -> "Tally | None":

@@ -108,7 +108,7 @@ def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
     """Return the rows of the table on the terminal."""
     rows: list[tuple[str, ...]] = [("id", "verdict", "measured [95 % interval]", "claim")]
     for c in claims:
-        first = "–" if c.measured is None else _told(c, c.shown[0])
+        first = "–" if c.measured is None else _number(c, c.shown[0])
         rows.append((c.id, str(verdict(c)), first, _clipped(c.claim)))
     return rows
 
@@ -152,10 +152,10 @@ def _origins(claim: Claim) -> str:
 def _measured(claim: Claim) -> str:
     if claim.measured is None:
         return "–"
-    return "; ".join(f"{claim.numbers[n].label} {_told(claim, n)}" for n in claim.shown)
+    return "; ".join(f"{claim.numbers[n].label} {_number(claim, n)}" for n in claim.shown)
 
 
-def _told(claim: Claim, name: str) -> str:
+def _number(claim: Claim, name: str) -> str:
     """A number with its interval and unit, or why it has no interval; a dash where it is not recorded yet."""
     value, number = None if claim.measured is None else claim.measured.numbers.get(name), claim.numbers[name]
     if value is None:

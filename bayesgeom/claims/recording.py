@@ -12,7 +12,7 @@ from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import origin_of, values_of
 from bayesgeom.claims.reproduction import machine
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.files import file_aside
+from bayesgeom.core.files import atomic_file
 from bayesgeom.results.folder import HTML, METRICS
 
 
@@ -68,8 +68,11 @@ def _write(measurements: Mapping[str, Measurement]) -> None:
     order = [claim_id for claim_id in load() if claim_id in measurements]
     blocks = [_block(claim_id, measurements[claim_id]) for claim_id in order]
     head = "# Written by `bayesgeom reproduce --record`; criteria are in the other files. nan: there is none.\n\n"
-    with resources.as_file(resources.files("bayesgeom.claims") / FOLDER / MEASURED) as path, file_aside(path) as aside:
-        aside.write_text(head + "\n".join(blocks), encoding="utf-8")
+    with (
+        resources.as_file(resources.files("bayesgeom.claims") / FOLDER / MEASURED) as path,
+        atomic_file(path) as temporary,
+    ):
+        temporary.write_text(head + "\n".join(blocks), encoding="utf-8")
 
 
 def _block(claim_id: str, measured: Measurement) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude
 
 
 @final
@@ -26,7 +26,7 @@ class Ablate(Command):
     activation of another sequence; or a mode of an installed plug-in."""
     method: Literal["exact", "attribution", "both"] = "exact"
     """exact replays every ablation; attribution is a first-order preview from one backward pass."""
-    task: AskedTask = None
+    task: TaskOption = None
     n: int = 512
     """Sequences to draw."""
     seed: int = 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HUB_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token
 KEY_VARIABLE = "BAYESGEOM_SERVER_KEY"  # of an inference server's key, which no other host may get
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-AskedTask = Annotated[
+TaskOption = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="NAME:KEY=VALUE,…",
@@ -260,10 +260,10 @@ def _title_at(out: Path) -> str:
 
     file = out / JSON
     try:
-        held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return ""
-    match held:
+    match stored:
         case {"provenance": {"model": {"name": str(name)}, "task_label": str(task)}, "reports": dict(reports)}:
             return f"{name} on {task} ({', '.join(reports)})"
     return ""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, tell
+from bayesgeom.commands.base import Command, Of, TaskOption, tell
 from bayesgeom.core.errors import InvalidArgument
 
 
@@ -16,7 +16,7 @@ class Capture(Command):
     name: ClassVar[str] = "capture"
 
     source: Of
-    task: AskedTask = None
+    task: TaskOption = None
     out: Path | None = None
     """Directory to write. A capture that was stopped continues there."""
     sites: tuple[str, ...] | None = None
@@ -47,7 +47,7 @@ class Capture(Command):
             seed=self.seed,
             n_untrained=self.n_untrained,
         )
-        held = read_manifest(self.out)
-        sites = ", ".join([*held.layers, *held.static]) or "predictions only"
-        tell(f"{self.out}: {held.n} sequences in {len(held.slices())} shards ({held.dtype}): {sites}")
+        stored = read_manifest(self.out)
+        sites = ", ".join([*stored.layers, *stored.static]) or "predictions only"
+        tell(f"{self.out}: {stored.n} sequences in {len(stored.slices())} shards ({stored.dtype}): {sites}")
         return 0

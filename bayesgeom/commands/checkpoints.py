@@ -28,8 +28,8 @@ class Checkpoints(Command):
                 tell(f"{folder}: {seal(folder)}")
             return 0
         from bayesgeom.core.files import is_temporary
+        from bayesgeom.models.checkpoint_folder import checkpoint_folder, checkpoints
         from bayesgeom.models.description import WEIGHTS
-        from bayesgeom.models.shelf import checkpoint_folder, checkpoints
         from bayesgeom.training.packed import formations
 
         found, packed = checkpoints(), formations()
@@ -45,12 +45,12 @@ class Checkpoints(Command):
         return 0
 
 
-def _lines(path: Path, told: Callable[[Path], list[str]]) -> list[str]:
+def _lines(path: Path, described: Callable[[Path], list[str]]) -> list[str]:
     """Return the lines that describe an entry, or why it cannot be read: one bad entry must not end the list."""
     from bayesgeom.core.errors import BayesGeomError
 
     try:
-        return told(path)
+        return described(path)
     except BayesGeomError as error:
         return [f"  error   {error}"]
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -90,10 +90,10 @@ def _listed(task: Mapping[str, Any]) -> str:
 def _quality(description: Mapping[str, Any]) -> str:
     """Return the published scores, each with its strongest baseline."""
     scores = description.get("scores") or {}
-    said = []
+    parts = []
     for key in (key for key in scores if key.endswith("bits")):
         baselines = scores.get("baselines", {}).get(key, {})
         hardest = min(baselines, key=baselines.__getitem__, default=None)
         level = "" if hardest is None else f" (baseline {number_text(baselines[hardest], is_exact=True)}, {hardest})"
-        said.append(f"{key} {number_text(scores[key], is_exact=True)}{level}")
-    return ", ".join(said) or "not scored"
+        parts.append(f"{key} {number_text(scores[key], is_exact=True)}{level}")
+    return ", ".join(parts) or "not scored"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import HERE, AskedTask, Command, Of, On, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
 # CPU time of one core on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
@@ -23,7 +23,7 @@ class Diagnose(Command):
     name: ClassVar[str] = "diagnose"
 
     source: Of
-    task: AskedTask = None
+    task: TaskOption = None
     domain: str | None = None
     """Domain of the task prompts: mixed, mathematics, code, philosophy, or two joined by +: mathematics+code."""
     chat: bool = False

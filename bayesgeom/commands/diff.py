@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import AskedTask, Command, check_target, conclude
+from bayesgeom.commands.base import Command, TaskOption, check_target, conclude
 
 Side = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT-OR-REPORT")]
 
@@ -23,7 +23,7 @@ class Diff(Command):
     diagnoses are conservative (wider), because a saved diagnosis holds no single sequences."""
     b: Side
     """Another of the same kind; differences are B − A."""
-    task: AskedTask = None
+    task: TaskOption = None
     n: int | None = None
     """Number of sequences for checkpoints. Default: 512."""
     seed: int | None = None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
 
 
@@ -16,7 +16,7 @@ class Gradients(Command):
     name: ClassVar[str] = "gradients"
 
     source: Of
-    task: AskedTask = None
+    task: TaskOption = None
     targets: Literal["sampled", "exact"] = "sampled"
     """The loss: hard labels, or the exact predictive as soft labels."""
     over_training: bool = False

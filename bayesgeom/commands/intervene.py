@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from bayesgeom.checks.text import is_whole, shown
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Intervene(Command):
     site: str = "resid_pre"
     """Site: resid_pre, z, attn_out, resid_mid, mlp_out or resid_post; for several layers together also v; with
     --score-after also carried, the state (h, c) of an LSTM."""
-    task: AskedTask = None
+    task: TaskOption = None
     n: int = 256
     """Number of sequences, or of pairs."""
     seed: int = 0

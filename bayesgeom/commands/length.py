@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.checks.text import is_whole, shown
-from bayesgeom.commands.base import HERE, AskedTask, Command, On, check_target, conclude, note
+from bayesgeom.commands.base import HERE, Command, On, TaskOption, check_target, conclude, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from bayesgeom.generalization.length import Unmade
     from bayesgeom.models.base import Model
     from bayesgeom.models.resolve import ModelLike
-    from bayesgeom.training.kept import Kept
     from bayesgeom.training.recipe import Recipe
+    from bayesgeom.training.trained_models import TrainedModels
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT …")]
 
@@ -25,10 +25,10 @@ Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 @final
 @dataclass(frozen=True)
 class Length(Command):
-    """Measure errors beyond the training length: at which position they jump, by how much, and in which layer.
+    """Measure errors beyond the training length: where they are discontinuous, by how much, and in which layer.
 
-    A shipped checkpoint takes about 3 minutes on two CPU cores at 128 sequences. Missing variants of --arms are trained
-    first, which takes hours.
+    A shipped checkpoint takes about 3 minutes on two CPU cores at 128 sequences. With --variants, missing ones
+    are trained first, which takes hours.
     """
 
     name: ClassVar[str] = "length"
@@ -38,12 +38,12 @@ class Length(Command):
     to: str | None = None
     """Lengths to report, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, up to what
     models and task allow."""
-    arms: str | None = None
+    variants: str | None = None
     """hmm, recall or recall-mixed: compare networks that differ only in their positional encoding. Missing ones are
     trained."""
     kinds: tuple[str, ...] | None = None
-    """With --arms, only these variants: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
-    task: AskedTask = None
+    """With --variants, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
+    task: TaskOption = None
     n: int = 512
     """Sequences to draw, at least 2."""
     seed: int = 0
@@ -66,15 +66,15 @@ class Length(Command):
     def __call__(self) -> int:
         from bayesgeom.generalization.length import length_generalization
         from bayesgeom.results.diagnosis import Diagnosis
-        from bayesgeom.training.kept import Kept
+        from bayesgeom.training.trained_models import TrainedModels
 
         check_target(self.out)
-        if bool(self.checkpoints) == (self.arms is not None):
-            raise InvalidArgument("name either checkpoints or --arms hmm (recall, recall-mixed), one of the two.")
-        kept, asked = Kept(runs=self.runs, train_missing=not self.only_existing), self._recipes()
-        plan, lengths = kept.plan(asked), self._lengths()
-        recipes = [recipe for recipe in asked if recipe not in plan.missing]
-        models: Sequence[ModelLike | Unmade] = self.checkpoints or [_arm(kept, recipe) for recipe in recipes]
+        if bool(self.checkpoints) == (self.variants is not None):
+            raise InvalidArgument("name either checkpoints or --variants hmm (recall, recall-mixed), one of the two.")
+        available, requested = TrainedModels(runs=self.runs, train_missing=not self.only_existing), self._recipes()
+        plan, lengths = available.plan(requested), self._lengths()
+        recipes = [recipe for recipe in requested if recipe not in plan.missing]
+        models: Sequence[ModelLike | Unmade] = self.checkpoints or [_unmade(available, recipe) for recipe in recipes]
         if self.untrained_rows:
             models = [_with_room(model, self.task, lengths, self.seed) for model in models]
         if plan.to_train:
@@ -105,19 +105,19 @@ class Length(Command):
         return tuple(map(int, parts))
 
     def _recipes(self) -> "list[Recipe]":
-        from bayesgeom.training.arms import arms_of_kinds
+        from bayesgeom.training.variants import variants_of_kinds
 
-        return [] if self.arms is None else arms_of_kinds(self.arms, self.kinds)
+        return [] if self.variants is None else variants_of_kinds(self.variants, self.kinds)
 
 
-def _arm(kept: "Kept", recipe: "Recipe") -> "Unmade":
+def _unmade(available: "TrainedModels", recipe: "Recipe") -> "Unmade":
     """Return a variant from the folder, described by an untrained network until it is trained."""
     from bayesgeom.generalization.length import Unmade
     from bayesgeom.models.resolve import of_module
 
     return Unmade(
         like=lambda: of_module(recipe.model_config().build(seed=0), name=recipe.name, task=recipe.task),
-        make=lambda: kept.model(recipe),
+        make=lambda: available.model(recipe),
     )
 
 

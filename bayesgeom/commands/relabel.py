@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 from bayesgeom.core.numbers import number_text
 
 
@@ -16,7 +16,7 @@ class Relabel(Command):
     name: ClassVar[str] = "relabel"
 
     source: Of
-    task: AskedTask = None
+    task: TaskOption = None
     n: int = 512
     """Sequences to draw."""
     seed: int = 0

@@ -17,9 +17,9 @@ class Selftest(Command):
         from bayesgeom.selftest.run import selftest
 
         verdicts = selftest()
-        failed = sum(not verdict.held for verdict in verdicts)
+        failed = sum(not verdict.passed for verdict in verdicts)
         tell(
-            *(f"{'ok    ' if own.held else 'FAILED'}  {own.probe}: {own.control}" for own in verdicts),
+            *(f"{'ok    ' if own.passed else 'FAILED'}  {own.probe}: {own.control}" for own in verdicts),
             f"\n{len(verdicts) - failed} controls hold, {failed} do not",
         )
         return int(failed > 0)

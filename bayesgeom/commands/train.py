@@ -56,7 +56,7 @@ class Train(Command):
             return 0
         if not self.recipe:
             raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
-        from bayesgeom.core.progress import kept_in
+        from bayesgeom.core.progress import progress_in
         from bayesgeom.models.description import FINISHED
         from bayesgeom.models.resolve import check_device
         from bayesgeom.training.duration import as_duration, estimated_seconds
@@ -77,7 +77,7 @@ class Train(Command):
         seconds = estimated_seconds(stages, device=self.device, precision=precision)
         n_steps = sum(stage.steps - start for stage, start in stages)
         note(f"{n_steps:,} steps in {precision}, about {as_duration(seconds)}")
-        with kept_in(out, "repeat the command with --resume"):
+        with progress_in(out, "repeat the command with --resume"):
             module = train(chosen, out, resume=self.resume, device=self.device, precision=precision)
         scores = publish(chosen, module, out / FINISHED, precision=precision)
         tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")

@@ -62,14 +62,14 @@ class DifferenceReport(Report):
         return found
 
     def conclusion(self) -> str:
-        verdicts = [said for said, way in zip(self.verdicts(), self.better, strict=True) if way]
+        verdicts = [listed for listed, way in zip(self.verdicts(), self.better, strict=True) if way]
         counts = [(f"{side} is better in", verdicts.count(f"{side} better")) for side in "AB"]
-        said = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
+        listed = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
         who = f"A is {self.names[0]}, B is {self.names[1]}."
         first = f"{self.verdicts()[0]}: by {self.rows[0]}. " if self.rows else ""
         rest = len(self.rows) - self.n_leading
         omitted = f"{rest} of {len(self.rows)} rows are in table() and to_pandas() only. " if rest > 0 else ""
-        return f"{first}{who} Of {len(verdicts)} quantities: {said}. {omitted}Intervals: {self.pairing}."
+        return f"{first}{who} Of {len(verdicts)} quantities: {listed}. {omitted}Intervals: {self.pairing}."
 
     def headlines(self) -> Sequence[Headline]:
         low, high = self.difference.ends

@@ -11,11 +11,11 @@ from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
-from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe as committed
 from bayesgeom.training.scores import N_SCORED, check_counts
 from bayesgeom.training.state import LOG, read_log
+from bayesgeom.training.trained_models import Plan, TrainedModels
 
 N_SEEDS = 5
 
@@ -63,20 +63,20 @@ def replicate(
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
     check_counts(seeds=seeds, n=n, seed=seed)
-    kept = Kept(runs=Path(runs), train_missing=train_missing, is_run_first=True)
-    return _replicated(chosen, kept, seeds=seeds, n=n, seed=seed, executor=executor)
+    available = TrainedModels(runs=Path(runs), train_missing=train_missing, is_run_first=True)
+    return _replicated(chosen, available, seeds=seeds, n=n, seed=seed, executor=executor)
 
 
 def _replicated(
-    recipe: Recipe, kept: Kept, *, seeds: int, n: int, seed: int, executor: Executor | Batch | None
+    recipe: Recipe, available: TrainedModels, *, seeds: int, n: int, seed: int, executor: Executor | Batch | None
 ) -> ReplicationReport:
     """Return the report with its provenance."""
     recipes = _recipes(recipe, seeds)
-    plan = kept.plan(recipes)
+    plan = available.plan(recipes)
     wanted = [own for own in recipes if own not in plan.missing]
-    scores = scores_of(wanted, kept, n=n, seed=seed, executor=executor)
+    scores = scores_of(wanted, available, n=n, seed=seed, executor=executor)
     replicas = [
-        Replica(name=own.name, scores=found, log=_log(kept.path(own).parent / LOG))
+        Replica(name=own.name, scores=found, log=_log(available.path(own).parent / LOG))
         for own, found in zip(wanted, scores, strict=True)
     ]
     missing = [own.name for own in plan.missing]
@@ -95,7 +95,7 @@ def plan_replication(recipe: str | Recipe, *, seeds: int = N_SEEDS, runs: str | 
         CheckpointFault: As in `replicate`.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
-    return Kept(runs=Path(runs), train_missing=True, is_run_first=True).plan(_recipes(chosen, seeds))
+    return TrainedModels(runs=Path(runs), train_missing=True, is_run_first=True).plan(_recipes(chosen, seeds))
 
 
 def _recipes(recipe: Recipe, seeds: int) -> list[Recipe]:

@@ -134,28 +134,28 @@ class ComparisonReport(Report):
         lines = [
             replace(
                 headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
-                ruling=ruling if ruling == said else f"{ruling}: {said}",
+                ruling=ruling if ruling == outcome else f"{ruling}: {outcome}",
                 published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
             )
-            for index, (name, said, ruling, published, stands) in enumerate(rows)
+            for index, (name, outcome, ruling, published, stands) in enumerate(rows)
         ]
         alike: dict[tuple[str, ...], list[int]] = {}  # one line per pair of verdict and published verdict
         for index, key in enumerate(zip(self.verdicts, rulings, self.standings, strict=True)):
             alike.setdefault(key, []).append(index)
-        for (said, ruling, stands), places in alike.items():
+        for (outcome, ruling, stands), places in alike.items():
             names, first = ", ".join(self.checkpoints[index] for index in places), places[0]
             finding = f"{names} ({_of_cell(stands)})."
-            if ruling != said:
-                finding = f"{said[0].upper()}{said[1:]} in {names} ({stands.removeprefix(f'{NOT_DECIDED}: ')})."
+            if ruling != outcome:
+                finding = f"{outcome[0].upper()}{outcome[1:]} in {names} ({stands.removeprefix(f'{NOT_DECIDED}: ')})."
             lines[first] = replace(lines[first], ruling=ruling, finding=finding)
         return tuple(lines)
 
     def _rulings(self) -> tuple[str, ...]:
         """The verdict on the cell of each checkpoint in short; a check has its own."""
 
-        def ruling(said: str, cell: str, is_check: bool) -> str:
-            is_open = cell.startswith(NOT_DECIDED) and not said.startswith(NOT_DECIDED)
-            return NOT_DECIDED if is_open and not is_check else said
+        def ruling(outcome: str, cell: str, is_check: bool) -> str:
+            is_open = cell.startswith(NOT_DECIDED) and not outcome.startswith(NOT_DECIDED)
+            return NOT_DECIDED if is_open and not is_check else outcome
 
         return tuple(map(ruling, self.verdicts, self.cell_verdicts, self.is_check))
 

@@ -16,14 +16,14 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.shelf import checkpoints
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
-from bayesgeom.training.kept import Kept, Plan
 from bayesgeom.training.scores import N_SCORED, check_counts
+from bayesgeom.training.trained_models import Plan, TrainedModels
 
 
 @checked("architectures", "tasks")
@@ -73,23 +73,23 @@ def compare(
     """
     _check_names(architectures=architectures, tasks=tasks)
     check_counts(seeds=seeds, n=n, seed=seed)
-    kept, wanted = Kept(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
-    report, trained = _compared(wanted, kept, n=n, seed=seed, executor=executor)
+    available, wanted = TrainedModels(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
+    report, trained = _compared(wanted, available, n=n, seed=seed, executor=executor)
     named = {"name": ", ".join(_names(architectures)), "architecture": "several"}
     where = provenance(named, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
     return with_provenance(report, where | trained)
 
 
 def _compared(
-    wanted: Sequence[Cell], kept: Kept, *, n: int, seed: int, executor: Executor | Batch | None
+    wanted: Sequence[Cell], available: TrainedModels, *, n: int, seed: int, executor: Executor | Batch | None
 ) -> tuple[ComparisonReport, dict[str, Any]]:
     """Return the report, and the tasks and weights for its provenance."""
     checks = _checks(wanted)
-    plan = _planned(wanted, checks, kept)
+    plan = _planned(wanted, checks, available)
     missing = [own.name for own in wanted if own.recipe in plan.missing]
     cells = [own for own in wanted if own.name not in missing]
-    cells += [own for own in checks if kept.has(own.recipe)]
-    scores = scores_of([own.recipe for own in cells], kept, n=n, seed=seed, executor=executor)
+    cells += [own for own in checks if available.has(own.recipe)]
+    scores = scores_of([own.recipe for own in cells], available, n=n, seed=seed, executor=executor)
     report = comparison_report(cells, scores, seed=derived_seed(seed, Branch.RESAMPLING), missing=missing)
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
     by_task = {own.task: own.recipe.task.config() for own in cells}
@@ -108,13 +108,13 @@ def plan_comparison(
     """
     _check_names(architectures=architectures, tasks=tasks)
     wanted = _cells(architectures, tasks, seeds)
-    return _planned(wanted, _checks(wanted), Kept(runs=Path(runs), train_missing=True))
+    return _planned(wanted, _checks(wanted), TrainedModels(runs=Path(runs), train_missing=True))
 
 
-def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], kept: Kept) -> Plan:
-    """Return which models exist and which must be trained; raise as `Kept.plan`, for checks, too."""
-    kept.check(own.recipe for own in checks)
-    return kept.plan(own.recipe for own in wanted)
+def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], available: TrainedModels) -> Plan:
+    """Return which models exist and which must be trained; raise as `TrainedModels.plan`, for checks, too."""
+    available.check(own.recipe for own in checks)
+    return available.plan(own.recipe for own in wanted)
 
 
 def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds: int) -> list[Cell]:
@@ -161,5 +161,5 @@ def _checks(wanted: Sequence[Cell]) -> list[Cell]:
     return [cell(*row, seed=1, is_check=True) for row in rows]
 
 
-def _names(asked: str | Sequence[str]) -> tuple[str, ...]:
-    return (asked,) if isinstance(asked, str) else tuple(dict.fromkeys(asked))
+def _names(requested: str | Sequence[str]) -> tuple[str, ...]:
+    return (requested,) if isinstance(requested, str) else tuple(dict.fromkeys(requested))

@@ -8,13 +8,13 @@ from bayesgeom.core.errors import ExecutorFault
 from bayesgeom.core.progress import bar
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
 from bayesgeom.models.description import read_description
-from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.scores import Scores, score
+from bayesgeom.training.trained_models import TrainedModels
 
 
 def scores_of(
-    recipes: Sequence[Recipe], kept: Kept, *, n: int, seed: int, executor: Executor | Batch | None = None
+    recipes: Sequence[Recipe], available: TrainedModels, *, n: int, seed: int, executor: Executor | Batch | None = None
 ) -> list[Scores]:
     """Return each recipe's scores, trained first where it is missing. One model is in memory at a time.
 
@@ -25,11 +25,11 @@ def scores_of(
     """
     if executor is None:
         shown = bar(recipes, desc="models", leave=False)
-        return [score(kept.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
+        return [score(available.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
     batch = Batch.of(executor)
-    found: list[Scores] = batch.results([_job(recipe, kept, n=n, seed=seed) for recipe in recipes], desc="models")
+    found: list[Scores] = batch.results([_job(recipe, available, n=n, seed=seed) for recipe in recipes], desc="models")
     for recipe, own in zip(recipes, found, strict=True):
-        if own.weights_hash != (there := read_description(kept.path(recipe))["weights_hash"]):
+        if own.weights_hash != (there := read_description(available.path(recipe))["weights_hash"]):
             raise ExecutorFault(
                 f"{batch.folder} holds scores of {recipe.name} with weights {own.weights_hash}, but its checkpoint has "
                 f"{there}. Delete them, or name another folder of jobs."
@@ -37,12 +37,12 @@ def scores_of(
     return found
 
 
-def _job(recipe: Recipe, kept: Kept, *, n: int, seed: int) -> Job:
+def _job(recipe: Recipe, available: TrainedModels, *, n: int, seed: int) -> Job:
     arguments = {
         "recipe": recipe.to_dict(),
-        "runs": str(kept.runs.resolve()),
-        "train_missing": kept.train_missing,
-        "is_run_first": kept.is_run_first,
+        "runs": str(available.runs.resolve()),
+        "train_missing": available.train_missing,
+        "is_run_first": available.is_run_first,
         "n": n,
         "seed": seed,
     }
@@ -54,5 +54,5 @@ def scored(
 ) -> Scores:
     """Do the job of one recipe: train it where it is missing, and score it."""
     own = recipe_from_dict(recipe)
-    kept = Kept(runs=Path(runs), train_missing=train_missing, is_run_first=is_run_first)
-    return score(kept.model(own), own.task, n=n, seed=seed)
+    available = TrainedModels(runs=Path(runs), train_missing=train_missing, is_run_first=is_run_first)
+    return score(available.model(own), own.task, n=n, seed=seed)

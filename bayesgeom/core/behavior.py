@@ -38,7 +38,7 @@ def behavior(
         kl_bits=_array(kl_bits(exact, log_answers)),
         total_variation=_array(total_variation(exact, model)),
         off_answer_prob=_array(off_answer_prob),
-        **_at_realised(trials, log_answers),
+        **_at_labels(trials, log_answers),
     )
 
 
@@ -121,7 +121,7 @@ class BehaviorLog:
         if baselines and (windows := window_scores(trials)) is not None:
             self._windows.append(windows)
         scored = _columns_of("model", behavior(trials, log_answers, off_answer_prob))
-        exact = _at_realised(trials, trials.at_scored(trials.predictive).log())
+        exact = _at_labels(trials, trials.at_scored(trials.predictive).log())
         scored |= {("exact", field): values for field, values in exact.items()}
         for name, probabilities in baselines.items():
             own = vars(predicted_behavior(trials, probabilities))
@@ -144,9 +144,9 @@ class BehaviorLog:
 
     def finished(self) -> tuple[Behavior, Behavior, dict[str, Behavior]]:
         """Return the behavior of the model, of the exact predictive and of each baseline, over all blocks."""
-        held = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
+        stored = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
         of: dict[str, dict[str, Float[np.ndarray, "sequence position"]]] = {}
-        for (predictor, field), values in held.items():
+        for (predictor, field), values in stored.items():
             of.setdefault(predictor, {})[field] = values
         entropy = of["model"]["exact_entropy_bits"]
         none = np.broadcast_to(np.float32(0), entropy.shape)
@@ -182,12 +182,12 @@ def _columns_of(predictor: str, behavior: Behavior) -> dict[tuple[str, str], Flo
     return {(predictor, field): values for field, values in vars(behavior).items()}
 
 
-def _at_realised(
+def _at_labels(
     trials: Trials, log_answers: Float64[Tensor, "batch query_pos answer"]
 ) -> dict[str, Float[np.ndarray, "sequence position"]]:
     """Log2 probability of the labels, and whether the most probable answer is the label."""
-    asked = trials.at_scored(trials.labels)[..., None]
-    labels = (trials.answers == asked).double().argmax(-1, keepdim=True)
+    drawn = trials.at_scored(trials.labels)[..., None]
+    labels = (trials.answers == drawn).double().argmax(-1, keepdim=True)
     return {
         "answer_log2": _array(log_answers.gather(-1, labels)[..., 0] / NATS_PER_BIT),
         "correct": _array((log_answers.argmax(-1, keepdim=True) == labels)[..., 0].double()),

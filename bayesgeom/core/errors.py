@@ -73,10 +73,10 @@ class ServerFault(BayesGeomError, ConnectionError):
         self.status = status
 
 
-def unknown_name(kind: str, asked: str, known: Iterable[str]) -> UnknownName:
+def unknown_name(kind: str, requested: str, known: Iterable[str]) -> UnknownName:
     """Return the error for a name that does not exist. It lists the known names."""
     listed = ", ".join(sorted(known)) or "(none)"
-    return UnknownName(f"there is no {kind} named {asked!r}. There are: {listed}.")
+    return UnknownName(f"there is no {kind} named {requested!r}. There are: {listed}.")
 
 
 def check_known(of: str, given: Iterable[str], known: Collection[str]) -> None:

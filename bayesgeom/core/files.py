@@ -1,7 +1,7 @@
 """Atomic writing of files and directories: write under a temporary name, then rename.
 
-Temporary names identify the writing process: `.NAME.HOST-PID-RANDOM.aside`. The next run on the same path removes what
-a killed process left behind. If that process had already moved the old directory to `….aside.former`, it is restored.
+Temporary names identify the writing process: `.NAME.HOST-PID-RANDOM.tmp`. The next run on the same path removes what
+a killed process left behind. If that process had already moved the old directory to `….tmp.former`, it is restored.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from bayesgeom.core.reading import check_regular
 _LONGEST = 40  # characters of a quoted value in a message
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
 JOBS = Path("runs/jobs")  # default folder of the results of jobs
-_ASIDE, _FORMER = ".aside", ".former"
+_TEMPORARY, _FORMER = ".tmp", ".former"
 _REMAINS = re.compile(
-    r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.aside(?P<former>\.former)?", re.ASCII
+    r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.tmp(?P<former>\.former)?", re.ASCII
 )
 
 
 @contextlib.contextmanager
-def file_aside(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path, and rename it to `path` if the block succeeds.
 
     The temporary file is removed after an exception. If `path` is a symbolic link, its target is written.
@@ -46,18 +46,18 @@ def file_aside(path: Path) -> Iterator[Path]:
         raise OutputFault(f"{path} names no file; name one, for example report.html.")
     _make_parent(target)
     _remove_remains(target)
-    aside = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_ASIDE}")
+    temporary = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_TEMPORARY}")
     try:
-        yield aside
-        os.replace(aside, target)
+        yield temporary
+        os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def directory_aside(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path) -> Iterator[Path]:
     """Write a directory atomically: yield a temporary directory, and rename it to `path` if the block succeeds.
 
     An existing directory is replaced only then. If `path` is a symbolic link, its target is written.
@@ -69,15 +69,15 @@ def directory_aside(path: Path) -> Iterator[Path]:
 
     check_directory(path)
     target = _target(path)
-    aside = _new_directory(target)
+    temporary = _new_directory(target)
     try:
-        yield aside
-        aside.chmod(0o755)
-        _take_place(aside, target)
+        yield temporary
+        temporary.chmod(0o755)
+        _take_place(temporary, target)
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_directory(path: Path) -> None:
@@ -192,15 +192,15 @@ def _remove_remains(target: Path) -> None:
                 own.path.unlink()
 
 
-def _take_place(aside: Path, target: Path) -> None:
+def _take_place(temporary: Path, target: Path) -> None:
     """Rename a directory to `target`, replacing a directory there."""
     if not target.exists():
-        os.replace(aside, target)
+        os.replace(temporary, target)
         return
-    former = aside.with_name(aside.name + _FORMER)
+    former = temporary.with_name(temporary.name + _FORMER)
     try:
         os.replace(target, former)
-        os.replace(aside, target)
+        os.replace(temporary, target)
     except BaseException:
         if former.exists() and not target.exists():
             os.replace(former, target)
@@ -210,7 +210,7 @@ def _take_place(aside: Path, target: Path) -> None:
 
 def _new_directory(target: Path) -> Path:
     try:
-        return Path(tempfile.mkdtemp(prefix=f".{target.name}.{_owner()}-", suffix=_ASIDE, dir=target.parent))
+        return Path(tempfile.mkdtemp(prefix=f".{target.name}.{_owner()}-", suffix=_TEMPORARY, dir=target.parent))
     except OSError as error:
         raise _unwritable(target.parent, error) from error
 
@@ -283,28 +283,28 @@ def _reason(error: BaseException) -> str:
         return _reason(error.__cause__)
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    said = re.search(r"I/O error: (.+?) \(os error \d+\)", str(error))  # safetensors
-    return " ".join((said[1] if said else str(error)).split()).rstrip(".")
+    matched = re.search(r"I/O error: (.+?) \(os error \d+\)", str(error))  # safetensors
+    return " ".join((matched[1] if matched else str(error)).split()).rstrip(".")
 
 
-def apart(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def apart(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
     """Return the differences between stored and requested fields as text; empty if there are none.
 
     Args:
         there: The stored fields. They may be nested.
-        asked: The requested fields.
+        requested: The requested fields.
     """
-    return "; ".join(_differences(there, asked))
+    return "; ".join(_differences(there, requested))
 
 
-def _differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
-    for key in dict.fromkeys([*there, *asked]):
-        one, other = there.get(key), asked.get(key)
+def _differences(there: Mapping[str, Any], requested: Mapping[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys([*there, *requested]):
+        one, other = there.get(key), requested.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from (f"{key}.{difference}" for difference in _differences(one, other))
         elif one != other:
             shown = [_short(value) for value in (one, other)]
-            yield f"{key}: {shown[0]} there, {shown[1]} asked" if shown[0] != shown[1] else f"{key}: another one"
+            yield f"{key}: {shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else f"{key}: another one"
 
 
 def _short(value: Any) -> str:

@@ -15,7 +15,7 @@ from bayesgeom.core.sites import Site
 from bayesgeom.core.threads import lock_of
 
 Kind = Literal["forward", "pre", "backward"]
-Place = tuple[Site, int]
+SiteLayer = tuple[Site, int]
 Change = Callable[[Tensor], Tensor | None]
 EVERY_MODULE = "(every module of the process)"  # where hooks are that torch calls for all modules
 
@@ -95,7 +95,7 @@ def has_global_hooks() -> bool:
     return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)  # noqa: SLF001  (no public list)
 
 
-def site_hook(place: Place, part: nn.Module, change: Change) -> Hook:
+def site_hook(place: SiteLayer, part: nn.Module, change: Change) -> Hook:
     """Return a hook at one site and layer.
 
     Args:
@@ -111,11 +111,11 @@ def site_hook(place: Place, part: nn.Module, change: Change) -> Hook:
     return Hook(part=part, call=call, label=f"site {site.name!r} of layer {layer}")
 
 
-def keeping(held: dict[Place, Tensor], place: Place) -> Change:
+def keeping(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
     """Return a function for `site_hook` that stores the activation under its site and layer."""
 
     def keep(output: Tensor) -> None:
-        held[place] = output
+        stored[place] = output
 
     return keep
 

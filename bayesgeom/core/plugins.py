@@ -52,8 +52,8 @@ class Contained:
     ) -> bool:
         if not self._is_foreign or not isinstance(error, Exception | SystemExit):
             return False
-        said = " ".join(str(error).split())
-        self.fault = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        message = " ".join(str(error).split())
+        self.fault = f"{type(error).__name__}: {message}" if message else type(error).__name__
         return True
 
 
@@ -91,8 +91,8 @@ def discovered(
         found[vars(plugin)["name"]] = plugin
     broken: list[Broken] = []
     for entry in _entry_points(group or package, _places()):
-        offered, fault = _loaded(entry, package, base)
-        for kind in offered:
+        members, fault = _loaded(entry, package, base)
+        for kind in members:
             fault = fault or _fault(kind, found, base)
             if not fault:
                 found[vars(kind)["name"]] = kind

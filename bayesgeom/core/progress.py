@@ -68,7 +68,7 @@ def bars_cleared() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_in(place: Path | None, how: str = "repeat the same command") -> Iterator[None]:
+def progress_in(place: Path | None, how: str = "repeat the same command") -> Iterator[None]:
     """Add a note to the exception that stops the work in the block: where its progress is saved, and how to continue.
 
     Args:

@@ -71,23 +71,23 @@ def read_json(path: Path) -> Any:
                 f"{path} has {size / GIGABYTE:.3g} GB; JSON is read up to {JSON_BYTES / GIGABYTE:.3g} GB. Restore it "
                 f"from a copy."
             )
-        held = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise _too_deep(path) from error
     except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
         raise CheckpointFault(f"{path} cannot be read as JSON: {error}.") from error
-    if _levels_exceed(held, LEVELS):
+    if _levels_exceed(stored, LEVELS):
         raise _too_deep(path)
-    return held
+    return stored
 
 
 def _too_deep(path: Path) -> CheckpointFault:
     return CheckpointFault(f"{path} is nested more than {LEVELS} deep, which no config is. Restore it from a copy.")
 
 
-def _levels_exceed(held: Any, allowed: int) -> bool:
+def _levels_exceed(stored: Any, allowed: int) -> bool:
     """Whether lists and objects are nested more than `allowed` deep."""
-    level: list[Any] = [held]
+    level: list[Any] = [stored]
     for _ in range(allowed + 1):
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:

@@ -209,8 +209,8 @@ class Run:
             MissingSite: The site was not recorded.
         """
         if site not in self.recorded:
-            held = ", ".join(sorted(s.name for s in self.recorded)) or "(none)"
+            stored = ", ".join(sorted(s.name for s in self.recorded)) or "(none)"
             raise MissingSite(
-                f"site {site.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {held}."
+                f"site {site.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {stored}."
             )
         return self.recorded[site]

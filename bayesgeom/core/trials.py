@@ -13,7 +13,7 @@ from bayesgeom.core.batching import even_slices
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.stats.observers import WindowObservers
 
-UNASKED = -100  # the label at positions that are not scored; torch's `ignore_index`
+NO_LABEL = -100  # the label at positions that are not scored; torch's `ignore_index`
 SLACK = 1e-6  # tolerance for the sum of probabilities
 
 
@@ -25,12 +25,12 @@ class Relations(Mapping):  # type: ignore[type-arg]
 
     Their size grows with the square of the length, and behavioral scores do not need them. `draw` computes them from
     one tensor with a row per sequence, so sequences can be selected and concatenated first. If the scored positions
-    `asked_at` are known, relations to later positions are an error.
+    `query_positions` are known, relations to later positions are an error.
     """
 
     draw: Callable[[Shaped[Tensor, "batch *rest"]], Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]]
     of: Shaped[Tensor, "batch *rest"]
-    asked_at: Int64[Tensor, "batch query_pos"] | None = None
+    query_positions: Int64[Tensor, "batch query_pos"] | None = None
 
     def __getitem__(self, name: str) -> Bool[Tensor, "batch query_pos key_pos"]:
         return self._drawn[name]
@@ -43,24 +43,24 @@ class Relations(Mapping):  # type: ignore[type-arg]
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Relations":
         """Return the relations of the chosen sequences."""
-        asked_at = None if self.asked_at is None else self.asked_at[index]
-        return Relations(draw=self.draw, of=self.of[index], asked_at=asked_at)
+        query_positions = None if self.query_positions is None else self.query_positions[index]
+        return Relations(draw=self.draw, of=self.of[index], query_positions=query_positions)
 
     def and_of(self, others: Sequence["Relations"]) -> "Relations":
         """Return the relations of these sequences followed by others of the same task and length."""
         parts = [self, *others]
-        asked_at = [part.asked_at for part in parts if part.asked_at is not None]
+        query_positions = [part.query_positions for part in parts if part.query_positions is not None]
         return Relations(
             draw=self.draw,
             of=torch.cat([part.of for part in parts]),
-            asked_at=torch.cat(asked_at) if len(asked_at) == len(parts) else None,
+            query_positions=torch.cat(query_positions) if len(query_positions) == len(parts) else None,
         )
 
     @cached_property
     def _drawn(self) -> Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]:
         drawn = self.draw(self.of)
-        if self.asked_at is not None:
-            _check_causal(drawn, self.asked_at)
+        if self.query_positions is not None:
+            _check_causal(drawn, self.query_positions)
         return drawn
 
 
@@ -81,7 +81,7 @@ class Trials:
         answers: Token ids of the answers, in the order of the last axis of `predictive`.
         predictive: Exact predictive over the answers.
         belief: Exact posterior over the hypotheses.
-        labels: Token id of the label at scored positions, `UNASKED` elsewhere.
+        labels: Token id of the label at scored positions, `NO_LABEL` elsewhere.
         token_sets: Named sets of ids whose keys may form the key frame.
         relations: Named boolean maps; true if an earlier position is evidence, in that sense, for the query.
         groups: Kind of each sequence, as an index into `group_names`, if there are several.
@@ -223,7 +223,7 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     largest = max(int(trials.tokens.max()), int(trials.answers.max()))
     called = torch.arange(largest + 1, device=trials.tokens.device).repeat(len(trials), 1)
     called[:, trials.answers] = trials.answers[names]
-    asked = trials.labels != UNASKED
+    is_labeled = trials.labels != NO_LABEL
 
     def carried(values: Float64[Tensor, "batch pos answer"]) -> Float64[Tensor, "batch pos answer"]:
         to = names[:, None, :].expand_as(values)
@@ -232,7 +232,7 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     return replace(
         trials,
         tokens=called.gather(1, trials.tokens),
-        labels=torch.where(asked, called.gather(1, trials.labels * asked), UNASKED),
+        labels=torch.where(is_labeled, called.gather(1, trials.labels * is_labeled), NO_LABEL),
         predictive=carried(trials.predictive),
         belief=carried(trials.belief),
     )
@@ -251,16 +251,16 @@ def checked(trials: Trials, *, task: str) -> Trials:
         _check_rows(trials, "predictive", task)
         if trials.belief is not trials.predictive and trials.belief.shape[-1]:
             _check_rows(trials, "belief", task)
-        asked = trials.at_scored(trials.labels)
-        strange = (asked != UNASKED) & ~torch.isin(asked, trials.answers)
+        is_labeled = trials.at_scored(trials.labels)
+        strange = (is_labeled != NO_LABEL) & ~torch.isin(is_labeled, trials.answers)
         if bool(strange.any()):
             sequence, query, where = _first(strange, trials.scored_positions())
             raise InvalidArgument(
-                f"task {task!r}: label {where} is {int(asked[sequence, query])}, which is not one of the answers. "
-                f"Use the id of an answer, or UNASKED ({UNASKED})."
+                f"task {task!r}: label {where} is {int(is_labeled[sequence, query])}, which is not one of the answers. "
+                f"Use the id of an answer, or NO_LABEL ({NO_LABEL})."
             )
     if isinstance(trials.relations, Relations):
-        return replace(trials, relations=replace(trials.relations, asked_at=trials.scored_positions()))
+        return replace(trials, relations=replace(trials.relations, query_positions=trials.scored_positions()))
     if trials.relations:
         _check_causal(trials.relations, trials.scored_positions())
     return trials
@@ -297,17 +297,17 @@ def _check_rows(trials: Trials, name: str, task: str) -> None:
         )
 
 
-def _check_causal(relations: Mapping[str, Tensor], asked_at: Int64[Tensor, "batch query_pos"]) -> None:
+def _check_causal(relations: Mapping[str, Tensor], query_positions: Int64[Tensor, "batch query_pos"]) -> None:
     for name, related in relations.items():
-        if related.dtype != torch.bool or related.shape[:-1] != asked_at.shape:
+        if related.dtype != torch.bool or related.shape[:-1] != query_positions.shape:
             raise InvalidArgument(
                 f"relation {name!r} must be boolean with a row for every scored position, of shape "
-                f"{(*asked_at.shape, 'positions')}; it is {related.dtype} of shape {tuple(related.shape)}."
+                f"{(*query_positions.shape, 'positions')}; it is {related.dtype} of shape {tuple(related.shape)}."
             )
-        later = torch.arange(related.shape[-1], device=asked_at.device) > asked_at[..., None]
+        later = torch.arange(related.shape[-1], device=query_positions.device) > query_positions[..., None]
         ahead = (related & later).any(-1)
         if bool(ahead.any()):
-            sequence, query, where = _first(ahead, asked_at)
+            sequence, query, where = _first(ahead, query_positions)
             found = (related & later)[sequence, query].nonzero()[0].item()
             raise InvalidArgument(
                 f"relation {name!r} {where} marks position {found} as evidence, which comes later: a causal model "
@@ -315,7 +315,9 @@ def _check_causal(relations: Mapping[str, Tensor], asked_at: Int64[Tensor, "batc
             )
 
 
-def _first(wrong: Bool[Tensor, "batch query_pos"], asked_at: Int64[Tensor, "batch query_pos"]) -> tuple[int, int, str]:
+def _first(
+    wrong: Bool[Tensor, "batch query_pos"], query_positions: Int64[Tensor, "batch query_pos"]
+) -> tuple[int, int, str]:
     """The first invalid sequence and query, and their description."""
     sequence, query = wrong.nonzero()[0].tolist()
-    return sequence, query, f"of sequence {sequence} at position {int(asked_at[sequence, query])}"
+    return sequence, query, f"of sequence {sequence} at position {int(query_positions[sequence, query])}"

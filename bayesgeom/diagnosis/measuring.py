@@ -28,7 +28,7 @@ def probed(plan: Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, o
     """
 
     def measured(name: str) -> Report:
-        probe = plan.served[name]
+        probe = plan.supported[name]
         seen = run.streamed if name in plan.streamed else run
         assert seen is not None, "it was streamed if a probe of the plan is"
         needed = (*probe.needs.sites, *probe.needs.optional)
@@ -39,7 +39,7 @@ def probed(plan: Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, o
 
     found, faults = dict[str, Report](), dict[str, str]()
     with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
-        foreign = [name for name in untrained if is_foreign(type(plan.served[name]))]
+        foreign = [name for name in untrained if is_foreign(type(plan.supported[name]))]
         own = _longest_first(plan, [name for name in untrained if name not in foreign])
         works = [partial(measured, name) for name in own]
         for place, report in side_by_side(works) if _is_small(run) else ((at, do()) for at, do in enumerate(works)):
@@ -66,7 +66,7 @@ def _longest_first(plan: Plan, names: Sequence[str]) -> list[str]:
     """Order probes by the number of sites they read, so that none is left alone at the end."""
 
     def n_sites(name: str) -> int:
-        return len(plan.served[name].needs.sites) + len(plan.served[name].needs.optional)
+        return len(plan.supported[name].needs.sites) + len(plan.supported[name].needs.optional)
 
     return sorted(names, key=n_sites, reverse=True)
 

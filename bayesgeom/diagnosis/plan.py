@@ -63,7 +63,7 @@ class Plan:
     of plug-ins; their errors lose only their own report, unless they were named.
     """
 
-    served: dict[str, AnyProbe]
+    supported: dict[str, AnyProbe]
     contained: frozenset[str]
     is_named: bool
     sites: tuple[Site, ...]
@@ -91,14 +91,14 @@ def plan_of(
         raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
         raise InvalidArgument(named[0][1])
-    asked: dict[str, AnyProbe] = {}
+    requested: dict[str, AnyProbe] = {}
     for item in known.values() if probes is None else probes:
         probe = named_probe(item, known) if isinstance(item, str) else item
-        asked[probe.name] = probe
-    served, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
+        requested[probe.name] = probe
+    supported, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
     if probes is None:
         skipped |= broken_probes()
-    for name, probe in asked.items():
+    for name, probe in requested.items():
         try:
             _require_task(probe.needs, task, trials, by=f"probe {name!r}")
             if not model.layers_of(*probe.needs.sites):
@@ -108,19 +108,19 @@ def plan_of(
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
-        served[name] = probe
+        supported[name] = probe
     renaming = None
     try:
         renaming = _renaming(model, task, n=n, seed=seed) if probes is None else None
     except (InvalidArgument, TaskMismatch) as reason:
         (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
     # Calibration is first: the other probes explain it.
-    first = sorted(served, key=lambda name: (name != "calibration", list(served).index(name)))
-    chosen = {name: served[name] for name in first}
+    first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
+    chosen = {name: supported[name] for name in first}
     by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
     foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
     return Plan(
-        served=chosen,
+        supported=chosen,
         contained=foreign,
         is_named=probes is not None,
         sites=_sites(model, chosen.values()),
@@ -148,24 +148,26 @@ def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) ->
     Statistics of as many sequences as fit next to the activations of enough are computed; activations get the rest.
     """
     least = min(n, LEAST_RECORDED)
-    served, skipped = dict(plan.served), dict(plan.skipped)
-    streamed = _streamed(plan, model, trials, bytes_of_one(model, _sites(model, served.values()), trials) * n > budget)
+    supported, skipped = dict(plan.supported), dict(plan.skipped)
+    streamed = _streamed(
+        plan, model, trials, bytes_of_one(model, _sites(model, supported.values()), trials) * n > budget
+    )
 
     def stored_bytes(names: Iterable[str]) -> int:
-        probes = [plan.served[name] for name in names if name not in streamed]
+        probes = [plan.supported[name] for name in names if name not in streamed]
         return bytes_of_one(model, _sites(model, probes), trials)
 
     def streamed_bytes(names: Iterable[str]) -> int:
-        return bytes_streamed(model, [plan.served[name] for name in names if name in streamed], trials)
+        return bytes_streamed(model, [plan.supported[name] for name in names if name in streamed], trials)
 
     def rank(name: str) -> tuple[bool, int, int]:
         alone = streamed_bytes([name])
         return alone * least > budget, stored_bytes([name]), alone
 
-    while (stored_bytes(served) + streamed_bytes(served)) * least > budget:
-        name = max(served, key=rank)
+    while (stored_bytes(supported) + streamed_bytes(supported)) * least > budget:
+        name = max(supported, key=rank)
         gib, kept = (stored_bytes([name]) + streamed_bytes([name])) * least / 2**30, budget / 2**30
-        del served[name]
+        del supported[name]
         what = "statistics" if name in streamed else "activations"
         skipped[name] = (
             f"probe {name!r} reads {what} of at least {least} sequences, which take {gib:.3g} GiB; the limit for all "
@@ -173,15 +175,15 @@ def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) ->
         )
         if plan.is_named:
             raise InvalidArgument(skipped[name])
-    plan = replace(plan, served=served, skipped=skipped)
-    rest = budget - least * stored_bytes(served)
-    n_streamed = min(n, rest // max(1, streamed_bytes(served)))
-    return with_streams(plan, model, streamed.intersection(served), n_streamed)
+    plan = replace(plan, supported=supported, skipped=skipped)
+    rest = budget - least * stored_bytes(supported)
+    n_streamed = min(n, rest // max(1, streamed_bytes(supported)))
+    return with_streams(plan, model, streamed.intersection(supported), n_streamed)
 
 
 def with_streams(plan: Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> Plan:
     """The plan in which these probes are streamed: only what they read from the weights is stored."""
-    reads = {name: sites_read(model, probe) for name, probe in plan.served.items()}
+    reads = {name: sites_read(model, probe) for name, probe in plan.supported.items()}
     sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
     return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
 
@@ -193,7 +195,7 @@ def _streamed(plan: Plan, model: Model, trials: Trials, is_needed: bool) -> froz
         stored = bytes_per_sequence(model.spec, _layers(model, sites_read(model, probe)), trials)
         return 0 < bytes_streamed(model, [probe], trials) < stored
 
-    return frozenset(name for name, probe in plan.served.items() if is_needed and is_smaller(probe))
+    return frozenset(name for name, probe in plan.supported.items() if is_needed and is_smaller(probe))
 
 
 def bytes_streamed(model: Model, probes: Iterable[AnyProbe], trials: Trials) -> int:

@@ -136,7 +136,7 @@ def _diagnosed(
         found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
         each = bytes_of_one(subject, plan.sites, one)
-        streamed = plan.n_streamed * bytes_streamed(subject, [plan.served[name] for name in plan.streamed], one)
+        streamed = plan.n_streamed * bytes_streamed(subject, [plan.supported[name] for name in plan.streamed], one)
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         counts = {"n": n_seen if plan.streamed else n_rows, "seed": seed, "bytes": streamed + n_rows * each}
         found = _sent_untrained(executor, subject, plan, chosen, counts, n_untrained=n_untrained)
@@ -151,7 +151,13 @@ def _diagnosed(
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
     further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
     reports, skipped = reports | further, skipped | reasons
-    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": tuple(plan.served), "ablations": ablations}
+    arguments = {
+        "n": n,
+        "seed": seed,
+        "n_untrained": n_untrained,
+        "probes": tuple(plan.supported),
+        "ablations": ablations,
+    }
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
     where |= captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
     where |= {LAYERS: {name: list(own) for name, own in partly.items()}} if partly else {}
@@ -162,7 +168,7 @@ def _diagnosed(
 
 def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some are missing."""
-    reports: dict[str, list[Report]] = {name: [] for name in plan.served}
+    reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
     skipped = dict[str, str]()
     for own, faults in found:
         skipped |= faults
@@ -176,8 +182,8 @@ def _record(model: Model, plan: "Plan", stream: "_Stream") -> list[Site | Stream
     layers = {
         reduction: model.layers_of(reduction.site)
         for name in plan.streamed
-        for reduction in plan.served[name].needs.streamed
-        if reduction.site in sites_read(model, plan.served[name])
+        for reduction in plan.supported[name].needs.streamed
+        if reduction.site in sites_read(model, plan.supported[name])
     }
     if not layers:
         return [*plan.sites]
@@ -196,7 +202,7 @@ def _sent_untrained(
 ) -> list[Found]:
     """Return what `_untrained` returns for each network, each a job."""
     batch, name = executor
-    probes = [_spelled(own) for own in plan.served.values()]
+    probes = [_spelled(own) for own in plan.supported.values()]
     streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
     shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
     jobs = [
@@ -205,7 +211,7 @@ def _sent_untrained(
             function=path_of(untrained_at),
             arguments={**shared, "index": index},
         )
-        for index in range(n_untrained if plan.served else 0)
+        for index in range(n_untrained if plan.supported else 0)
     ]
     return batch.results(jobs, desc="untrained networks")
 
@@ -297,7 +303,7 @@ def _untrained(model: Model, plan: Plan, stream: _Stream, index: int, *, n: int,
         if not is_out_of_memory(error):
             raise
         return {}, {_INITIALIZATION: f"untrained network {index} was left out, because it does not fit into memory."}
-    return probed(plan, run, {name: [] for name in plan.served})
+    return probed(plan, run, {name: [] for name in plan.supported})
 
 
 def _run(model: Model, stream: _Stream, blocks: Iterator[Trials], plan: Plan, seed: int, budget: int, *, n: int) -> Run:

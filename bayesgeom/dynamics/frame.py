@@ -87,24 +87,24 @@ class Frame:
         seed = derived_seed(self.swap.seed, _DRAWS, layer)
         random = random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed)
         like = next(self.model.module.parameters())
-        arms: list[Edit] = [
+        conditions: list[Edit] = [
             InSubspace(
                 site=RESID_PRE, layer=layer, kind="swap", basis=basis.to(like), turn=None, shift=None, name=own.name
             )
             for basis in (own.basis, *random)
         ]
-        return [arms[0], Replace(site=RESID_PRE, layer=layer, mode="resample"), *arms[1:]]
+        return [conditions[0], Replace(site=RESID_PRE, layer=layer, mode="resample"), *conditions[1:]]
 
-    def _scored(self, arms: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer arm"]:
+    def _scored(self, conditions: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer condition"]:
         n_scored = self.swap.task.sample(1, seed=0).n_scored
         plan = Plan(
             replayer=self.model.replayer(),
             spec=self.model.spec,
             means={},
-            arms=arms,
+            conditions=conditions,
             bands=np.full((n_scored, 1), 1 / n_scored),
         )
-        sums = score_pairs(self.swap.pairs(n), plan, n).arms[..., 0]
+        sums = score_pairs(self.swap.pairs(n), plan, n).conditions[..., 0]
         shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
         return shift
 

@@ -112,9 +112,9 @@ def reference_of(bench: Bench, run: Run) -> Reference:
     """Return the reference for the other snapshots from a pass of the last one."""
     patterns = None
     if PATTERN in run.recorded:
-        held = run.at(PATTERN)
-        each = held[:, :1].numel() * held.element_size()
-        patterns = held[:, : max(1, PATTERN_BYTES // each)].clone()
+        held_out = run.at(PATTERN)
+        each = held_out[:, :1].numel() * held_out.element_size()
+        patterns = held_out[:, : max(1, PATTERN_BYTES // each)].clone()
     points, entropy = _cloud(run)
     axes = cloud_statistics(points.flatten(0, 1), _scale(run, bench, len(points))).axes[:, :2].cpu()
     first = (points.flatten(0, 1).double().cpu() @ axes)[:, 0].numpy()
@@ -252,7 +252,7 @@ def _belief(at: Setting) -> Arrays:
     bases = random_subspaces(width, rank, draws=N_SUBSPACES, seed=derived_seed(at.bench.seed, _SHOWN))
     found = read_out(points.flatten(0, 1), targets, bases.to(points.device))
     return {
-        "belief_r2": held_out_scores(found, targets, jackknife_weights(len(targets.held)))["r2"],
+        "belief_r2": held_out_scores(found, targets, jackknife_weights(len(targets.held_out)))["r2"],
         "random_belief_r2": _alone(float(found.r2[1:].mean())),
     }
 

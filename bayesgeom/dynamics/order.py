@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.settling import MIN_SEEDS, Dissociation, dissociation
-from bayesgeom.stats.crossings import NEVER, Crossing, Steps, settled
+from bayesgeom.stats.threshold_steps import NEVER, Steps, ThresholdStep, settled
 
 FRAME, PRECISION = "the frame", "precision"
 MIN_MEASURES = 2
@@ -32,7 +32,7 @@ ORDER_RULE = (
 )
 
 
-def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> Crossing:
+def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> ThresholdStep:
     """Return the first snapshot from which on at most a tenth of the distance from first to last value remains.
 
     Args:
@@ -76,11 +76,13 @@ class Order:
         if n_runs < MIN_SEEDS:
             return f"not decided: {n_runs} training(s), and at least {MIN_SEEDS} are needed"
         found = {
-            (scale, measure): said
+            (scale, measure): outcome
             for scale, row in zip(SCALES, self.verdicts, strict=True)
-            for measure, said in zip(self.frame_measures, row, strict=True)
+            for measure, outcome in zip(self.frame_measures, row, strict=True)
         }
-        first = {who: [at for at, said in found.items() if said.startswith(f"{who} settles first")] for who in _BOTH}
+        first = {
+            who: [at for at, outcome in found.items() if outcome.startswith(f"{who} settles first")] for who in _BOTH
+        }
         for who in _BOTH:
             if len(first[who]) == len(found):
                 return f"{who} settles first on all scales and measures"
@@ -109,7 +111,7 @@ class Order:
                 ends,
                 n=len(self.precision_steps),
             ),
-            "order_by_scale": tuple(said for row in self.verdicts for said in row),
+            "order_by_scale": tuple(outcome for row in self.verdicts for outcome in row),
             "order": self.verdict,
         }
 
@@ -145,5 +147,5 @@ def order_of(steps: Steps, curves: Mapping[str, np.ndarray]) -> Order:
     )
 
 
-def _steps_of(moments: Sequence[Sequence[Crossing]], n_runs: int) -> Float[np.ndarray, "run what"]:
+def _steps_of(moments: Sequence[Sequence[ThresholdStep]], n_runs: int) -> Float[np.ndarray, "run what"]:
     return np.array([[own.step for own in row] for row in moments], dtype=float).reshape(len(moments), n_runs).T

@@ -12,7 +12,7 @@ from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.crossings import SETTLED
+from bayesgeom.stats.threshold_steps import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -9,13 +9,13 @@ import torch
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.progress import bar, kept_in
+from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import Run
+from bayesgeom.dynamics.cache import SnapshotCache
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
-from bayesgeom.dynamics.runs import KEPT, Source, TrainingRun, runs_of
+from bayesgeom.dynamics.runs import CACHE, Source, TrainingRun, runs_of
 from bayesgeom.dynamics.sent import measure_missing
-from bayesgeom.dynamics.shelf import Shelf
 from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
@@ -104,12 +104,12 @@ class _Analysis:
     def diagnosis(self, maps_at: tuple[int, ...] | None) -> Diagnosis:
         """Measure the missing snapshots and return all reports; the pictures are of the first training."""
         total = sum(len(run.steps) for run in self.runs)
-        before = [self._held(run) for run in self.runs]
+        before = [self._cached(run) for run in self.runs]
         if self.batch is not None:
             before = self._sent(self.batch, before)
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
-            found = [self._measured(run, held, shown) for run, held in zip(self.runs, before, strict=True)]
+            found = [self._measured(run, cached, shown) for run, cached in zip(self.runs, before, strict=True)]
         numbers = stacked(found)
         curves = dynamics_report(self.runs, numbers, n=self.bench.n, seed=self.bench.seed)
         settled = settling_report(curves, numbers, seed=self.bench.seed)
@@ -120,36 +120,36 @@ class _Analysis:
         reports = {own.name: own for own in (curves, settled, *pictures) if own is not None}
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance())
 
-    def _held(self, run: TrainingRun) -> dict[int, Measured]:
+    def _cached(self, run: TrainingRun) -> dict[int, Measured]:
         """Return the saved measurements by index of the snapshot."""
-        shelf, last = self._shelf(run), run.hashes[-1]
-        return {index: held for index, digest in enumerate(run.hashes) if (held := shelf.find(digest, last))}
+        cache, last = self._cache(run), run.hashes[-1]
+        return {index: cached for index, digest in enumerate(run.hashes) if (cached := cache.find(digest, last))}
 
     def _sent(self, batch: Batch, before: list[dict[int, Measured]]) -> list[dict[int, Measured]]:
         """All snapshots, those that were not measured before by jobs."""
         missing = [
-            (run, [index for index in range(len(run.steps)) if index not in held])
-            for run, held in zip(self.runs, before, strict=True)
+            (run, [index for index in range(len(run.steps)) if index not in cached])
+            for run, cached in zip(self.runs, before, strict=True)
         ]
         found = measure_missing(batch, missing, self.bench, device=self.device)
         for run, own in zip(self.runs, found, strict=True):
-            for index, held in own.items():
-                self._shelf(run).put(run.hashes[index], run.hashes[-1], held)
-        return [held | own for held, own in zip(before, found, strict=True)]
+            for index, cached in own.items():
+                self._cache(run).put(run.hashes[index], run.hashes[-1], cached)
+        return [cached | own for cached, own in zip(before, found, strict=True)]
 
     def _measured(self, run: TrainingRun, found: dict[int, Measured], shown: Any) -> list[Measured]:
         """Measure every snapshot of one training that is not in `found`, starting with the last, the reference."""
-        shelf, last, end = self._shelf(run), run.hashes[-1], len(run.steps) - 1
+        cache, last, end = self._cache(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
         if not missing:
             return [found[index] for index in range(len(run.steps))]
-        with kept_in(shelf.folder):
+        with progress_in(cache.folder):
             reference, own = self._last(run.load(end, device=self.device), is_wanted=end in missing)
             for index in reversed(missing):
-                held = own or self._snapshot(run.load(index, device=self.device), reference)
+                cached = own or self._snapshot(run.load(index, device=self.device), reference)
                 own = None
-                shelf.put(run.hashes[index], last, held)
-                found[index] = held
+                cache.put(run.hashes[index], last, cached)
+                found[index] = cached
                 shown.update(1)
         return [found[index] for index in range(len(run.steps))]
 
@@ -165,15 +165,15 @@ class _Analysis:
     def _at(self, model: Model, run: Run, reference: Reference) -> Measured:
         return measured(Setting(model=model, bench=self.bench, run=run, reference=reference))
 
-    def _shelf(self, run: TrainingRun) -> Shelf:
-        folder = self.progress if run.folder is None else run.folder / KEPT
+    def _cache(self, run: TrainingRun) -> SnapshotCache:
+        folder = self.progress if run.folder is None else run.folder / CACHE
         settings = {
             "n": self.bench.n,
             "seed": self.bench.seed,
             "task": self.bench.task.config(),
             "torch": torch.__version__,
         }
-        return Shelf(folder=folder, settings=settings)
+        return SnapshotCache(folder=folder, settings=settings)
 
     def _provenance(self) -> dict[str, Any]:
         arguments = {"n": self.bench.n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}

@@ -11,17 +11,17 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.description import CONFIG, read_description
 from bayesgeom.models.resolve import from_checkpoint
-from bayesgeom.models.shelf import checkpoints
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
 from bayesgeom.training.recipe import deciding
 
 Source = str | Path
-KEPT = "dynamics"  # the folder of a run for saved results of snapshots
+CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 
 
 @final
@@ -83,7 +83,7 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
         )
     runs = (_of_checkpoints(places),) if all(are_checkpoints) else tuple(_of_run(place) for place in places)
     _check_seeds(runs)
-    return _told_apart(runs)
+    return _distinguished(runs)
 
 
 def run_of(source: Source | Sequence[Source]) -> TrainingRun:
@@ -99,7 +99,7 @@ def run_of(source: Source | Sequence[Source]) -> TrainingRun:
     return run
 
 
-def _told_apart(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
+def _distinguished(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
     """Return the runs with seeds added to the names if names are equal."""
     if len({run.name for run in runs}) == len(runs):
         return runs
@@ -231,5 +231,5 @@ def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[
         if not apart:
             continue
         shown = apart[:1] if apart[0] in ("architecture", "name") else apart
-        here, there = (", ".join(f"{key} {held[what][key]}" for key in shown) for held in (one, other))
+        here, there = (", ".join(f"{key} {stored[what][key]}" for key in shown) for stored in (one, other))
         raise InvalidArgument(f"{fault.format(plural)}: {names[0]} has {here}, {names[1]} has {there}.")

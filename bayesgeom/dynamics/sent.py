@@ -63,10 +63,10 @@ def snapshot_at(
     *, path: str, weights: str, task: Mapping[str, Any], n: int, seed: int, device: str, reference: str
 ) -> Measured:
     """Do the job of one snapshot."""
-    bench, held = Bench(task=task_from_config(task), n=n, seed=seed), read_parcel(Path(reference))
+    bench, stored = Bench(task=task_from_config(task), n=n, seed=seed), read_parcel(Path(reference))
     model = _model(path, weights, device)
-    patterns = None if held["patterns"] is None else torch.from_numpy(held["patterns"]).to(device)
-    kept = Reference(patterns=patterns, axes=torch.from_numpy(held["axes"]))
+    patterns = None if stored["patterns"] is None else torch.from_numpy(stored["patterns"]).to(device)
+    kept = Reference(patterns=patterns, axes=torch.from_numpy(stored["axes"]))
     return measured(Setting(model=model, bench=bench, run=passed(model, bench), reference=kept))
 
 

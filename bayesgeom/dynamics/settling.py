@@ -17,23 +17,23 @@ from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.stats.bootstrap import seed_interval
-from bayesgeom.stats.crossings import NEVER, SETTLED, Crossing, Steps, reached, times_later
+from bayesgeom.stats.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
 
 NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
 
 
-def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> Crossing:
+def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:
     """Return when the attention distance first falls to a tenth of its first value; NaN if it starts at 0."""
     return reached(steps, distance <= SETTLED * distance[0]) if distance[0] > 0 else NEVER
 
 
-def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
+def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> ThresholdStep:
     """Return when the error first falls to twice its last value; NaN if it was never larger."""
     return reached(steps, kl_bits <= NEAR * kl_bits[-1])
 
 
-def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Crossing:
+def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> ThresholdStep:
     """Return when a tenth of the error's decrease first remains (the frame's rule); NaN without a decrease."""
     way = kl_bits - kl_bits[-1]
     return reached(steps, way <= SETTLED * way[0]) if way[0] > 0 else NEVER
@@ -68,7 +68,7 @@ class Dissociation:
         return "cannot decide: the interval holds 0"
 
 
-def dissociation(later: Sequence[Crossing], earlier: Sequence[Crossing]) -> Dissociation:
+def dissociation(later: Sequence[ThresholdStep], earlier: Sequence[ThresholdStep]) -> Dissociation:
     """Return the log2 ratio of settling steps, one entry per training."""
     ratios = [times_later(own, other) for own, other in zip(later, earlier, strict=True)]
     per_run, least, most = np.log2(ratios).T

@@ -14,7 +14,7 @@ from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.crossings import SETTLED
+from bayesgeom.stats.threshold_steps import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -138,11 +138,11 @@ class SettlingReport(Report):
         rows: list[tuple[str, ...]] = [
             ("scale", "settled at step", "frame measure", "settled at step", "log2 ratio", "")
         ]
-        for at, said in enumerate(self.order_by_scale):
+        for at, verdict in enumerate(self.order_by_scale):
             one, other = divmod(at, len(self.frame_measures))
             own = self.dissociation_by_scale[one, other]
             moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
-            rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], own.text(), said))
+            rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], own.text(), verdict))
         return [*aligned(rows), f"frame or precision first: {self.order}"]
 
     def _fall_text(self, at: int) -> str:

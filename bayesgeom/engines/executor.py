@@ -22,7 +22,7 @@ from bayesgeom.checks.arguments import check_argument
 from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import BayesGeomError, ExecutorFault, InvalidArgument
 from bayesgeom.core.files import JOBS
-from bayesgeom.core.progress import bar, kept_in
+from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 
 RESULT = "result.safetensors"
@@ -143,7 +143,10 @@ class Batch:
         places = [folder / job.folder(self.threads) for job in jobs]
         texts = [self._text(job, place) for job, place in zip(jobs, places, strict=True)]
         waiting = {place: index for index, place in enumerate(places) if not (place / RESULT).is_file()}
-        with kept_in(folder), bar(total=len(jobs), initial=len(jobs) - len(waiting), desc=desc, leave=False) as shown:
+        with (
+            progress_in(folder),
+            bar(total=len(jobs), initial=len(jobs) - len(waiting), desc=desc, leave=False) as shown,
+        ):
             futures = self._submitted([texts[index] for index in waiting.values()])
             faults: dict[int, str] = {}
             for index, future in zip(waiting.values(), futures, strict=True):

@@ -41,12 +41,12 @@ class LocalExecutor:
             pool.shutdown()
 
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        held = vars(self._place)
-        if "pool" not in held:  # spawned: a fork of a process with torch's threads may hang
-            held["pool"] = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-            self._pools.append(held["pool"])
+        stored = vars(self._place)
+        if "pool" not in stored:  # spawned: a fork of a process with torch's threads may hang
+            stored["pool"] = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            self._pools.append(stored["pool"])
         try:
-            return held["pool"].submit(fn, *args).result()
+            return stored["pool"].submit(fn, *args).result()
         except BrokenProcessPool:
-            del held["pool"]
+            del stored["pool"]
             raise

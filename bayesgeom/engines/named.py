@@ -148,11 +148,11 @@ def _unanswered() -> str:
     Another process asks, which can be stopped: the address of a cluster that died holds `ray.init` for minutes.
     """
     try:
-        asked = subprocess.run([sys.executable, "-c", _CONNECT], timeout=ANSWER_S, check=False, capture_output=True)  # noqa: S603
+        finished = subprocess.run([sys.executable, "-c", _CONNECT], timeout=ANSWER_S, check=False, capture_output=True)  # noqa: S603
     except subprocess.TimeoutExpired:
         return f"no answer within {ANSWER_S} s"
-    said = asked.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1].rstrip(".") if asked.returncode and said else ""
+    message = finished.stderr.decode(errors="replace").strip().splitlines()
+    return message[-1].rstrip(".") if finished.returncode and message else ""
 
 
 @contextlib.contextmanager
@@ -174,8 +174,8 @@ def _named(engine: str, *kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ExecutorFault(f"engine {engine} cannot be reached: {said}.") from error
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ExecutorFault(f"engine {engine} cannot be reached: {message}.") from error
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.files import file_aside, read_safetensors, write_arrays
+from bayesgeom.core.files import atomic_file, read_safetensors, write_arrays
 
 _ARRAY, _CLASS, _TUPLE, _MAP = "array", "class", "tuple", "map"
 _PARCEL = "parcel"
@@ -29,8 +29,8 @@ def write_parcel(path: Path, value: Any) -> None:
     """
     arrays: dict[str, np.ndarray] = {}
     tree = _packed(value, arrays)
-    with file_aside(path) as aside:
-        write_arrays(arrays, aside, {_PARCEL: json.dumps(tree, sort_keys=True)})
+    with atomic_file(path) as temporary:
+        write_arrays(arrays, temporary, {_PARCEL: json.dumps(tree, sort_keys=True)})
 
 
 def read_parcel(path: Path) -> Any:
@@ -58,8 +58,8 @@ def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
             arrays[name := f"{len(arrays):06d}"] = np.ascontiguousarray(value).reshape(value.shape)
             return {_ARRAY: name}
         case tuple() | list():
-            held = [_packed(item, arrays) for item in value]
-            return {_TUPLE: held} if isinstance(value, tuple) else held
+            stored = [_packed(item, arrays) for item in value]
+            return {_TUPLE: stored} if isinstance(value, tuple) else stored
         case Mapping():
             return {_MAP: [[_packed(key, arrays), _packed(item, arrays)] for key, item in value.items()]}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -75,8 +75,8 @@ def _unpacked(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
             return [_unpacked(item, arrays) for item in tree]
         case {"array": name}:
             return arrays[name]
-        case {"tuple": held}:
-            return tuple(_unpacked(item, arrays) for item in held)
+        case {"tuple": stored}:
+            return tuple(_unpacked(item, arrays) for item in stored)
         case {"map": pairs}:
             return {_unpacked(key, arrays): _unpacked(item, arrays) for key, item in pairs}
         case {"class": str(path), "fields": dict(fields)}:

@@ -97,7 +97,7 @@ def errors_across(runs: Mapping[int, Run]) -> Errors:
     )
 
 
-def jump(
+def discontinuity(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], trained: int, *, seed: int
 ) -> Estimate:
     """Return the jump: the error at the first position beyond the training length minus its extrapolated trend.

@@ -12,16 +12,16 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
-from bayesgeom.generalization.arm import (
-    Arm,
+from bayesgeom.generalization.curves import errors_across, errors_along
+from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
+from bayesgeom.generalization.length_report import LengthReport
+from bayesgeom.generalization.model_errors import (
+    ModelErrors,
     Setting,
     measured,
     with_untrained_positions,
     without_top_attention,
 )
-from bayesgeom.generalization.curves import errors_across, errors_along
-from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
-from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.stretch import (
     Stretch,
     check_room,
@@ -133,12 +133,12 @@ def _measured(
         models, task, lengths, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
     )
     if executor is None:
-        arms = [_arm(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+        measured = [_errors(_silenced(_made(own), top_attention_off), setting, n) for own in models]
     else:
         found = zip(names, specs, strict=True)
         jobs = [_job(name, spec, setting, n=n, top_attention_off=top_attention_off) for name, spec in found]
-        arms = executor.results(jobs, desc="models")
-    report = length_report(arms, setting)
+        measured = executor.results(jobs, desc="models")
+    report = length_report(measured, setting)
     arguments = {
         "lengths": setting.lengths,
         "n": n,
@@ -170,10 +170,10 @@ def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_
         "threshold_bits": setting.threshold_bits,
     }
     arguments = job_arguments(name, spec, setting.task, n=n, top_attention_off=top_attention_off, setting=own)
-    return Job(name=spec.name, function=path_of(arm_at), arguments=arguments)
+    return Job(name=spec.name, function=path_of(errors_at), arguments=arguments)
 
 
-def arm_at(
+def errors_at(
     *,
     model: str,
     weights: str,
@@ -182,12 +182,12 @@ def arm_at(
     n: int,
     top_attention_off: int,
     setting: Mapping[str, Any],
-) -> Arm:
+) -> ModelErrors:
     """Do the job of one model."""
     own, chosen = _silenced(load(model, device=device), top_attention_off), task_from_config(task)
     check_same(own, model, weights)
     lengths = tuple(setting["lengths"])
-    return _arm(own, Setting(task=chosen, stretch=stretch_of(chosen), **{**setting, "lengths": lengths}), n)
+    return _errors(own, Setting(task=chosen, stretch=stretch_of(chosen), **{**setting, "lengths": lengths}), n)
 
 
 def with_room(
@@ -245,13 +245,13 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return names and hashes of several models, or the description of one with the hash of its measured weights."""
     if len(specs) > 1:
-        weights = dict(zip(report.arms, report.weights_hashes, strict=True))
-        named = {"name": ", ".join(report.arms), "architecture": "several"}
+        weights = dict(zip(report.models, report.weights_hashes, strict=True))
+        named = {"name": ", ".join(report.models), "architecture": "several"}
         return provenance(named, task, arguments) | {"weights": weights}
     return provenance(replace(specs[0], weights_hash=report.weights_hashes[0]), task, arguments)
 
 
-def _arm(model: Model, setting: Setting, n: int) -> Arm:
+def _errors(model: Model, setting: Setting, n: int) -> ModelErrors:
     """Measure one model, along one long run or across runs of every length."""
 
     def run_at(length: int) -> Run:

@@ -26,7 +26,7 @@ _CROWDED = 30  # number of positions above which markers would hide the line
 def length_figure(
     title: str,
     *,
-    arms: Sequence[str],
+    models: Sequence[str],
     at: tuple[Int[np.ndarray, " place"], str, int],
     curves: tuple[Estimate, Estimate, Estimate, Estimate],
     lengths: Int[np.ndarray, " length"],
@@ -45,7 +45,7 @@ def length_figure(
     n_layers = layers.value.shape[1]
     drawn = ((kl, places), (entropy, places), (whole, lengths), (layers, np.arange(n_layers)))
     for number, (own, x) in enumerate(drawn):
-        _add(figure, (1 + number // 2, 1 + number % 2), x, own, arms, is_log=number < 3)
+        _add(figure, (1 + number // 2, 1 + number % 2), x, own, models, is_log=number < 3)
     for column in (1, 2):
         figure.add_vline(x=trained, line={"color": BASELINE, "dash": "dot", "width": 1.5}, row=1, col=column)
     figure.add_vline(x=trained, line={"color": BASELINE, "dash": "dot", "width": 1.5}, row=2, col=1)
@@ -63,24 +63,24 @@ def _add(
     panel: tuple[int, int],
     x: Int[np.ndarray, " x"],
     curves: Estimate,
-    arms: Sequence[str],
+    models: Sequence[str],
     *,
     is_log: bool,
 ) -> None:
-    """Add the arms' curves and the mean of each baseline over arms; each name appears once in the legend."""
-    for index, arm in enumerate(arms):
+    """Add the models' curves and the mean of each baseline over models; each name appears once in the legend."""
+    for index, model in enumerate(models):
         color, own = SERIES[index % len(SERIES)], curves[index]
         low, high = own.ends
         if np.isfinite(low).all() and np.isfinite(high).all():
             above = np.maximum(low, 0.1 * np.maximum(own.value, _smallest(own.value))) if is_log else low
-            add_band(figure, panel, x, above, high, name=f"{arm}, 95 % interval", color=color)
+            add_band(figure, panel, x, above, high, name=f"{model}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
-        add_line(figure, panel, x, own.value, name=arm, color=color)
+        add_line(figure, panel, x, own.value, name=model, color=color)
         mode = "lines" if len(x) > _CROWDED else "lines+markers"
         figure.data[-1].update(mode=mode, showlegend=panel == (1, 1))
     for dash, baseline in zip(DASHES, curves.baselines[:_N_BASELINES], strict=False):
         seen = {trace.name for trace in figure.data if trace.showlegend is not False}
-        label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_arms(baseline)
+        label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_models(baseline)
         add_baseline(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
         figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
     if is_log:
@@ -94,8 +94,8 @@ def _smallest(values: Float[np.ndarray, " x"]) -> float:
     return float(values[values > 0].min()) if (values > 0).any() else 1.0
 
 
-def _mean_over_arms(baseline: Baseline) -> Float[np.ndarray, " x"]:
-    """Return the mean level over arms at each position, NaN where no arm has one."""
+def _mean_over_models(baseline: Baseline) -> Float[np.ndarray, " x"]:
+    """Return the mean level over models at each position, NaN where no model has one."""
     known = np.isfinite(baseline.value)
     total = np.where(known, baseline.value, 0.0).sum(axis=0)
     return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

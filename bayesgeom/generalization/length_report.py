@@ -32,15 +32,16 @@ RULE = (
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LengthReport(Report):
-    """Errors of every model ("arm") on the same sequences; entry i of a curve belongs to `at[i]`.
+    """Errors of every model on the same sequences; entry i of a curve belongs to `at[i]`.
 
     `at` holds scored positions counted from 1 or, if length means distance, numbers of filler tokens (see `unit`).
-    `position_kinds` states how each arm encodes positions, and which rows of a learned table were never trained.
+    `position_kinds` states how each model encodes positions, and which rows of a learned table were never trained.
     `errors` are the KL and the entropy error: at every position (`error_bits`), as means over whole sequences of each
-    length (`whole_error_bits`), and their jump at the training length (`jump_bits`). `critical_length` is infinite if
-    no position exceeds `threshold_bits`. Layers that cannot be read are NaN. If the task's hidden state moves,
-    `effective_memory_symbols` (see `bayesgeom.stats.memory`) is measured over the longest sequences, and `transport`
-    states whether such sequences can show transport; on other tasks they are NaN and empty.
+    length (`whole_error_bits`), and their discontinuity at the training length (`discontinuity_bits`).
+    `critical_length` is infinite if no position exceeds `threshold_bits`. Layers that cannot be read are NaN. If
+    the task's hidden state moves, `effective_memory_symbols` (see `bayesgeom.stats.memory`) is measured over the
+    longest sequences, and `transport` states whether such sequences can show transport; on other tasks they are NaN
+    and empty.
     """
 
     name: ClassVar[str] = "length"
@@ -60,30 +61,30 @@ class LengthReport(Report):
     unit: str
     trained: int
     threshold_bits: float
-    arms: tuple[str, ...]
+    models: tuple[str, ...]
     position_kinds: tuple[str, ...]
     weights_hashes: tuple[str, ...]
     lengths: tuple[str, ...]
     at: Int[np.ndarray, " position"]
     errors: tuple[str, ...]
-    error_bits: Annotated[Estimate, Quantity("error arm position", unit="bits", better="lower", label="error")]
+    error_bits: Annotated[Estimate, Quantity("error model position", unit="bits", better="lower", label="error")]
     whole_error_bits: Annotated[
-        Estimate, Quantity("error arm length", unit="bits", better="lower", label="error, mean over whole sequences")
+        Estimate, Quantity("error model length", unit="bits", better="lower", label="error, mean over whole sequences")
     ]
-    jump_bits: Annotated[
-        Estimate, Quantity("error arm", unit="bits", better="lower", label="the error's jump at the training length")
+    discontinuity_bits: Annotated[
+        Estimate, Quantity("error model", unit="bits", better="lower", label="the error's jump at the training length")
     ]
-    critical_length: Annotated[Estimate, Quantity("arm", better="higher", label="first position above the threshold")]
-    extrapolation_ratio: Annotated[Estimate, Quantity("arm", better="lower", label="KL beyond / within")]
-    layer_within_kl_bits: Float[np.ndarray, "arm layer"]
+    critical_length: Annotated[Estimate, Quantity("model", better="higher", label="first position above the threshold")]
+    extrapolation_ratio: Annotated[Estimate, Quantity("model", better="lower", label="KL beyond / within")]
+    layer_within_kl_bits: Float[np.ndarray, "model layer"]
     layer_excess_bits: Annotated[
-        Estimate, Quantity("arm layer", unit="bits", better="lower", label="KL of the read-out, beyond − within")
+        Estimate, Quantity("model layer", unit="bits", better="lower", label="KL of the read-out, beyond − within")
     ]
     layer_shift: Annotated[
-        Estimate, Quantity("arm layer", better="lower", label="shift of the mean residual, in its spread within")
+        Estimate, Quantity("model layer", better="lower", label="shift of the mean residual, in its spread within")
     ]
     effective_memory_symbols: Annotated[
-        Estimate, Quantity("arm", unit="symbols", better="higher", label="effective memory")
+        Estimate, Quantity("model", unit="symbols", better="higher", label="effective memory")
     ]
     transport: str
     n: int
@@ -95,33 +96,33 @@ class LengthReport(Report):
 
     @property
     def kl_bits(self) -> Estimate:
-        """KL(exact ‖ model) of each arm at every place."""
+        """KL(exact ‖ model) of each model at every place."""
         return self.error_bits[KL]
 
     @property
     def entropy_mae_bits(self) -> Estimate:
-        """The entropy error of each arm at every place."""
+        """The entropy error of each model at every place."""
         return self.error_bits[ENTROPY]
 
     @property
     def untrained_positions(self) -> tuple[str, ...]:
-        """The rows of each arm's learned position table that were never trained; "" if all were."""
+        """The rows of each model's learned position table that were never trained; "" if all were."""
         return tuple(kind.partition(" (")[2].removesuffix(")") for kind in self.position_kinds)
 
     @property
-    def found_kl_bits(self) -> Float[np.ndarray, " arm"]:
+    def found_kl_bits(self) -> Float[np.ndarray, " model"]:
         """KL at the first position beyond the training length; NaN where there is no jump."""
         found = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
-        return np.where(np.isnan(self.jump_bits.value[KL]), np.nan, found)
+        return np.where(np.isnan(self.discontinuity_bits.value[KL]), np.nan, found)
 
     @property
-    def predicted_kl_bits(self) -> Float[np.ndarray, " arm"]:
+    def predicted_kl_bits(self) -> Float[np.ndarray, " model"]:
         """KL that the trend within the training length predicts there."""
-        predicted: np.ndarray = self.found_kl_bits - self.jump_bits.value[KL]
+        predicted: np.ndarray = self.found_kl_bits - self.discontinuity_bits.value[KL]
         return predicted
 
     @property
-    def entry_layer(self) -> Int[np.ndarray, " arm"]:
+    def entry_layer(self) -> Int[np.ndarray, " model"]:
         """The first layer whose excess has its whole interval above 0 and its baseline; −1 if there is none."""
         level = np.maximum(0.0, np.nan_to_num(self.layer_excess_bits.baseline(EARLIER).value))
         is_clear = self.layer_excess_bits.ends[0] > level
@@ -130,7 +131,7 @@ class LengthReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the numbers by quantity: the jumps in the order of their rulings, ratios, first failures, memories."""
-        names = [f"{name}: " if len(self.arms) > 1 else "" for name in self._short_names]
+        names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
         memories = [
             headline_of(
                 self,
@@ -141,13 +142,15 @@ class LengthReport(Report):
             for index, name in enumerate(names)
             if not math.isnan(float(self.effective_memory_symbols.value[index]))
         ]
-        return *self._jumps(names), *self._ratios(names), *self._reaches(names), *memories
+        return *self._discontinuities(names), *self._ratios(names), *self._reaches(names), *memories
 
-    def _jumps(self, names: Sequence[str]) -> list[Headline]:
+    def _discontinuities(self, names: Sequence[str]) -> list[Headline]:
         """Return each variant's jump with its ruling; the largest of each ruling states which variants share it."""
         label = f"KL jump at {self._first_beyond} over {self._trend}"
-        lines = [headline_of(self, "jump_bits", at=(KL, i), label=f"{own}{label}") for i, own in enumerate(names)]
-        lines = [replace(line, ruling=_jump_ruling(line)) for line in lines]
+        lines = [
+            headline_of(self, "discontinuity_bits", at=(KL, i), label=f"{own}{label}") for i, own in enumerate(names)
+        ]
+        lines = [replace(line, ruling=_discontinuity_ruling(line)) for line in lines]
         for ruling, verb in _RULINGS.items():
             group = [index for index, line in enumerate(lines) if line.ruling == ruling]
             if group:
@@ -167,7 +170,7 @@ class LengthReport(Report):
         if known:
             order, short = sorted(known, key=lambda index: lines[index].value), self._short_names
             ends = [
-                number_text(lines[index].value) + (f" ({short[index]})" if len(self.arms) > 1 else "")
+                number_text(lines[index].value) + (f" ({short[index]})" if len(self.models) > 1 else "")
                 for index in (order[0], order[-1])
             ]
             found = f"Beyond the training length ({self.trained}), the KL is {' to '.join(dict.fromkeys(ends))} times"
@@ -185,12 +188,12 @@ class LengthReport(Report):
         reached = [f"{number_text(first)}{own}" for first, own in where_of.items() if not math.isinf(first)]
         where = [f"first at {self._place} {', '.join(reached)}"] if reached else []
         where += [f"nowhere{where_of[math.inf]}"] if math.inf in where_of else []
-        said = f"The KL exceeds {self.threshold_bits:g} bits {', '.join(where)}."
-        return [replace(lines[0], finding=said), *lines[1:]]
+        sentence = f"The KL exceeds {self.threshold_bits:g} bits {', '.join(where)}."
+        return [replace(lines[0], finding=sentence), *lines[1:]]
 
     def _of_variants(self, group: Sequence[int]) -> str:
         """Return which of several variants are meant; "" for a single model."""
-        if len(self.arms) == 1:
+        if len(self.models) == 1:
             return ""
         short = self._short_names
         names = ", ".join(short[index] for index in group)
@@ -201,7 +204,7 @@ class LengthReport(Report):
 
         return length_figure(
             self.title,
-            arms=self._short_names,
+            models=self._short_names,
             at=(self.at, self.unit, self.trained),
             curves=(self.kl_bits, self.entropy_mae_bits, self.whole_error_bits[KL], self.layer_excess_bits),
             lengths=np.array([int(length) for length in self.lengths]),
@@ -209,14 +212,15 @@ class LengthReport(Report):
         )
 
     def table(self) -> str:
-        """Return one row per arm, then whole-sequence means by length."""
-        rows = [_HEADER, *(self._row(index) for index in range(len(self.arms)))]
+        """Return one row per model, then whole-sequence means by length."""
+        rows = [_HEADER, *(self._row(index) for index in range(len(self.models)))]
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [
-            (arm, *map(number_text, own)) for arm, own in zip(self.arms, self.whole_error_bits.value[KL], strict=True)
+            (model, *map(number_text, own))
+            for model, own in zip(self.models, self.whole_error_bits.value[KL], strict=True)
         ]
         notes = self._memories() if self.transport else []
-        notes += [f"{arm}: {note}" for arm, note in zip(self.arms, self.untrained_positions, strict=True) if note]
+        notes += [f"{model}: {note}" for model, note in zip(self.models, self.untrained_positions, strict=True) if note]
         if (n := self._n_trend) < N_TREND:
             is_known = "so no trend can be extrapolated" if n < 2 else f"so the trend is {self._trend}"
             unknown = ", without a baseline" if n == 2 else ""
@@ -229,7 +233,7 @@ class LengthReport(Report):
 
     @property
     def _short_names(self) -> list[str]:
-        return short_names(self.arms)
+        return short_names(self.models)
 
     @property
     def _place(self) -> str:
@@ -246,27 +250,27 @@ class LengthReport(Report):
         return few.get(self._n_trend, f"a line through the {self._n_trend} positions before it")
 
     def _memories(self) -> list[str]:
-        found = zip(self.arms, *self.effective_memory_symbols.ends, strict=True)
+        found = zip(self.models, *self.effective_memory_symbols.ends, strict=True)
         notes = [
-            f"{arm}: effective memory {number_text(low)} … {number_text(high)} symbols"
-            for arm, low, high in found
+            f"{model}: effective memory {number_text(low)} … {number_text(high)} symbols"
+            for model, low, high in found
             if not math.isnan(low)
         ]
         return [*notes, self.transport]
 
     def _row(self, index: int) -> tuple[str, ...]:
         within, layer, kl = self.at <= self.trained, int(self.entry_layer[index]), self.kl_bits.value[index]
-        jump, ratio, critical = (
-            own[index] for own in (self.jump_bits[KL], self.extrapolation_ratio, self.critical_length)
+        discontinuity, ratio, critical = (
+            own[index] for own in (self.discontinuity_bits[KL], self.extrapolation_ratio, self.critical_length)
         )
-        largest, shortcut = jump.baseline(LARGEST_WITHIN).value, ratio.baselines[0].value
+        largest, shortcut = discontinuity.baseline(LARGEST_WITHIN).value, ratio.baselines[0].value
         return (
-            self.arms[index],
+            self.models[index],
             self.position_kinds[index].partition(" (")[0],
             number_text(kl[within].mean(), is_exact=True),
             number_text(kl[~within].mean(), is_exact=True),
             f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
-            f"{jump.text(is_exact=True)} ({_exact(float(largest))})",
+            f"{discontinuity.text(is_exact=True)} ({_exact(float(largest))})",
             _length(float(critical)),
             f"{ratio.text()} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
@@ -293,7 +297,7 @@ _RULINGS = {
 }
 
 
-def _jump_ruling(line: Headline) -> str:
+def _discontinuity_ruling(line: Headline) -> str:
     """Return whether the jump is larger than any within the training length; "" where no jump is known."""
     if math.isnan(line.value):
         return ""
@@ -302,16 +306,16 @@ def _jump_ruling(line: Headline) -> str:
     return "no discontinuity" if line.high < line.baseline else "undecided"
 
 
-def short_names(arms: Sequence[str]) -> list[str]:
+def short_names(models: Sequence[str]) -> list[str]:
     """Return names without the first words that all of them share.
 
     Example:
-        >>> short_names(["hmm-arm-rotary", "hmm-arm-no-top-attention"])
+        >>> short_names(["hmm-variant-rotary", "hmm-variant-no-top-attention"])
         ['rotary', 'no-top-attention']
     """
-    words = [arm.split("-") for arm in arms]
+    words = [model.split("-") for model in models]
     n_shared = 0
-    while len(arms) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
+    while len(models) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
         n_shared += 1
     return ["-".join(own[n_shared:]) for own in words]
 

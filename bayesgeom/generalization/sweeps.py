@@ -151,12 +151,12 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
     if model is None:
         return _exact(label, task, n=n, seed=seed)
     try:
-        return _asked(label, task, model, n=n, seed=seed)
+        return _measured(label, task, model, n=n, seed=seed)
     except TaskMismatch as reason:
         return _exact(label, task, n=n, seed=seed, note=str(reason))
 
 
-def _asked(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
+def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
     """Measure the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
     vocabulary = Vocabulary.between(task, model.task if model.task is not None else task)
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)

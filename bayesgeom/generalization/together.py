@@ -5,30 +5,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.generalization.arm import Arm, Setting
 from bayesgeom.generalization.curves import mean_along, strongest, whole_means
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
+from bayesgeom.generalization.model_errors import ModelErrors, Setting
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import stacked
 from bayesgeom.stats.memory import EffectiveMemory
 
 
-def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
-    """Return the report on arms that were measured on the same sequences."""
-    first = arms[0].errors
+def length_report(models: Sequence[ModelErrors], setting: Setting) -> LengthReport:
+    """Return the report on models that were measured on the same sequences."""
+    first = models[0].errors
     best = strongest(first.predictor_kl_bits)
     predictors = (best, *(name for name in first.predictor_kl_bits if name != best))
-    kl, entropy = ([arm.errors.kl_bits for arm in arms], [arm.errors.entropy_error_bits for arm in arms])
-    memories = [arm.errors.memory for arm in arms]
-    n_layers = max(arm.n_layers for arm in arms)
+    kl, entropy = ([model.errors.kl_bits for model in models], [model.errors.entropy_error_bits for model in models])
+    memories = [model.errors.memory for model in models]
+    n_layers = max(model.n_layers for model in models)
     return LengthReport(
         unit=setting.stretch.unit,
         trained=setting.trained,
         threshold_bits=setting.threshold_bits,
-        arms=_distinct([arm.name for arm in arms]),
-        position_kinds=tuple(positions_text(arm.position_kind, arm.untrained_positions) for arm in arms),
-        weights_hashes=tuple(arm.weights_hash for arm in arms),
+        models=_distinct([model.name for model in models]),
+        position_kinds=tuple(positions_text(model.position_kind, model.untrained_positions) for model in models),
+        weights_hashes=tuple(model.weights_hash for model in models),
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,
         errors=ERRORS,
@@ -38,16 +38,23 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
                 _curves(entropy, first.predictor_entropy_error_bits, predictors, setting.seed),
             ]
         ),
-        whole_error_bits=stacked([_whole(own, arms, setting) for own in (kl, entropy)]),
-        jump_bits=stacked([stacked([arm.jump_kl for arm in arms]), stacked([arm.jump_entropy for arm in arms])]),
-        critical_length=stacked([arm.critical for arm in arms]),
-        extrapolation_ratio=stacked([arm.ratio for arm in arms]),
-        layer_within_kl_bits=np.stack(
-            [_padded(None if arm.depth is None else arm.depth.within_kl_bits, n_layers) for arm in arms]
+        whole_error_bits=stacked([_whole(own, models, setting) for own in (kl, entropy)]),
+        discontinuity_bits=stacked(
+            [
+                stacked([model.discontinuity_kl for model in models]),
+                stacked([model.discontinuity_entropy for model in models]),
+            ]
         ),
-        layer_excess_bits=_by_layer([None if arm.depth is None else arm.depth.excess_bits for arm in arms], n_layers),
+        critical_length=stacked([model.critical for model in models]),
+        extrapolation_ratio=stacked([model.ratio for model in models]),
+        layer_within_kl_bits=np.stack(
+            [_padded(None if model.depth is None else model.depth.within_kl_bits, n_layers) for model in models]
+        ),
+        layer_excess_bits=_by_layer(
+            [None if model.depth is None else model.depth.excess_bits for model in models], n_layers
+        ),
         layer_shift=_by_layer(
-            [None if arm.depth is None else arm.depth.shift for arm in arms], n_layers, has_interval=False
+            [None if model.depth is None else model.depth.shift for model in models], n_layers, has_interval=False
         ),
         effective_memory_symbols=_memories(memories),
         transport="" if memories[0] is None else memories[0].note,
@@ -56,9 +63,9 @@ def length_report(arms: Sequence[Arm], setting: Setting) -> LengthReport:
 
 
 def _by_layer(found: Sequence[Estimate | None], n_layers: int, *, has_interval: bool = True) -> Estimate:
-    """Return estimates by layer, padded with NaN to the layers of the deepest arm."""
+    """Return estimates by layer, padded with NaN to the layers of the deepest model."""
 
-    def level(parts: Sequence[Float[np.ndarray, " layer"] | None]) -> Float[np.ndarray, "arm padded"]:
+    def level(parts: Sequence[Float[np.ndarray, " layer"] | None]) -> Float[np.ndarray, "model padded"]:
         return np.stack([_padded(part, n_layers) for part in parts])
 
     low, high = (level([None if own is None else own.ends[end] for own in found]) for end in (0, 1))
@@ -79,7 +86,7 @@ def _padded(values: Float[np.ndarray, " layer"] | None, n_layers: int) -> Float[
 
 
 def _memories(found: Sequence[EffectiveMemory | None]) -> Estimate:
-    """Return effective memories of all arms; NaN if the hidden state does not move."""
+    """Return effective memories of all models; NaN if the hidden state does not move."""
     known = [memory for memory in found if memory is not None]
     if len(known) < len(found):
         return Estimate.of(np.full(len(found), np.nan))
@@ -106,7 +113,9 @@ def _curves(
     return stacked([mean_along(own, seed=seed) for own in errors], baselines)
 
 
-def _whole(errors: Sequence[Float[np.ndarray, "sequence position"]], arms: Sequence[Arm], setting: Setting) -> Estimate:
+def _whole(
+    errors: Sequence[Float[np.ndarray, "sequence position"]], models: Sequence[ModelErrors], setting: Setting
+) -> Estimate:
     """Return means over whole sequences of each length."""
-    at, is_prefix = arms[0].errors.at, setting.stretch.is_prefix
+    at, is_prefix = models[0].errors.at, setting.stretch.is_prefix
     return stacked([whole_means(own, at, setting.lengths, is_prefix=is_prefix, seed=setting.seed) for own in errors])

@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import TaskMismatch
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 
 _NAMED = 6  # missing tokens that an error lists
@@ -59,11 +59,11 @@ class Vocabulary:
 
 def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
     to = to.to(trials.tokens.device)
-    asked = trials.labels != UNASKED
+    is_labeled = trials.labels != NO_LABEL
     return replace(
         trials,
         tokens=to[trials.tokens],
         answers=to[trials.answers],
-        labels=torch.where(asked, to[trials.labels * asked], UNASKED),
+        labels=torch.where(is_labeled, to[trials.labels * is_labeled], NO_LABEL),
         token_sets={name: to[members] for name, members in trials.token_sets.items()},
     )

@@ -71,19 +71,19 @@ def loss_nats(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials, targets: Targets
 ) -> Float[Tensor, " batch"]:
     """Return the training loss per sequence: cross-entropy over all ids, mean over scored positions."""
-    log_said = logits.log_softmax(dim=-1)
+    log_predicted = logits.log_softmax(dim=-1)
     if targets == "sampled":
         labels = trials.at_scored(trials.labels)
-        return -log_said.gather(-1, labels[..., None])[..., 0].mean(dim=1)
-    exact = trials.at_scored(trials.predictive).to(log_said)
-    return -(exact * log_said[..., trials.answers]).sum(-1).mean(dim=1)
+        return -log_predicted.gather(-1, labels[..., None])[..., 0].mean(dim=1)
+    exact = trials.at_scored(trials.predictive).to(log_predicted)
+    return -(exact * log_predicted[..., trials.answers]).sum(-1).mean(dim=1)
 
 
 def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tensor, " batch"], list[LayerGradients]]:
     """Return the loss of every sequence and the gradients of every layer; the model must be in float64."""
-    held: dict[tuple[str, int], Tensor] = {}
+    stored: dict[tuple[str, int], Tensor] = {}
     hooks = [
-        _keeping(held, name, layer, part)
+        _keeping(stored, name, layer, part)
         for layer in range(model.spec.n_layers)
         for name, part in _points(model, layer)
     ]
@@ -91,25 +91,25 @@ def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tens
         loss = loss_nats(model.logits(trials), trials, targets)
     layers = range(model.spec.n_layers)
     matrices = {layer: part.weight for layer in layers if (part := _value_matrix(model, layer)) is not None}
-    wanted = [place for place in held if place[0] not in ("pattern", "value_inputs")]
+    wanted = [place for place in stored if place[0] not in ("pattern", "value_inputs")]
     # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
-    found = torch.autograd.grad(loss.sum(), [*(held[place] for place in wanted), *matrices.values()])
+    found = torch.autograd.grad(loss.sum(), [*(stored[place] for place in wanted), *matrices.values()])
     by = dict(zip(wanted, found[: len(wanted)], strict=True))
     by_matrix = dict(zip(matrices, found[len(wanted) :], strict=True))
-    at = {place: value.detach() for place, value in held.items()}
+    at = {place: value.detach() for place, value in stored.items()}
     return loss.detach(), [_layer(model, layer, at, by, by_matrix.get(layer)) for layer in layers]
 
 
 def _layer(
     model: Model,
     layer: int,
-    held: dict[tuple[str, int], Tensor],
+    stored: dict[tuple[str, int], Tensor],
     by: dict[tuple[str, int], Tensor],
     by_matrix: Tensor | None,
 ) -> LayerGradients:
-    q, k, v, z = (rearrange(held[site.name, layer], "b p h d -> b h p d") for site in SITES)
+    q, k, v, z = (rearrange(stored[site.name, layer], "b p h d -> b h p d") for site in SITES)
     by_q, by_k, by_v, u = (rearrange(by[site.name, layer], "b p h d -> b h p d") for site in SITES)
-    pattern = held.get(("pattern", layer))
+    pattern = stored.get(("pattern", layer))
     if pattern is None:
         pattern = _causal_softmax(q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale)
     return LayerGradients(
@@ -124,14 +124,14 @@ def _layer(
         by_key=by_k,
         by_value=by_v,
         by_score=by.get(("attn_scores", layer)),
-        value_inputs=held.get(("value_inputs", layer)),
+        value_inputs=stored.get(("value_inputs", layer)),
         by_value_matrix=by_matrix,
     )
 
 
-def _keeping(held: dict[tuple[str, int], Tensor], name: str, layer: int, part: nn.Module) -> Hook:
+def _keeping(stored: dict[tuple[str, int], Tensor], name: str, layer: int, part: nn.Module) -> Hook:
     def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        held[name, layer] = inputs[0] if name == "value_inputs" else output
+        stored[name, layer] = inputs[0] if name == "value_inputs" else output
 
     return Hook(part=part, call=keep, label=f"{name!r} of layer {layer}")
 

@@ -22,8 +22,8 @@ from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.crossings import SETTLED, Crossing, settled
 from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.stats.threshold_steps import SETTLED, ThresholdStep, settled
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -138,14 +138,14 @@ class GradientMovementReport(Report):
         add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=other, log_steps=True)
         return with_room_for_legend(figure)
 
-    def _settled(self) -> tuple[Crossing, ...]:
+    def _settled(self) -> tuple[ThresholdStep, ...]:
         steps = [int(step) for step in self.steps]
         return tuple(settled(steps, own.value, counts_last=False) for _, own in self._distances())
 
     def _distances(self) -> tuple[tuple[str, Estimate], ...]:
         return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
 
-    def _censored(self, found: Crossing) -> str:
+    def _censored(self, found: ThresholdStep) -> str:
         return f": not settled before the last snapshot, at step {self.steps[-1]}" if np.isnan(found.step) else ""
 
     def table(self) -> str:

@@ -92,10 +92,10 @@ def _checked(
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
     """Return the report on a model in float64, measured one tile of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
-    for tile in tiles(trials, model.spec):
-        loss, layers = captured(model, tile, targets)
+    for batch in batches(trials, model.spec):
+        loss, layers = captured(model, batch, targets)
         losses.append(loss)
-        tallies.append([layer_tally(layer, tile) for layer in layers])
+        tallies.append([layer_tally(layer, batch) for layer in layers])
         found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
         errors.append(torch.stack(found).numpy())
     worst = np.max(np.stack(errors), axis=0)
@@ -115,7 +115,7 @@ def _check_laws(errors: np.ndarray, name: str) -> None:
         )
 
 
-def tiles(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
+def batches(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
     """Yield tiles of at least two sequences whose gradients fit the budget."""
     each = 8 * _COPIES * spec.n_layers * spec.n_heads * trials.tokens.shape[1] ** 2
     return trials.batches(at_most=max(2, BUDGET_BYTES // each), at_least=2)

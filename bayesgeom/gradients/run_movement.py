@@ -23,7 +23,7 @@ from bayesgeom.gradients.movement import (
     movement_report,
 )
 from bayesgeom.gradients.precise import in_float64
-from bayesgeom.gradients.run import tiles
+from bayesgeom.gradients.run import batches
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
@@ -88,8 +88,8 @@ def _measured(model: Model, trials: Trials, targets: Targets) -> tuple[Frame, di
     """Return a snapshot's frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
     wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
-    for tile in tiles(trials, wide.spec):
-        loss, layers = captured(wide, tile, targets)
-        frames.append(frame_of(layers, tile))
-        found.append({"loss_nats": loss, **gradient_norms(layers, tile)})
+    for batch in batches(trials, wide.spec):
+        loss, layers = captured(wide, batch, targets)
+        frames.append(frame_of(layers, batch))
+        found.append({"loss_nats": loss, **gradient_norms(layers, batch)})
     return joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.stats.crossings import Crossing, times_later
+from bayesgeom.stats.threshold_steps import ThresholdStep, times_later
 
 
 @final
@@ -39,6 +39,6 @@ class Lag:
         return f"{number_text(self.most)} or less" if np.isfinite(self.most) else "anything"
 
 
-def lag(values: Crossing, routing: Crossing) -> Lag:
+def lag(values: ThresholdStep, routing: ThresholdStep) -> Lag:
     """Return how much later the first settles than the second."""
     return Lag(*times_later(values, routing))

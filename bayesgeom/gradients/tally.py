@@ -68,16 +68,16 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
     )
 
 
-def together(tiles: Sequence[LayerTally]) -> LayerTally:
+def together(batches: Sequence[LayerTally]) -> LayerTally:
     """Return the tally of several tiles of one layer."""
     return LayerTally(
-        correlation=torch.cat([tile.correlation for tile in tiles]),
-        other_correlation=torch.cat([tile.other_correlation for tile in tiles]),
-        routing_norm=torch.cat([tile.routing_norm for tile in tiles]),
-        value_norm=torch.cat([tile.value_norm for tile in tiles]),
-        value_elasticity=torch.cat([tile.value_elasticity for tile in tiles]),
-        maps=torch.stack([tile.maps for tile in tiles]).sum(dim=0),
-        binned=torch.stack([tile.binned for tile in tiles]).sum(dim=0),
+        correlation=torch.cat([batch.correlation for batch in batches]),
+        other_correlation=torch.cat([batch.other_correlation for batch in batches]),
+        routing_norm=torch.cat([batch.routing_norm for batch in batches]),
+        value_norm=torch.cat([batch.value_norm for batch in batches]),
+        value_elasticity=torch.cat([batch.value_elasticity for batch in batches]),
+        maps=torch.stack([batch.maps for batch in batches]).sum(dim=0),
+        binned=torch.stack([batch.binned for batch in batches]).sum(dim=0),
     )
 
 

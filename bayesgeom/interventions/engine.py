@@ -1,6 +1,6 @@
 """The engine: score every pair of sequences under every condition, tile by tile, and store sums per unit.
 
-A condition ("arm") is one edit of one layer: the subspace, the ceiling (the whole activation), or a control subspace.
+A condition is one edit of one layer: the subspace, the ceiling (the whole activation), or a control subspace.
 It may be scored a second time without its direct path: the change that the edit made to the residual stream is
 subtracted before the final norm, so only the effect through later blocks remains. A unit is a run of consecutive
 pairs; units are independent, so resampling units is equivalent to resampling pairs.
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.ablations.engine import Means, tiles, variants_at_once
+from bayesgeom.ablations.engine import Means, batches, variants_at_once
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import AtPositions, Edit, Subtract
 from bayesgeom.core.errors import NonFinite
@@ -31,7 +31,7 @@ KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bi
 N_METRICS = 5
 MAX_UNITS = 2_048
 Pair = tuple[Trials, Trials | None]
-Arms = Mapping[int, Sequence[Edit]]
+Conditions = Mapping[int, Sequence[Edit]]
 
 
 @final
@@ -49,7 +49,7 @@ class PairReference:
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
         """Return the donor's unedited activation."""
         assert self.donors is not None, "only swaps need donors, and swaps have them"
-        return self.donors.held[site, layer]
+        return self.donors.stored[site, layer]
 
 
 @final
@@ -59,18 +59,18 @@ class Totals:
 
     counts: Int[np.ndarray, " unit"]
     baseline: Float[np.ndarray, "unit metric band"]
-    arms: Float[np.ndarray, "unit layer arm metric band"]
+    conditions: Float[np.ndarray, "unit layer condition metric band"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Movement:
-    """Movement of the model's own value y of a quantity towards the donor's value, or towards its value under one arm.
+    """Movement of the model's own value y of a quantity towards the donor's value or that under one condition.
 
     MOVED sums (y − y_own) · w and DISTANCE sums w · w. For the donor, w is the residual of y_donor after regression on
     y_own within the tile, both centered at `center`: MOVED / DISTANCE is the slope of y on y_donor at a given y_own,
     1 for a complete transfer and 0 for an edit that ignores the donor. (With w = y_donor − y_own, mean ablation would
-    score 1/2.) For an arm, w = y_arm − y_own: the ratio is the share of the distance covered.
+    score 1/2.) For a condition, w = y_condition − y_own: the ratio is the share of the distance covered.
 
     Args:
         center: the model's own mean value at each scored position.
@@ -79,7 +79,7 @@ class Movement:
     quantity: Quantity
     are_hypotheses: bool
     center: Float64[Tensor, "query_pos part"]
-    towards_arm: int | None = None
+    towards_condition: int | None = None
 
     def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
         """Return the model's own value."""
@@ -89,15 +89,15 @@ class Movement:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The conditions to run on every tile: the same number of arms in each layer.
+    """The conditions to run on every tile: the same number of conditions in each layer.
 
-    Arms in `without_direct` are scored a second time without their direct path, after all others.
+    Conditions in `without_direct` are scored a second time without their direct path, after all others.
     """
 
     replayer: Replayer
     spec: ModelSpec
     means: Means
-    arms: Arms
+    conditions: Conditions
     bands: Float64[np.ndarray, "position band"]
     positions: Positions | None = None
     movement: Movement | None = None
@@ -111,33 +111,33 @@ def bands_of(n_scored: int) -> tuple[tuple[str, ...], Float64[np.ndarray, "posit
 
 
 def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
-    """Score every arm on `n` pairs, which are drawn in blocks."""
+    """Score every condition on `n` pairs, which are drawn in blocks."""
     per_unit = -(-n // MAX_UNITS)
     units, n_bands = -(-n // per_unit), _weights(plan, 0).shape[1]
-    n_arms = len(next(iter(plan.arms.values()))) + len(plan.without_direct)
+    n_conditions = len(next(iter(plan.conditions.values()))) + len(plan.without_direct)
     counts = np.zeros(units, dtype=np.int64)
     baseline = np.zeros((units, N_METRICS, n_bands))
-    arms = np.zeros((units, len(plan.arms), n_arms, N_METRICS, n_bands))
+    conditions = np.zeros((units, len(plan.conditions), n_conditions, N_METRICS, n_bands))
     done = 0
-    for number, tile in enumerate(_tiled(pairs, plan.spec)):
-        of_baseline, of_arms = _score_tile(tile, plan, number)
+    for number, batch in enumerate(_batched(pairs, plan.spec)):
+        of_baseline, of_conditions = _score_batch(batch, plan, number)
         unit = np.arange(done, done + len(of_baseline)) // per_unit
         np.add.at(counts, unit, 1)
         np.add.at(baseline, unit, of_baseline)
-        np.add.at(arms, unit, of_arms)
+        np.add.at(conditions, unit, of_conditions)
         done += len(of_baseline)
-    return Totals(counts=counts, baseline=baseline, arms=arms)
+    return Totals(counts=counts, baseline=baseline, conditions=conditions)
 
 
-def _tiled(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
+def _batched(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
     for originals, donors in pairs:  # blocks of the same size give the same tiles
-        own = list(tiles(originals, spec))
-        yield from zip(own, [None] * len(own) if donors is None else tiles(donors, spec), strict=True)
+        own = list(batches(originals, spec))
+        yield from zip(own, [None] * len(own) if donors is None else batches(donors, spec), strict=True)
 
 
-def _score_tile(
+def _score_batch(
     pair: Pair, plan: Plan, number: int
-) -> tuple[Float[np.ndarray, "sequence metric band"], Float[np.ndarray, "sequence layer arm metric band"]]:
+) -> tuple[Float[np.ndarray, "sequence metric band"], Float[np.ndarray, "sequence layer condition metric band"]]:
     originals, donors = pair
     baseline = plan.replayer.baseline(originals)
     reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
@@ -145,15 +145,15 @@ def _score_tile(
     weights = _weights(plan, number)
     scorer = _Scorer.of(pair, plan, baseline, reference)
     by_layer = []
-    for layer, edits in plan.arms.items():
+    for layer, edits in plan.conditions.items():
         variants = _variants(edits, plan, (baseline, reference), number)
 
         def logits_of(chosen: Sequence[Variant]) -> Float[Tensor, "variant batch query_pos d_vocab"]:
             return plan.replayer.logits(baseline, chosen, reference)
 
         way = scorer.way
-        if plan.movement is not None and plan.movement.towards_arm is not None and scorer.own is not None:
-            (towards,) = logits_of([variants[plan.movement.towards_arm]])
+        if plan.movement is not None and plan.movement.towards_condition is not None and scorer.own is not None:
+            (towards,) = logits_of([variants[plan.movement.towards_condition]])
             way = plan.movement.value(answer_log_probabilities(towards, originals)[0]) - scorer.own
         scores = []
         for start in range(0, len(variants), together):
@@ -162,7 +162,7 @@ def _score_tile(
                 scorer.scores(own, way, variant[0].label) @ weights
                 for own, variant in zip(logits_of(chosen), chosen, strict=True)
             ]
-        assert len(scores) == len(variants), f"every arm of layer {layer} is scored once"
+        assert len(scores) == len(variants), f"every condition of layer {layer} is scored once"
         by_layer.append(np.stack(scores, axis=1))
     return scorer.scores(baseline.logits, scorer.way, "no edit") @ weights, np.stack(by_layer, axis=1)
 
@@ -175,7 +175,7 @@ def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
 def _variants(
     edits: Sequence[Edit], plan: Plan, passes: tuple[Baseline, PairReference], number: int
 ) -> list[tuple[Edit, ...]]:
-    """Return the arms of one layer in this tile, then those without their direct path."""
+    """Return the conditions of one layer in this tile, then those without their direct path."""
     baseline, reference = passes
     mask = None if plan.positions is None else plan.positions.mask(baseline.trials, number)
     limited = [edit if mask is None else AtPositions.of(edit, mask, baseline.rows) for edit in edits]
@@ -187,7 +187,7 @@ def _variants(
 
 def _direct_path(edit: Edit, last: int, baseline: Baseline, reference: PairReference) -> Subtract:
     """Return the edit that subtracts, before the final norm, what `edit` added to the residual stream."""
-    own = baseline.held[edit.site, edit.layer]
+    own = baseline.stored[edit.site, edit.layer]
     added = edit.applied(own, reference) - own
     return Subtract(site=RESID_POST, layer=last, amount=added, rows=baseline.rows)
 

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from bayesgeom.ablations.engine import Means, tiles
+from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core.edits import Edit, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.interventions.arms import Arms
+from bayesgeom.interventions.conditions import Conditions
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import (
     DISTANCE,
@@ -49,9 +49,18 @@ from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
-N_READ, N_HELD = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
+N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
 N_MEAN, N_COMPARED = 256, 32  # sequences for the mean activation, and pairs for the share outside a subspace
-_PAIRS, _FIT, _HELD, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = 4, 5, 6, 7, 8, 9, 10, 11  # branches of the seed
+_PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = (
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
 
@@ -133,10 +142,12 @@ class Intervention:
         controls = {at: self._controls(subspaces[at], moments[at], at) for at in layers}
         random = {at: self.random_of(at, subspaces[at].rank) for at in layers}
         means = self._means(sample)
-        main = self._scored(self.n, self._main_arms(sample, subspaces), (means, sample), is_main=True)
-        arms = {at: self._control_arms(sample, subspaces[at], random[at], controls[at].bases, at) for at in layers}
-        control = self._scored(min(self.n, self.design.n_control), arms, (means, sample), is_main=False)
-        read = self._sample(N_READ + N_HELD, _HELD)
+        main = self._scored(self.n, self._main_conditions(sample, subspaces), (means, sample), is_main=True)
+        conditions = {
+            at: self._control_conditions(sample, subspaces[at], random[at], controls[at].bases, at) for at in layers
+        }
+        control = self._scored(min(self.n, self.design.n_control), conditions, (means, sample), is_main=False)
+        read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         about, n_random = self.fit.about, self.design.n_random
         values = about.quantity.exact(sample.run.trials)
         is_identified = not is_function_of_position(values)
@@ -150,7 +161,7 @@ class Intervention:
             bands=self.positions.bands(sample.run.trials.n_scored),
             subspaces=subspaces,
             n_layers=self.model.spec.n_layers,
-            r2=coordinate_r2(sample, read, subspaces, random, n_held=N_HELD),
+            r2=coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT),
             erasures=erasures(
                 reads(read, about.quantity, layers), subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE)
             ),
@@ -198,10 +209,10 @@ class Intervention:
         seed = derived_seed(self.seed, _DRAWS, layer)
         return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
 
-    def arms(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> Arms:
+    def conditions(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> Conditions:
         """Return the factory of the edits of one layer."""
         like = sample.run.at(self.place.site)
-        return Arms(
+        return Conditions(
             site=self.place.site,
             layer=layer,
             kind=kind or self.kind,
@@ -210,15 +221,15 @@ class Intervention:
             seed=self.seed,
         )
 
-    def _main_arms(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
+    def _main_conditions(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
         """Return subspace and ceiling; under a swap also their removal, and the erasure of the quantity."""
         found = {}
         erasers = subspaces if isinstance(self.fit, Eraser) or not self._claims_the_quantity else self._erasers(sample)
         for layer, own in subspaces.items():
-            arms = self.arms(sample, layer)
-            found[layer] = [arms.own(own), arms.ceiling()]
+            conditions = self.conditions(sample, layer)
+            found[layer] = [conditions.own(own), conditions.ceiling()]
             if self.kind == "swap":
-                removal = self.arms(sample, layer, "remove")
+                removal = self.conditions(sample, layer, "remove")
                 found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
         return found
 
@@ -230,7 +241,7 @@ class Intervention:
     def _erasers(self, sample: Sample) -> Mapping[int, Subspace]:
         return Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
 
-    def _control_arms(
+    def _control_conditions(
         self,
         sample: Sample,
         own: Subspace,
@@ -239,30 +250,34 @@ class Intervention:
         layer: int,
     ) -> list[Edit]:
         """Return the ceiling, then random subspaces, then those with the same share of variance."""
-        arms = self.arms(sample, layer)
-        controls = arms.controls(matched)
-        controls *= self.design.n_matched // len(controls)  # a single one fills the arms of all; verdicts count it once
-        return [arms.ceiling(), *arms.controls(random, own), *controls]
+        conditions = self.conditions(sample, layer)
+        controls = conditions.controls(matched)
+        controls *= self.design.n_matched // len(
+            controls
+        )  # a single one fills the conditions of all; verdicts count it once
+        return [conditions.ceiling(), *conditions.controls(random, own), *controls]
 
     def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
         seed = derived_seed(self.seed, _DRAWS, layer, 1)
         return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
-    def _scored(self, n: int, arms: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool) -> Totals:
-        """Score every arm on `n` pairs; the subspace and its controls also without their direct paths."""
+    def _scored(
+        self, n: int, conditions: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool
+    ) -> Totals:
+        """Score every condition on `n` pairs; the subspace and its controls also without their direct paths."""
         (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
         towards = (1 if is_main else 0) if self.place.score_after else None
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
-        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_arm=towards)
+        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_condition=towards)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
-        n_arms = len(next(iter(arms.values())))
-        without_direct = ((0,) if is_main else tuple(range(1, n_arms))) if has_direct else ()
+        n_conditions = len(next(iter(conditions.values())))
+        without_direct = ((0,) if is_main else tuple(range(1, n_conditions))) if has_direct else ()
         plan = Plan(
             replayer=self._replayer(),
             spec=self.model.spec,
             means=means,
-            arms=arms,
+            conditions=conditions,
             bands=bands_of(trials.n_scored)[1],
             positions=self.positions,
             movement=movement if self.kind == "swap" else None,
@@ -295,9 +310,9 @@ class Intervention:
         run = self.model.run(blocks, record=(), n_recorded=sum(map(len, blocks)), budget_bytes=_BUDGET)
         replayer, found = self._replayer(), list[Tensor]()
         for block in blocks:
-            for tile in tiles(block, self.model.spec):
-                held = replayer.baseline(tile).held
-                layers = [tile.at_scored(held[CARRIED, layer]) for layer in range(self.model.spec.n_layers)]
+            for batch in batches(block, self.model.spec):
+                stored = replayer.baseline(batch).stored
+                layers = [batch.at_scored(stored[CARRIED, layer]) for layer in range(self.model.spec.n_layers)]
                 found.append(torch.stack(layers))
         return replace(run, recorded={CARRIED: torch.cat(found, dim=1)}, trials=concatenate(blocks))
 
@@ -325,10 +340,10 @@ class Intervention:
         replayer, sums = self._replayer(), dict[tuple[Site, int], Tensor]()
         is_scored = torch.zeros(0, dtype=torch.bool)
         for block in self.task.stream(N_MEAN, seed=derived_seed(self.seed, _FIT), device=self.model.spec.device):
-            for tile in tiles(block, self.model.spec):
-                is_scored, held = tile.scored[0], replayer.baseline(tile).held
+            for batch in batches(block, self.model.spec):
+                is_scored, stored = batch.scored[0], replayer.baseline(batch).stored
                 for layer in self.layers:
-                    sums[site, layer] = sums.get((site, layer), 0) + held[site, layer].float().sum(dim=0) / N_MEAN
+                    sums[site, layer] = sums.get((site, layer), 0) + stored[site, layer].float().sum(dim=0) / N_MEAN
         return {place: pooled_by_role(mean, is_scored) for place, mean in sums.items()}
 
     @torch.no_grad()
@@ -341,7 +356,8 @@ class Intervention:
         originals, donors = (replayer.baseline(trials) for trials in both)
         mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)
         return {
-            at: _outside_share(originals.held[site, at], donors.held[site, at], mask, subspaces[at]) for at in subspaces
+            at: _outside_share(originals.stored[site, at], donors.held_out[site, at], mask, subspaces[at])
+            for at in subspaces
         }
 
     def _untrained(self) -> dict[int, float]:
@@ -364,9 +380,12 @@ class Intervention:
                 continue
         if not subspaces:
             return found
-        arms = {at: [self.arms(sample, at).own(own), self.arms(sample, at).ceiling()] for at, own in subspaces.items()}
-        totals = self._scored(min(self.n, self.design.n_control), arms, ({}, sample), is_main=True)
-        sums = totals.arms[..., 0].sum(axis=0)
+        conditions = {
+            at: [self.conditions(sample, at).own(own), self.conditions(sample, at).ceiling()]
+            for at, own in subspaces.items()
+        }
+        totals = self._scored(min(self.n, self.design.n_control), conditions, ({}, sample), is_main=True)
+        sums = totals.conditions[..., 0].sum(axis=0)
         for row, layer in enumerate(subspaces):
             way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
             found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")

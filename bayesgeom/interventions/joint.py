@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.ablations.engine import Means, tiles
+from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
@@ -52,7 +52,7 @@ Watch = Callable[[int, Tensor], None]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class Condition:
     """Edits that act together, by layer; without edits it is the unedited model."""
 
     label: str
@@ -126,7 +126,7 @@ class JointIntervention:
         subspaces = single.fit.fitted(sample, edited) | self._elsewhere(sample, edited)
         passes = Passes(self.model, single.place.site)
         means = passes.means(self._blocks(N_FIT, _FIT), edited)
-        arms = [Arm(label="no edit", edits={}), *self._arms(sample, subspaces)]
+        conditions = [Condition(label="no edit", edits={}), *self._conditions(sample, subspaces)]
         n, context = single.n, self._context(subspaces)
         with bar(total=n, desc=f"{single.kind} {single.fit.label}", unit="seq", leave=False) as progress:
 
@@ -135,7 +135,7 @@ class JointIntervention:
                     yield block
                     progress.update(len(block))
 
-            scores = score_arms(passes, shown(), arms, subspaces, means, n=n, n_kept=N_KEPT)
+            scores = score_conditions(passes, shown(), conditions, subspaces, means, n=n, n_kept=N_KEPT)
         return with_provenance(joint_report(scores, context), self._provenance())
 
     def _provenance(self) -> dict[str, Any]:
@@ -163,16 +163,16 @@ class JointIntervention:
     def _blocks(self, n: int, branch: int) -> Iterator[Trials]:
         spec = self.model.spec
         for block in self.task.stream(n, seed=derived_seed(self.single.seed, branch), device=spec.device):
-            yield from tiles(block, spec)
+            yield from batches(block, spec)
 
-    def _arms(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Arm]:
-        """Yield own, ceiling, random and orthogonal arms of each set; all layers use the same draw number."""
+    def _conditions(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Condition]:
+        """Yield own, ceiling, random and orthogonal conditions of each set; all layers use the same draw number."""
         label = f"{self.single.kind} {self.single.fit.label}"
         for layers in self.sets:
             by_layer = {layer: self._edits(sample, layer, subspaces[layer]) for layer in layers}
             for index in range(2 + 2 * N_RANDOM):
                 edits = {layer: edits[index] for layer, edits in by_layer.items()}
-                yield Arm(label=f"{label} in layers {layers}", edits=edits)
+                yield Condition(label=f"{label} in layers {layers}", edits=edits)
 
     def _edits(self, sample: Sample, layer: int, subspace: Subspace) -> list[Edit]:
         """Return the edits of one layer, own and controls.
@@ -189,8 +189,12 @@ class JointIntervention:
         seed = derived_seed(self.single.seed, _ORTHOGONAL, layer)
         random = self.single.random_of(layer, rank)
         orthogonal = orthogonal_to(subspace.basis.cpu(), draws=N_RANDOM, seed=seed)
-        arms = self.single.arms(sample, layer)
-        return [arms.own(subspace), arms.ceiling(), *arms.controls(torch.cat([random, orthogonal]), subspace)]
+        conditions = self.single.conditions(sample, layer)
+        return [
+            conditions.own(subspace),
+            conditions.ceiling(),
+            *conditions.controls(torch.cat([random, orthogonal]), subspace),
+        ]
 
     def _context(self, subspaces: dict[int, Subspace]) -> JointContext:
         single = self.single
@@ -260,24 +264,24 @@ class Passes:
         return {(self.site, at): pooled_by_role(total / n, is_scored.to(total.device)) for at, total in sums.items()}
 
 
-def score_arms(
+def score_conditions(
     passes: Passes,
     blocks: Iterator[Trials],
-    arms: Sequence[Arm],
+    conditions: Sequence[Condition],
     subspaces: Mapping[int, Subspace],
     means: Means,
     *,
     n: int,
     n_kept: int,
 ) -> Scores:
-    """Score every arm on `n` sequences in blocks; keep coordinates and entropies of the first `n_kept`."""
+    """Score every condition on `n` sequences in blocks; keep coordinates and entropies of the first `n_kept`."""
     per_unit, reference, done = -(-n // MAX_UNITS), PairReference(means, None), 0
-    counts, bits = np.zeros(-(-n // per_unit), dtype=np.int64), np.zeros((len(arms), -(-n // per_unit), 2))
+    counts, bits = np.zeros(-(-n // per_unit), dtype=np.int64), np.zeros((len(conditions), -(-n // per_unit), 2))
     entropies, coordinates, exact = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for block in blocks:
         room = max(0, min(len(block), n_kept - done))
         unit = np.arange(done, done + len(block)) // per_unit
-        found = [_scored(passes, block, arm, subspaces, reference) for arm in arms]
+        found = [_scored(passes, block, condition, subspaces, reference) for condition in conditions]
         np.add.at(counts, unit, 1)
         for row, (own, _, _) in zip(bits, found, strict=True):
             np.add.at(row, unit, own)
@@ -296,7 +300,7 @@ def score_arms(
 
 
 def _scored(
-    passes: Passes, block: Trials, arm: Arm, subspaces: Mapping[int, Subspace], reference: Reference
+    passes: Passes, block: Trials, condition: Condition, subspaces: Mapping[int, Subspace], reference: Reference
 ) -> tuple[
     Float64[np.ndarray, "sequence metric"],
     Float64[np.ndarray, "sequence position"],
@@ -309,7 +313,7 @@ def _scored(
             flat = block.at_scored(values).flatten(2)
             along[layer] = (flat.double() @ subspaces[layer].basis.to(flat.device).double())[..., 0].cpu().numpy()
 
-    logits = passes.logits(block, watch, arm.edits, reference)
-    kl, _, error = np.moveaxis(scored(logits, (block, None), arm.label).mean(axis=2), 1, 0)
+    logits = passes.logits(block, watch, condition.edits, reference)
+    kl, _, error = np.moveaxis(scored(logits, (block, None), condition.label).mean(axis=2), 1, 0)
     log_answers, _ = answer_log_probabilities(logits, block)
     return np.stack([kl, error], axis=1), entropy_bits(log_answers.exp()).cpu().numpy(), along

@@ -87,7 +87,7 @@ class JointInterventionReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
-        from bayesgeom.charts.marks import Rows, add_marks
+        from bayesgeom.charts.thresholds import Rows, add_thresholds
         from bayesgeom.results.theme import EXACT, SERIES, label_axes, panels, with_room_for_legend
 
         titles = [f"Increase of {metric}" for metric in self.metrics]
@@ -101,11 +101,11 @@ class JointInterventionReport(Report):
                 values=own.value,
                 lo=own.ends[0],
                 hi=own.ends[1],
-                marks=self.ceiling_increase_bits.value[:, column],
+                thresholds=self.ceiling_increase_bits.value[:, column],
                 baselines=levels,
-                mark="ceiling: whole activation",
+                threshold_name="ceiling: whole activation",
             )
-            add_marks(figure, (1, column + 1), rows, unit=f"increase of {name} (bits)", limits=(-reach, reach))
+            add_thresholds(figure, (1, column + 1), rows, unit=f"increase of {name} (bits)", limits=(-reach, reach))
         order = self.axis_correlation
         layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
         random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
@@ -149,8 +149,8 @@ class JointInterventionReport(Report):
             f"{m} {number_text(b)}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True)
         )
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
-        said = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
-        return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *said, RULE])
+        by_layers = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
+        return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *by_layers, RULE])
 
     def _order(self) -> list[tuple[str, ...]]:
         """Return |ρ| of the axis with entropy in the last layer: unedited, edited, and with random directions."""

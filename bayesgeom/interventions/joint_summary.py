@@ -1,4 +1,4 @@
-"""The joint report from the scores of every arm: paired intervals, chance levels, correlations and verdicts."""
+"""The joint report from the scores of every condition: paired intervals, chance levels, correlations and verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from bayesgeom.stats.correlation import absolute_ends, ranks
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 
-OWN, CEILING, FIRST_RANDOM = range(3)  # arms of a set; the very first arm is the unedited model
+OWN, CEILING, FIRST_RANDOM = range(3)  # conditions of a set; the very first condition is the unedited model
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Sums over the sequences of a unit for every arm, and coordinates and entropies of the first sequences.
+    """Sums over the sequences of a unit for every condition, and coordinates and entropies of the first sequences.
 
     - `bits`: KL to the exact posterior and entropy error, averaged over positions.
     - `own_entropy`: entropy of the model's prediction over the answers.
@@ -36,9 +36,9 @@ class Scores:
     """
 
     counts: Int[np.ndarray, " unit"]
-    bits: Float64[np.ndarray, "arm unit metric"]
-    own_entropy: Float64[np.ndarray, "arm kept position"]
-    coordinates: Float64[np.ndarray, "arm layer kept position"]
+    bits: Float64[np.ndarray, "condition unit metric"]
+    own_entropy: Float64[np.ndarray, "condition kept position"]
+    coordinates: Float64[np.ndarray, "condition layer kept position"]
     exact_entropy: Float64[np.ndarray, "kept position"]
 
 
@@ -57,7 +57,7 @@ class JointContext:
 
 
 def joint_report(scores: Scores, context: JointContext) -> JointInterventionReport:
-    """Return the report; arms are the unedited model, then own, ceiling, random and orthogonal ones of each set."""
+    """Return the report; conditions: the unedited model, then own, ceiling, random and orthogonal ones of each set."""
     n, per_set = int(scores.counts.sum()), FIRST_RANDOM + 2 * context.n_random
     firsts = [1 + i * per_set for i in range(len(context.sets))]
     paired = [scores.bits[first : first + per_set] - scores.bits[0] for first in firsts]
@@ -125,20 +125,20 @@ def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Esti
     )
 
 
-def _bounded(scores: Scores, arm: int, seed: int) -> tuple[Float64[np.ndarray, "layer target"], ...]:
+def _bounded(scores: Scores, condition: int, seed: int) -> tuple[Float64[np.ndarray, "layer target"], ...]:
     """Return |ρ| with its interval, which is withheld where that of ρ contains zero."""
-    rows = _correlations(scores, arm, jackknife_weights(scores.own_entropy.shape[1]))
+    rows = _correlations(scores, condition, jackknife_weights(scores.own_entropy.shape[1]))
     return np.abs(rows[0]), *absolute_ends(*statistic_interval(rows, seed=seed, scale="correlation"))
 
 
 def _correlations(
-    scores: Scores, arm: int, weights: Float[np.ndarray, "row kept"]
+    scores: Scores, condition: int, weights: Float[np.ndarray, "row kept"]
 ) -> Float64[np.ndarray, "row layer target"]:
     """Return ρ with the exact entropy, overall and within positions, and with the model's own, per row of weights."""
-    exact, own = scores.exact_entropy.round(9), scores.own_entropy[arm].round(9)
+    exact, own = scores.exact_entropy.round(9), scores.own_entropy[condition].round(9)
     level = np.tile(np.arange(exact.shape[1]), (len(exact), 1))
     layers = []
-    for along in scores.coordinates[arm]:
+    for along in scores.coordinates[condition]:
         if np.isnan(along).any():
             layers.append(np.full((len(weights), len(TARGETS)), np.nan))
             continue

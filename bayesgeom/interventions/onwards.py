@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.ablations.engine import tiles
+from bayesgeom.ablations.engine import batches
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
@@ -45,7 +45,7 @@ from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
 
-N_FIT, N_READ, N_HELD = 768, 256, 128  # sequences to fit erasers, to fit read-outs and to score read-outs
+N_FIT, N_READ, N_HELD_OUT = 768, 256, 128  # sequences to fit erasers, to fit read-outs and to score read-outs
 N_RANDOM, N_CONTROL = 20, 16  # random (and matched) subspaces, and the sequences on which they are scored
 _TRIALS, _FIT, _DRAWS, _SHUFFLE, _MATCHED = 12, 13, 14, 15, 16  # branches of the seed
 
@@ -157,11 +157,11 @@ class Scrubber:
                 few, mask = output[: self.n_fit], trials.scored[0]
                 covariances[layer] = (_spread(few[:, mask]), None if mask.all() else _spread(few[:, ~mask]))
                 points = trials.at_scored(output).double()
-                fit, held = (
+                fit, held_out = (
                     Read(points=points[rows], values=values[rows])
                     for rows in (slice(self.n_fit, self.n_fit + self.n_read), slice(self.n_fit + self.n_read, None))
                 )
-                erasures[layer] = erasure(fit, held, edit.scored[0], seed=seed + layer)
+                erasures[layer] = erasure(fit, held_out, edit.scored[0], seed=seed + layer)
                 return edit.applied(output, _NOTHING)
 
             return act
@@ -323,7 +323,7 @@ def _erased(
     quantity.check(one)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
     scrubber = Scrubber(model=model, site=place.site, quantity=quantity, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
-    trials = concatenate(list(task.stream(N_FIT + N_READ + N_HELD, seed=derived_seed(seed, _FIT), device=device)))
+    trials = concatenate(list(task.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))
     found = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
     is_identified = not is_function_of_position(quantity.exact(trials))
     report = _report(scrubber, task, found, n=n, seed=seed, is_identified=is_identified)
@@ -340,12 +340,12 @@ def _report(
     r2 = np.full((2, n_layers), np.nan)
     verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
     for first, scrubbed in found.items():
-        arms = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
+        conditions = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
         draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
         alike, is_matched[first] = matched_erasers(scrubbed, draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
         main, control = (
             _kl(model, _stream(model, task, count, seed), chosen)
-            for count, chosen in ((n, arms), (min(n, N_CONTROL), draws + alike))
+            for count, chosen in ((n, conditions), (min(n, N_CONTROL), draws + alike))
         )
         paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
         value[first], ceiling[first] = paired[:, 0].mean(), paired[:, 1].mean()
@@ -386,15 +386,15 @@ def _report(
 
 def _stream(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:
     for block in task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device):
-        yield from tiles(block, model.spec)
+        yield from batches(block, model.spec)
 
 
-def _kl(model: Model, blocks: Iterator[Trials], arms: Sequence[Sequence[Edit]]) -> np.ndarray:
+def _kl(model: Model, blocks: Iterator[Trials], conditions: Sequence[Sequence[Edit]]) -> np.ndarray:
     """Return KL per sequence, averaged over scored positions: unedited, then with each set of edits."""
     replayer, rows = model.replayer(), list[np.ndarray]()
     for block in blocks:
         baseline = replayer.baseline(block)
         reference = PairReference({}, None)
-        logits = [baseline.logits, *(replayer.logits(baseline, [tuple(edits)], reference)[0] for edits in arms)]
+        logits = [baseline.logits, *(replayer.logits(baseline, [tuple(edits)], reference)[0] for edits in conditions)]
         rows.append(np.stack([scored(own, (block, None), "erasure")[:, KL].mean(axis=1) for own in logits], axis=1))
     return np.concatenate(rows)

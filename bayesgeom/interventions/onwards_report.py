@@ -76,8 +76,8 @@ class OnwardsReport(Report):
     def verdict(self) -> str:
         """The verdict from each layer on, and the erased subspace."""
         groups = {own: [at for at in self.layers if self.verdict_by_layer[at] == own] for own in VERDICTS}
-        said = [f"{verdict} from {listed(layers)} on" for verdict, layers in groups.items() if layers]
-        return f"{'; '.join(said)}: {self.subspace}"
+        texts = [f"{verdict} from {listed(layers)} on" for verdict, layers in groups.items() if layers]
+        return f"{'; '.join(texts)}: {self.subspace}"
 
     @property
     def layers(self) -> list[int]:
@@ -100,8 +100,8 @@ class OnwardsReport(Report):
             group = [at for at in lines if self.verdict_by_layer[at] == verdict]
             if group:
                 largest = max(group, key=lambda at: lines[at].value)
-                said = f"Erased from {listed(group)} on: {verdict}."
-                lines[largest] = replace(lines[largest], finding=said)
+                texts = f"Erased from {listed(group)} on: {verdict}."
+                lines[largest] = replace(lines[largest], finding=texts)
         return sorted(lines.values(), key=lambda line: not line.finding)
 
     def plot(self) -> "Figure":

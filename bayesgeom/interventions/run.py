@@ -27,7 +27,7 @@ from bayesgeom.tasks.base import derived_seed
 
 SubspaceLike = str | Subspace | Fit
 N_WRITTEN = 128  # sequences over which write strength is averaged
-_HELD, _DRAWS = 6, 7  # branches of the seed
+_HELD_OUT, _DRAWS = 6, 7  # branches of the seed
 
 
 @overload
@@ -165,7 +165,7 @@ def write_strength(
     subject.require((Z, W_O), by="write strength")
     effects = ablation or BatteryRun.of(subject, chosen, "heads", n=n, seed=seed).exact()
     subspaces = fit.fitted(fitting.sample(), range(subject.spec.n_layers))
-    run = subject.run(chosen.stream(n, seed=derived_seed(seed, _HELD)), record=(Z,), n_recorded=min(n, N_WRITTEN))
+    run = subject.run(chosen.stream(n, seed=derived_seed(seed, _HELD_OUT)), record=(Z,), n_recorded=min(n, N_WRITTEN))
     report = write_report(subject, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))
     arguments = {"n": n, "seed": seed, "subspace": fit.label, "ablation": "given" if ablation else "of every head"}
     return with_provenance(report, provenance(subject, chosen, arguments))

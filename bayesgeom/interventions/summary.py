@@ -20,7 +20,7 @@ from bayesgeom.subspaces.overlap import Overlap
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.subspace import Subspace
 
-OWN, CEILING = range(2)  # arms of the main totals; a swap is followed by the removal, its ceiling and the erasure
+OWN, CEILING = range(2)  # conditions of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4
 _REMOVAL = {"swap": (2, 3), "remove": (OWN, CEILING)}
 Values = Float[np.ndarray, "layer band"]
@@ -131,7 +131,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
 
 
 def without_direct_path(kind: str) -> int:
-    """Return the index of the arm without the direct path, which follows all others."""
+    """Return the index of the condition without the direct path, which follows all others."""
     return 5 if kind == "swap" else 2
 
 
@@ -162,7 +162,7 @@ def reason_text(reason: str, drawn: str) -> str:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Scores:
-    """The totals of every arm as estimates."""
+    """The totals of every condition as estimates."""
 
     main: Totals
     control: Totals
@@ -170,10 +170,10 @@ class _Scores:
 
     def changes(self, of: Callable[[Sums], Float[np.ndarray, "..."]]) -> Measured:
         """Return a metric's change from the unedited model on the same pairs."""
-        control, paired = self.control, of(self.main.arms) - of(self.main.baseline)[:, None, None]
-        drawn = (of(control.arms) - of(control.baseline)[:, None, None]).sum(axis=0) / control.counts.sum()
+        control, paired = self.control, of(self.main.conditions) - of(self.main.baseline)[:, None, None]
+        drawn = (of(control.conditions) - of(control.baseline)[:, None, None]).sum(axis=0) / control.counts.sum()
         mean = paired.sum(axis=0) / self.main.counts.sum()
-        return self._measured(mean, drawn, lambda arm: self._interval(paired[:, :, arm]))
+        return self._measured(mean, drawn, lambda condition: self._interval(paired[:, :, condition]))
 
     @cached_property
     def shift(self) -> Measured:
@@ -184,14 +184,14 @@ class _Scores:
     def movement(self) -> Measured:
         """Share of the distance to the target that is covered, over all pairs: Σ moved / Σ distance."""
 
-        def interval(arm: int) -> tuple[np.ndarray, np.ndarray]:
-            moved, distance = (self.main.arms[:, :, arm, metric] for metric in (MOVED, DISTANCE))
+        def interval(condition: int) -> tuple[np.ndarray, np.ndarray]:
+            moved, distance = (self.main.conditions[:, :, condition, metric] for metric in (MOVED, DISTANCE))
             low, high = ratio_interval(moved, distance, seed=self.context.seed)
             return low, high
 
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn, mean = (
-                totals.arms[..., MOVED, :].sum(axis=0) / totals.arms[..., DISTANCE, :].sum(axis=0)
+                totals.conditions[..., MOVED, :].sum(axis=0) / totals.conditions[..., DISTANCE, :].sum(axis=0)
                 for totals in (self.control, self.main)
             )
         ceiling = self.context.placed(mean[:, CEILING])
@@ -235,10 +235,10 @@ class _Scores:
         """The model's own KL."""
         return float(self.main.baseline[:, KL, 0].sum() / self.main.counts.sum())
 
-    def _kl_increase(self, arm: int, ceiling: int) -> tuple[Estimate, Values]:
-        paired = self.main.arms[..., KL, :] - self.main.baseline[:, None, None, KL]
+    def _kl_increase(self, condition: int, ceiling: int) -> tuple[Estimate, Values]:
+        paired = self.main.conditions[..., KL, :] - self.main.baseline[:, None, None, KL]
         mean = paired.sum(axis=0) / self.main.counts.sum()
-        own = self._estimate(mean[:, arm], self._interval(paired[:, :, arm]))
+        own = self._estimate(mean[:, condition], self._interval(paired[:, :, condition]))
         return own, self.context.placed(mean[:, ceiling])
 
     def evidence(self, layer: int) -> Evidence:
@@ -285,21 +285,21 @@ class _Scores:
 
     def _measured(
         self,
-        mean: Float[np.ndarray, "chosen arm band"],
+        mean: Float[np.ndarray, "chosen condition band"],
         drawn: Float[np.ndarray, "chosen control band"],
         interval: Callable[[int], tuple[np.ndarray, np.ndarray]],
         more: Sequence[Baseline] = (),
     ) -> Measured:
         """Return the effect with its controls, also without the direct path of effect and controls."""
         context, levels, most = self.context, list[Baseline](), list[Baseline]()
-        for name, name_most, arms in (
+        for name, name_most, conditions in (
             (RANDOM, RANDOM_MOST, context.controls.random),
             (MATCHED, MATCHED_MOST, context.controls.matched),
         ):
-            own = drawn[:, arms]
+            own = drawn[:, conditions]
             mean_of, least_of, most_of = (context.placed(part) for part in (own.mean(1), own.min(1), own.max(1)))
             levels.append(Baseline.of("chance", name, mean_of, low=least_of, high=most_of))
-            own = drawn[:, arms.start + context.controls.n : arms.stop + context.controls.n]
+            own = drawn[:, conditions.start + context.controls.n : conditions.stop + context.controls.n]
             if own.shape[1]:
                 most.append(Baseline.of("chance", name_most, context.placed(own.max(1))))
         at = without_direct_path(context.kind)
@@ -327,8 +327,8 @@ class _Scores:
         return low, high
 
 
-def _count(arms: slice) -> int:
-    return int(arms.stop) - int(arms.start)
+def _count(conditions: slice) -> int:
+    return int(conditions.stop) - int(conditions.start)
 
 
 def _answer_shift(sums: Sums) -> Float[np.ndarray, "*axes band"]:

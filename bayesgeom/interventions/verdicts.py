@@ -118,8 +118,8 @@ def hardly_decodable(before: float) -> str:
 def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
     """Return every verdict with its layers, the strongest first."""
     groups = {verdict: [at for at, own in verdicts.items() if own == verdict] for verdict in VERDICTS}
-    said = [f"{verdict} in {listed(layers)}" for verdict, layers in groups.items() if layers]
-    return f"{'; '.join(said)}: {subspace}"
+    texts = [f"{verdict} in {listed(layers)}" for verdict, layers in groups.items() if layers]
+    return f"{'; '.join(texts)}: {subspace}"
 
 
 def listed(layers: Sequence[int]) -> str:

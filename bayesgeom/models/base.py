@@ -95,11 +95,11 @@ class Model(ABC):
         for site in sites:
             is_partly = chosen is not None and bool(chosen) and chosen <= frozenset(self.layers_of(site))
             if site not in self.sites and not is_partly:
-                offered = ", ".join(sorted(s.name for s in self.sites)) or "(none)"
+                available = ", ".join(sorted(s.name for s in self.sites)) or "(none)"
                 reason = f" ({self.withheld[site]})" if site in self.withheld else ""
                 raise MissingSite(
                     f"{by} requires site {site.name!r}, which {self.spec.name} does not provide{reason}. "
-                    f"Available sites: {offered}."
+                    f"Available sites: {available}."
                 )
 
     @final
@@ -287,7 +287,7 @@ class Model(ABC):
         baseline_predictives: BaselinePredictives | None,
     ) -> tuple[Trials, Float64[Tensor, "batch query_pos answer"]]:
         """Run every pass, score it into the log, and return the kept sequences and their answer log-probabilities."""
-        kept, n_bad = list[_Kept](), 0
+        kept, n_bad = list[_Stored](), 0
         for trials, is_kept, logits in self._in_memory(passes, recorder):
             if trials.has_posterior:
                 is_sound = are_finite(logits)
@@ -303,7 +303,7 @@ class Model(ABC):
             del logits  # before the next pass allocates its own
             n_bad += int((~is_sound).sum())
             if is_kept:
-                kept.append(_Kept(trials=trials, log_answers=log_answers))
+                kept.append(_Stored(trials=trials, log_answers=log_answers))
         if not log.n:
             raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
         if n_bad:
@@ -316,7 +316,7 @@ class Model(ABC):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
+class _Stored:
     """The sequences of one recorded pass and their answer log-probabilities."""
 
     trials: Trials

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
-from bayesgeom.core.files import directory_aside, put_back
+from bayesgeom.core.files import atomic_directory, put_back
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.declared import check_declared, tensor_shapes
@@ -92,10 +92,10 @@ def save_checkpoint(
     foreign = config.hf_config()
     # Hugging Face reads the top level and ignores unknown keys.
     whole = hashed({**foreign, OURS: description} if foreign else description)
-    with directory_aside(path) as aside:
-        write_tensors(weights, aside / WEIGHTS, metadata={"format": "pt"} if foreign else None)
-        (aside / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-        (aside / CARD).write_text(card.replace("{weights_hash}", digest), encoding="utf-8")
+    with atomic_directory(path) as temporary:
+        write_tensors(weights, temporary / WEIGHTS, metadata={"format": "pt"} if foreign else None)
+        (temporary / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        (temporary / CARD).write_text(card.replace("{weights_hash}", digest), encoding="utf-8")
     return digest
 
 

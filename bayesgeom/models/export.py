@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.config import config_from_dict
@@ -76,8 +76,8 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
     _check_equal(module, hf)
     # Extra attributes of the config are saved and loaded with it.
     hf.config.update({SOURCE: {"model": config.to_dict(), "task": None if task is None else task.config()}})
-    with directory_aside(path) as aside, without_bars():
-        hf.save_pretrained(aside)
+    with atomic_directory(path) as temporary, without_bars():
+        hf.save_pretrained(temporary)
     return target.name
 
 

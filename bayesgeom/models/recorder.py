@@ -228,9 +228,9 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
 
     Logits are computed at every position that is scored in any of the sequences.
     """
-    n_pos, n_asked = trials.tokens.shape[1], int(trials.scored.any(dim=0).sum())
+    n_pos, n_queries = trials.tokens.shape[1], int(trials.scored.any(dim=0).sum())
     stream = n_pos * (4 * spec.d_model + 3 * spec.d_mlp + 4 * spec.d_state)
-    return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_asked * spec.d_vocab)
+    return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_queries * spec.d_vocab)
 
 
 def _widths(spec: ModelSpec, site: Site) -> dict[str, int]:

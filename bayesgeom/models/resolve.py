@@ -20,6 +20,7 @@ from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.budget import check_memory_gib
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.config import architectures
 from bayesgeom.models.description import CONFIG, OURS, WEIGHTS
 from bayesgeom.models.disk.manifest import is_capture
@@ -35,7 +36,6 @@ from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.options import SERVER, SOURCE, check_options
 from bayesgeom.models.server.client import is_address
-from bayesgeom.models.shelf import checkpoints
 from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 from bayesgeom.tasks.text import Tokenizer
@@ -123,12 +123,12 @@ def _loaded(
     own = [*SOURCE] if is_address(name) or str(tokenizer) == str(name) else [n for n in SOURCE if n != "revision"]
     read = _tokenizer(tokenizer, {n: options.get(n) for n in own}, trust_remote_code=trust_remote_code)
     if is_address(name):
-        from bayesgeom.models.server.model import served
+        from bayesgeom.models.server.model import supported
 
         _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)
         given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in SOURCE)}
-        return served(str(name), read, given)
+        return supported(str(name), read, given)
     if wrong := [n for n in SERVER if options.get(n) is not None]:
         raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
     # A path needs no list of names, which may be unreadable.

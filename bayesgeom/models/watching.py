@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from bayesgeom.core.hooks import Change, Place, hooked, site_hook
+from bayesgeom.core.hooks import Change, SiteLayer, hooked, site_hook
 from bayesgeom.models.base import Model
 
 
-def hooked_sites(model: Model, hooks: Mapping[Place, Change]) -> AbstractContextManager[Sequence[int]]:
+def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractContextManager[Sequence[int]]:
     """Set one hook at each of these sites and layers, for one forward pass within the block.
 
     Args:

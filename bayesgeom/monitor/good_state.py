@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import file_aside, read_safetensors
+from bayesgeom.core.files import atomic_file, read_safetensors
 from bayesgeom.models.checkpoint import weights_hash, write_tensors
 
 FILE = "last_good.safetensors"
@@ -32,7 +32,7 @@ class GoodState:
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
         self.step: int | None = None
         self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
-        self._held: Tensors = {}
+        self._stored: Tensors = {}
         self._digest = ""  # of the stored file, which another process may change
         self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
 
@@ -62,11 +62,11 @@ class GoodState:
         # Copies: training modifies weights in place, and safetensors does not support shared memory.
         copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
         if self._folder is None:
-            self._held = copies
+            self._stored = copies
         else:
-            with file_aside(self._folder / FILE) as aside:
+            with atomic_file(self._folder / FILE) as temporary:
                 on_cpu = {name: value.cpu() for name, value in copies.items()}
-                write_tensors(on_cpu, aside, metadata={"step": str(step)})
+                write_tensors(on_cpu, temporary, metadata={"step": str(step)})
             self._digest = weights_hash(on_cpu)
         self.step = step
 
@@ -80,7 +80,7 @@ class GoodState:
         """
         if self.step is None:
             raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
-        tensors = self._held if self._folder is None else self._read(self._folder / FILE)
+        tensors = self._stored if self._folder is None else self._read(self._folder / FILE)
         weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
         self._module.load_state_dict(weights, strict=True)
         if self._optimizer is not None:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.behavior import answer_log_probabilities
-from bayesgeom.core.hooks import Change, Place, keeping
+from bayesgeom.core.hooks import Change, SiteLayer, keeping
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, V
 from bayesgeom.core.trials import Trials
@@ -73,17 +73,17 @@ def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
         trials: Fixed sequences.
         seed: Seed of the choice of positions and of the permutation of posteriors between sequences.
     """
-    held: dict[Place, Tensor] = {}
-    with undisturbed(model.module), torch.no_grad(), hooked_sites(model, _watched(model, trials, held)):
+    stored: dict[SiteLayer, Tensor] = {}
+    with undisturbed(model.module), torch.no_grad(), hooked_sites(model, _watched(model, trials, stored)):
         logits = model.logits(trials)
         frames = _frame_statistics(model, trials)
     kl = np.full(len(trials), np.nan)
     if trials.has_posterior:
         log_answers, _ = answer_log_probabilities(logits, trials)
         kl = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).cpu().numpy()
-    spec, last = model.spec, held.get((V, model.spec.n_layers - 1))
+    spec, last = model.spec, stored.get((V, model.spec.n_layers - 1))
     separated = _separation(last, trials, seed) if last is not None and trials.has_posterior else (math.nan,) * 2
-    entropies = [held.get((PATTERN, layer)) for layer in range(spec.n_layers)]
+    entropies = [stored.get((PATTERN, layer)) for layer in range(spec.n_layers)]
     blank = torch.full((spec.n_heads,), torch.nan)
     return Measures(
         key_orthogonality=frames[0],
@@ -129,19 +129,19 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             part.training = was_training
 
 
-def _watched(model: Model, trials: Trials, held: dict[Place, Tensor]) -> dict[Place, Change]:
+def _watched(model: Model, trials: Trials, stored: dict[SiteLayer, Tensor]) -> dict[SiteLayer, Change]:
     """Hooks that keep the entropy of every layer's pattern, and the last layer's values."""
 
     def attention(layer: int) -> Change:
         def keep(pattern: Tensor) -> None:
             scored = at_scored(PATTERN, pattern, trials)
-            held[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 2))
+            stored[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 2))
 
         return keep
 
     layers, last = range(model.spec.n_layers), (V, model.spec.n_layers - 1)
     patterns = {(PATTERN, layer): attention(layer) for layer in layers if PATTERN in model.sites}
-    return patterns | ({last: keeping(held, last)} if V in model.sites else {})
+    return patterns | ({last: keeping(stored, last)} if V in model.sites else {})
 
 
 def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:

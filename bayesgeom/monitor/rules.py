@@ -16,7 +16,7 @@ Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "s
 CONFIRMED = 2  # consecutive measurements on the other side before a threshold counts as crossed
 BLOCK = 5  # measurements whose median is the level of KL
 LEAST_RISE, NOISES, ERRORS = 1.5, 5.0, 3.0
-_JUMPS = 200
+_N_CHANGES = 200
 _MAD = 1.4826  # from the median of |x| to the standard deviation of a Gaussian
 
 
@@ -131,14 +131,14 @@ class RisingKL:
     def __init__(self, least_bits: float) -> None:
         self.least_bits = least_bits
         self._recent: deque[Float64[np.ndarray, " sequence"]] = deque(maxlen=BLOCK)
-        self._jumps: deque[float] = deque(maxlen=_JUMPS)
+        self._changes: deque[float] = deque(maxlen=_N_CHANGES)
         self._best: Float64[np.ndarray, "measurement sequence"] | None = None
         self._n = 0
 
     def update(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
         """Add the next measurement and return whether KL has risen."""
         if self._recent:
-            self._jumps.append(_level(kl_bits[None]) - _level(self._recent[-1][None]))
+            self._changes.append(_level(kl_bits[None]) - _level(self._recent[-1][None]))
         self._recent.append(kl_bits)
         self._n += 1
         if len(self._recent) < BLOCK:
@@ -161,7 +161,7 @@ class RisingKL:
     def _is_above(
         self, now: Float64[np.ndarray, "measurement sequence"], best: Float64[np.ndarray, "measurement sequence"]
     ) -> bool:
-        noise = _MAD * float(np.median(np.abs(self._jumps))) / math.sqrt(2)
+        noise = _MAD * float(np.median(np.abs(self._changes))) / math.sqrt(2)
         by_sequence = np.median(now, axis=0) - np.median(best, axis=0)
         error = float(by_sequence.std(ddof=1) / math.sqrt(len(by_sequence))) if len(by_sequence) > 1 else 0.0
         rise = float(by_sequence.mean())
@@ -220,7 +220,7 @@ class Rules:
         """Return whether the state is good: no measurement in `on` is degenerate and KL is near its best."""
         return not self._marked & on and self.rising.is_near_best(kl_bits)
 
-    def lift_marks(self) -> None:
+    def clear_degeneration(self) -> None:
         """Clear the marks of degeneration after a rollback, but keep the best level."""
         self._marked.clear()
         self.rising.forget_recent()

@@ -25,7 +25,7 @@ from torch import nn
 from bayesgeom.checks.arguments import check_argument, check_types, checked
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.files import check_directory, file_aside
+from bayesgeom.core.files import atomic_file, check_directory
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
@@ -74,14 +74,14 @@ class Response:
     def __post_init__(self) -> None:
         check_types(self)
         known = {"kl_bits", "key_orthogonality"}
-        if self.action not in ("warn", "stop", "roll_back") or not self.marks <= known or self.most < 1:
+        if self.action not in ("warn", "stop", "roll_back") or not self.acted_on <= known or self.most < 1:
             raise InvalidArgument(
                 f"action must be warn, stop or roll_back, `on` one or more of {', '.join(sorted(known))}, and `most` "
                 f"at least 1; got {self.action!r}, {self.on!r}, {self.most}."
             )
 
     @property
-    def marks(self) -> frozenset[str]:
+    def acted_on(self) -> frozenset[str]:
         """The measurements whose degeneration triggers the action, as a set."""
         return frozenset({self.on} if isinstance(self.on, str) else self.on)
 
@@ -244,8 +244,8 @@ class Monitor:
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
         """Store a good state, or respond to a bad one."""
         response = self.response
-        bad = [event for event in noticed if _calls_for_action(event, response.marks)]
-        if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.marks):
+        bad = [event for event in noticed if _calls_for_action(event, response.acted_on)]
+        if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.acted_on):
             self._good.keep(step)
         if not bad or response.action == "warn":
             return []
@@ -253,7 +253,7 @@ class Monitor:
         if response.action == "roll_back" and self._good.step is not None and self._rollbacks < response.most:
             self._rollbacks += 1
             back = self._good.put_back()
-            self._rules.lift_marks()
+            self._rules.clear_degeneration()
             return [self._done(step, "rolled back", cause, float(back))]
         self.should_stop = True
         return [self._done(step, "stopped", cause, cause.value)]
@@ -286,8 +286,8 @@ class Monitor:
         return float(predicted_behavior(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
 
     def _write_table(self, folder: Path) -> None:
-        with file_aside(folder / TABLE) as aside:
-            self.diagnosis().to_pandas().to_parquet(aside)
+        with atomic_file(folder / TABLE) as temporary:
+            self.diagnosis().to_pandas().to_parquet(temporary)
 
 
 @runtime_checkable
@@ -355,8 +355,8 @@ def trainer_callback(
     return Watch()
 
 
-def _calls_for_action(event: Event, marks: frozenset[str]) -> bool:
-    return event.kind == "not finite" or (event.kind == "degenerated" and event.metric in marks)
+def _calls_for_action(event: Event, acted_on: frozenset[str]) -> bool:
+    return event.kind == "not finite" or (event.kind == "degenerated" and event.metric in acted_on)
 
 
 def _unwrapped(model: Model | nn.Module) -> Model | nn.Module:

@@ -90,8 +90,8 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
         found = [_read(points, targets, rank, run.seed) for points in clouds]
         tokens, windows = _tokens(trials, run.seed), _windows(trials, targets, run.seed)
-        held, whole = jackknife_weights(len(targets.held)), jackknife_weights(n)
-        read = [summary(layers, targets, held, seed=run.seed) for layers in found]
+        held_out, whole = jackknife_weights(len(targets.held_out)), jackknife_weights(n)
+        read = [summary(layers, targets, held_out, seed=run.seed) for layers in found]
         clusters = [
             cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=run.seed)
             for points in clouds
@@ -226,7 +226,7 @@ def _embedding(run: Run, trials: Trials, targets: BeliefTargets, rank: int, shap
     levels = np.full((3, *shape), np.nan)
     if RESID_PRE in run.recorded:
         before = _points(run.at(RESID_PRE)[:1, : len(trials)].flatten(1, 2), targets, run.seed)
-        found = summary(_read(before, targets, rank, run.seed), targets, np.ones((1, len(targets.held))))
+        found = summary(_read(before, targets, rank, run.seed), targets, np.ones((1, len(targets.held_out))))
         levels[:, 0] = [own.value for own in (found.r2, found.total_variation, found.balanced_accuracy)]
     return [Baseline.of("baseline", EMBEDDING, level) for level in levels]
 
@@ -293,15 +293,15 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
     if trials.observers is None or not widths:
         nothing = Estimate.of(np.zeros((0, 0)), (0.0, 0.0), n=len(trials))
         return _Windows(r2=nothing, map_r2=nothing, names=())
-    exact, n_held = trials.at_scored(trials.belief), len(targets.held)
-    held = jackknife_weights(n_held)
+    exact, n_held_out = trials.at_scored(trials.belief), len(targets.held_out)
+    held_out = jackknife_weights(n_held_out)
     plain, mapped = list[Scored](), list[Scored]()
     for start in STARTS:
         all_widths = window_beliefs(trials.observers.filter, exact, start)
         beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])
         read = _read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed)
-        mapped.append(summary(read, targets, held, seed=seed).r2)
-        plain.append(unfitted_r2(beliefs[:, len(exact) - n_held :].cpu().numpy(), targets, seed))
+        mapped.append(summary(read, targets, held_out, seed=seed).r2)
+        plain.append(unfitted_r2(beliefs[:, len(exact) - n_held_out :].cpu().numpy(), targets, seed))
     n = len(trials)
     (plain_r2, *plain_ends, _), (map_r2, *map_ends, _) = _stacked(plain), _stacked(mapped)
     return _Windows(
@@ -321,7 +321,7 @@ def _drawn(
 
     The last stage is the first untrained network, on the same sequences; NaN without one.
     """
-    belief = targets.held[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
+    belief = targets.held_out[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
     n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS else 0
     chosen = np.sort(np.random.default_rng(seed).permutation(len(belief))[:n_drawn])
     first, last = (

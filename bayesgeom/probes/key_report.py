@@ -21,7 +21,7 @@ RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
-_SAID = {-1.0: "below", 0.0: "at", 1.0: "above"}
+_RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
 
 @final
@@ -113,7 +113,7 @@ class KeyOverlapReport(Report):
         _, least, most = self._range(name, is_centered=is_centered)
         return verdicts(low, high, least, most)
 
-    def said(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
+    def in_words(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
         """Return the verdicts of one view and layer in words: heads below, at or above each known level."""
         found = {name: self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS}
         is_known = {name: np.isfinite(self.level(name)[view, layer]).any() for name in LEVELS}
@@ -122,7 +122,9 @@ class KeyOverlapReport(Report):
             return f"undecided: too few of {self.n} sequences differ, or a few dominate the overlap, for an interval"
         parts = []
         for name, heads in found.items():
-            counts = [f"{int((heads == sign).sum())} {word}" for sign, word in _SAID.items() if (heads == sign).any()]
+            counts = [
+                f"{int((heads == sign).sum())} {word}" for sign, word in _RELATION.items() if (heads == sign).any()
+            ]
             if counts:
                 parts.append(f"{', '.join(counts)} {name}")
         return "; ".join(parts) or "no level known"
@@ -138,7 +140,7 @@ class KeyOverlapReport(Report):
     def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
         suffix = ", mean key removed" if is_centered else ""
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
-        heads = self.said(view, layer, is_centered=is_centered)
+        heads = self.in_words(view, layer, is_centered=is_centered)
         found = headline_of(self, metric, (view, layer), f"layer {layer}, {self.views[view]}{suffix}, heads: {heads}")
         found = replace(
             found, finding=self._sentence(view, layer, is_centered=is_centered), short_label=f"mean |cos|{suffix}"
@@ -150,7 +152,7 @@ class KeyOverlapReport(Report):
 
     def _sentence(self, view: int, layer: int, *, is_centered: bool) -> str:
         """Return how many heads lie below, at and above each level, as a sentence; "" where the value is unknown."""
-        heads = self.said(view, layer, is_centered=is_centered)
+        heads = self.in_words(view, layer, is_centered=is_centered)
         values = (self.centered_overlap if is_centered else self.overlap).value[view, layer]
         if not np.isfinite(values).any() or heads == "no level known":
             return ""
@@ -162,12 +164,12 @@ class KeyOverlapReport(Report):
 
     def _counted(self, name: str, heads: Float[np.ndarray, " kv_head"]) -> str:
         """Return in how many heads the overlap is below, at and above a level."""
-        counts = [(word, int((heads == sign).sum())) for sign, word in _SAID.items() if (heads == sign).any()]
-        said = [f"{word} it in {count}" for word, count in counts]
+        counts = [(word, int((heads == sign).sum())) for sign, word in _RELATION.items() if (heads == sign).any()]
+        in_words = [f"{word} it in {count}" for word, count in counts]
         if counts:
             (word, count) = counts[0]
-            said[0] = f"{word} {name} in {count} head{'s' * (count != 1)}"
-        return ", ".join(said)
+            in_words[0] = f"{word} {name} in {count} head{'s' * (count != 1)}"
+        return ", ".join(in_words)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline

@@ -101,12 +101,12 @@ class PassThresholdsReport(Report):
 
     def _ruling(self, i: int) -> str:
         """Return the verdict without its reason."""
-        said = self.verdicts[i].split(":")[0]
-        return "failed" if said.startswith("failed") else said
+        outcome = self.verdicts[i].split(":")[0]
+        return "failed" if outcome.startswith("failed") else outcome
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.charts.marks import Rows, add_marks
+        from bayesgeom.charts.thresholds import Rows, add_thresholds
         from bayesgeom.results.theme import EXACT, QUANTITIES, SECOND, THIRD, label_axes, panels, with_room_for_legend
 
         found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
@@ -121,11 +121,11 @@ class PassThresholdsReport(Report):
             values=self.measured.value,
             lo=low,
             hi=high,
-            marks=self.threshold,
+            thresholds=self.threshold,
             baselines={own.name: own.value for own in self.measured.baselines},
-            mark="threshold",
+            threshold_name="threshold",
         )
-        add_marks(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
+        add_thresholds(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
         add_profile(figure, (1, 2), self.key_overlap, name="keys", color=THIRD)
         add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)
@@ -346,12 +346,12 @@ def _verdict(value: float, low: float, high: float, threshold: float, others: Se
     if np.isnan(low):
         return "undecided: no interval, as the sample is too small or too uneven"
     is_open = low <= threshold <= high and low < high
-    said = "undecided" if is_open else "passed" if value >= threshold else "failed"
+    outcome = "undecided" if is_open else "passed" if value >= threshold else "failed"
     names = [name for name, rate in zip(("chance", UNTRAINED), others, strict=True) if rate > UNINFORMATIVE]
     if not names:
-        return said
+        return outcome
     joined = " and ".join(names)
-    return f"failed, unlike {joined}" if said == "failed" else f"{said}, uninformative: {joined} pass"
+    return f"failed, unlike {joined}" if outcome == "failed" else f"{outcome}, uninformative: {joined} pass"
 
 
 def _planted(

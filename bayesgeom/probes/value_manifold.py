@@ -126,7 +126,7 @@ class ValueManifoldReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         # If entropy is a function of position, no relation to entropy is identified.
-        unless = "".join(f" ({said})" for said in self.conditions if said != STANDARDIZED)
+        unless = "".join(f" ({condition})" for condition in self.conditions if condition != STANDARDIZED)
         how = f", {STANDARDIZED}" if STANDARDIZED in self.conditions else ""
         shares = [
             headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}{how}")
@@ -411,7 +411,9 @@ def _shown(
 def conditions(*is_so: bool) -> tuple[str, ...]:
     """Return the conditions of a measurement: entropy not identified, the model's own, unit variances."""
     holds = (not is_so[0], *is_so[1:])
-    return tuple(said for said, own in zip((UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED), holds, strict=True) if own)
+    return tuple(
+        condition for condition, own in zip((UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED), holds, strict=True) if own
+    )
 
 
 def placed(found: Mapping[int, Float[np.ndarray, "..."]], n: int) -> Float[np.ndarray, "..."]:

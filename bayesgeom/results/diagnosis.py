@@ -11,7 +11,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.layers import LAYERS, said_layers
+from bayesgeom.results.layers import LAYERS, layer_notes
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import fits
@@ -141,14 +141,16 @@ class Diagnosis(Mapping[str, Report]):
             )
         if precision := self.provenance.get("float32_matmul_precision"):
             notes.insert(0, f"torch was allowed to round products of float32 matrices: {precision}")
-        if served := self.provenance.get(SERVED):
-            notes.insert(0, _unlisted_share(served))
+        if replies := self.provenance.get(SERVED):
+            notes.insert(0, _unlisted_share(replies))
         if streamed := self.provenance.get(STREAMED):
             notes.insert(0, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
-        n, held = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
-        if isinstance(n, int) and isinstance(held, int) and held < n:
-            notes.insert(0, f"activations were stored for {held} of {n} sequences; results from activations use these")
-        notes += said_layers(self.provenance.get(LAYERS))
+        n, stored = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
+        if isinstance(n, int) and isinstance(stored, int) and stored < n:
+            notes.insert(
+                0, f"activations were stored for {stored} of {n} sequences; results from activations use these"
+            )
+        notes += layer_notes(self.provenance.get(LAYERS))
         if self.inapplicable:
             notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
@@ -252,13 +254,15 @@ class Diagnosis(Mapping[str, Report]):
         return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
 
 
-def _unlisted_share(served: Mapping[str, Any]) -> str:
+def _unlisted_share(replies: Mapping[str, Any]) -> str:
     """Return how much of the predictions a server left open."""
-    part = f"{served['share']:.1%} of the predictions had an answer that the server did not list (top {served['top']})"
-    if not served["share"]:
+    part = (
+        f"{replies['share']:.1%} of the predictions had an answer that the server did not list (top {replies['top']})"
+    )
+    if not replies["share"]:
         return part
     warning = "so KL and entropy errors can differ much from the model's: raise top"
-    return f"{part}, {warning}. These answers have together at most {served['largest_mass']:.3g}"
+    return f"{part}, {warning}. These answers have together at most {replies['largest_mass']:.3g}"
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
@@ -266,15 +270,15 @@ def left_out(diagnosis: Diagnosis) -> dict[str, str]:
     return {**diagnosis.skipped, **diagnosis.inapplicable}
 
 
-def _is_provenance(held: object) -> bool:
+def _is_provenance(stored: object) -> bool:
     """Return whether it names model and task; an empty provenance is that of reports made by hand."""
-    match held:
+    match stored:
         case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
             return isinstance(rest.get("arguments", {}), Mapping) and fits(
                 rest.get("foreign_hooks", ()), tuple[str, ...]
             )
         case {}:
-            return held == {}
+            return stored == {}
     return False
 
 

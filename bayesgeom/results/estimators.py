@@ -74,8 +74,8 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
     kinds = {own.name: own.kind for part in found for own in part.baselines}
 
     def along(levels: Sequence[Float[np.ndarray, "*rest"] | None]) -> Float[np.ndarray, "part *rest"] | None:
-        held = [unknown if level is None else level for level in levels]
-        return None if all(level is None for level in levels) else np.stack(held)
+        stored = [unknown if level is None else level for level in levels]
+        return None if all(level is None for level in levels) else np.stack(stored)
 
     def baseline(name: str) -> Baseline:
         own = [next((level for level in part.baselines if level.name == name), None) for part in found]

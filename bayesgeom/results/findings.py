@@ -85,8 +85,8 @@ def tone(line: Headline) -> str:
         >>> tone(Headline(metric="x", label="x", value=1.0, ruling="used"))
         'good'
     """
-    said = line.ruling or line.verdict
-    return "good" if said in GOOD else "bad" if said in BAD else "open"
+    outcome = line.ruling or line.verdict
+    return "good" if outcome in GOOD else "bad" if outcome in BAD else "open"
 
 
 def numbers(line: Headline) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import check_directory, directory_aside, file_aside, is_remains
+from bayesgeom.core.files import atomic_directory, atomic_file, check_directory, is_remains
 from bayesgeom.results import storage
 from bayesgeom.results.storage import ARRAYS, JSON
 
@@ -35,10 +35,10 @@ def write_run(
         OutputFault: The folder cannot be written, or holds other files than a report.
     """
     check_target(path)
-    with directory_aside(path) as aside:
-        write_parts(aside, reports, extra)
-        table.to_parquet(aside / METRICS)
-        (aside / HTML).write_text(page(), encoding="utf-8", errors="replace")
+    with atomic_directory(path) as temporary:
+        write_parts(temporary, reports, extra)
+        table.to_parquet(temporary / METRICS)
+        (temporary / HTML).write_text(page(), encoding="utf-8", errors="replace")
 
 
 def write_page(text: str, path: str | PathLike[str] | None) -> str:
@@ -48,8 +48,8 @@ def write_page(text: str, path: str | PathLike[str] | None) -> str:
         OutputFault: The file cannot be written.
     """
     if path is not None:
-        with file_aside(Path(path)) as aside:
-            aside.write_text(text, encoding="utf-8", errors="replace")
+        with atomic_file(Path(path)) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")
     return text
 
 

@@ -19,18 +19,20 @@ def dataset(name: str, report: object) -> "xr.Dataset":
 
     variables: dict[str, Any] = {}
     coordinates: dict[str, Any] = {}
-    declared, axes, held = quantities_of(type(report)), axes_of(type(report)), vars(report)
+    declared, axes, values_by_field = quantities_of(type(report)), axes_of(type(report)), vars(report)
     for field, quantity in declared.items():
-        own, levels = _of_estimate(field, held[field], quantity)
+        own, levels = _of_estimate(field, values_by_field[field], quantity)
         variables |= own
         coordinates |= levels
-    variables |= {field: (dims, held[field]) for field, dims in axes.items() if field not in declared}
+    variables |= {field: (dims, values_by_field[field]) for field, dims in axes.items() if field not in declared}
     used = {dim for dims in axes.values() for dim in dims}
-    coordinates |= {dim: list(held[f"{dim}s"]) for dim in used if isinstance(held.get(f"{dim}s"), tuple)}
+    coordinates |= {
+        dim: list(values_by_field[f"{dim}s"]) for dim in used if isinstance(values_by_field.get(f"{dim}s"), tuple)
+    }
     clash = sorted(used & variables.keys())
     if clash:
         raise InvalidArgument(f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}.")
-    plain = {field: value for field, value in held.items() if isinstance(value, str | int | float)}
+    plain = {field: value for field, value in values_by_field.items() if isinstance(value, str | int | float)}
     whole = xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
     counted = {str(dim): np.arange(size) for dim, size in whole.sizes.items() if dim in COLUMN_OF_AXIS}
     return whole.assign_coords({dim: places for dim, places in counted.items() if dim not in coordinates})

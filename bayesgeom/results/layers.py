@@ -45,7 +45,7 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
     return replace(report, **wider)
 
 
-def said_layers(held: Any) -> list[str]:
+def layer_notes(stored: Any) -> list[str]:
     """Return a line for each report that does not have all layers, from the provenance."""
-    known = held if isinstance(held, dict) else {}
+    known = stored if isinstance(stored, dict) else {}
     return [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in known.items()]

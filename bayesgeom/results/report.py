@@ -82,8 +82,8 @@ class Report(ABC):
     @final
     def summary(self) -> str:
         """Return a short table for the terminal: at most 24 lines of 100 columns."""
-        said = [sentence for sentence in (self.conclusion(),) if sentence]
-        return summary(f"{self._subject()}{self.title}", said, [("", line) for line in self.headlines()])
+        sentences = [sentence for sentence in (self.conclusion(),) if sentence]
+        return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in self.headlines()])
 
     @final
     def __str__(self) -> str:

@@ -47,8 +47,8 @@ def write(path: Path, parts: Parts, extra: Mapping[str, Any]) -> None:
     """
     arrays = {f"{key}/{name}": array for key, (_, own) in parts.items() for name, array in own.items()}
     write_arrays(arrays, path / ARRAYS)
-    held = encoded({"schema": SCHEMA, **extra, "reports": {key: scalars for key, (scalars, _) in parts.items()}})
-    text = json.dumps({**held, HASH: hashed(held, arrays)}, indent=1, allow_nan=False)
+    stored = encoded({"schema": SCHEMA, **extra, "reports": {key: scalars for key, (scalars, _) in parts.items()}})
+    text = json.dumps({**stored, HASH: hashed(stored, arrays)}, indent=1, allow_nan=False)
     (path / JSON).write_text(text + "\n", encoding="utf-8")
 
 
@@ -65,10 +65,10 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     if missing := [name for name in (JSON, ARRAYS) if not (path / name).is_file()]:
         raise OutputFault(f"{unreadable}: {' and '.join(missing)} is missing or no file.")
     try:
-        held, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
+        stored, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise OutputFault(f"{unreadable}: {error}.") from error
-    if not isinstance(held, dict) or not isinstance(schema := held.get("schema"), int):
+    if not isinstance(stored, dict) or not isinstance(schema := stored.get("schema"), int):
         raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
     if schema > SCHEMA:
         raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
@@ -76,26 +76,26 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         raise OutputFault(
             f"{path} has schema {schema}; this bayesgeom reads schema {SCHEMA}. Run the command that made it again."
         )
-    stated = held.pop(HASH, None)
-    if stated != hashed(held, arrays):
+    stated = stored.pop(HASH, None)
+    if stated != hashed(stored, arrays):
         raise OutputFault(f"{path} was changed after it was written: {JSON} and {ARRAYS} do not match their hash.")
-    if not isinstance(scalars := held.pop("reports", None), dict):
+    if not isinstance(scalars := stored.pop("reports", None), dict):
         raise OutputFault(f"{unreadable}: {JSON} lists none.")
-    del held["schema"]
+    del stored["schema"]
     parts = {}
     for key, values in scalars.items():
         if not isinstance(values, dict):
             raise OutputFault(f"{path}: report {key!r} is not a table of fields.")
         own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(f"{key}/")}
         parts[key] = ({name: decoded(value) for name, value in values.items()}, own)
-    return parts, decoded(held)
+    return parts, decoded(stored)
 
 
 def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return an estimate as JSON values, with scalars inline, and its arrays by key."""
     arrays: dict[str, np.ndarray] = {}
 
-    def held(own: Estimate | Baseline, key: str) -> dict[str, Any]:
+    def stored(own: Estimate | Baseline, key: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for part, values in zip(_LEVELS, (own.value, own.low, own.high), strict=True):
             if values is None or values.ndim == 0:
@@ -105,19 +105,19 @@ def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[
         return found
 
     scalars = {
-        **held(estimate, name),
+        **stored(estimate, name),
         "resampled": estimate.resampled,
         "n": estimate.n,
         "why_not": estimate.why_not,
         "baselines": [
-            {"kind": own.kind, "name": own.name, **held(own, f"{name}.{index}")}
+            {"kind": own.kind, "name": own.name, **stored(own, f"{name}.{index}")}
             for index, own in enumerate(estimate.baselines)
         ],
     }
     return encoded(scalars), arrays
 
 
-def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: str) -> Estimate:
+def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where: str) -> Estimate:
     """Return the estimate from the result of `estimate_parts`.
 
     Raises:
@@ -125,10 +125,10 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
     """
     form = f"{where}: field {name!r} holds no estimate"
     wanted = {*_LEVELS, "resampled", "n", "why_not", "baselines"}
-    is_known = isinstance(held, Mapping) and held.keys() == wanted
-    if not is_known or not fits(held["baselines"], tuple[Mapping[str, Any], ...]):
+    is_known = isinstance(stored, Mapping) and stored.keys() == wanted
+    if not is_known or not fits(stored["baselines"], tuple[Mapping[str, Any], ...]):
         raise OutputFault(f"{form}: its parts are not {', '.join(sorted(wanted))}.")
-    if not fits((held["resampled"], held["n"], held["why_not"]), tuple[str, int, str]):
+    if not fits((stored["resampled"], stored["n"], stored["why_not"]), tuple[str, int, str]):
         raise OutputFault(f"{form}: resampled, n or why_not is of another type.")
 
     def level(own: Mapping[str, Any], key: str, part: str) -> np.ndarray:
@@ -142,9 +142,9 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
     def levels(own: Mapping[str, Any], key: str) -> dict[str, Any]:
         return {part: None if part != "value" and own[part] is None else level(own, key, part) for part in _LEVELS}
 
-    whole = levels(held, name)
+    whole = levels(stored, name)
     baselines = []
-    for index, own in enumerate(held["baselines"]):
+    for index, own in enumerate(stored["baselines"]):
         if own.keys() != {"kind", "name", *_LEVELS} or own["kind"] not in KINDS or not isinstance(own["name"], str):
             raise OutputFault(f"{form}: baseline {index} needs kind ({', '.join(KINDS)}), name, value, low and high.")
         baselines.append(Baseline(kind=own["kind"], name=own["name"], **levels(own, f"{name}.{index}")))
@@ -155,9 +155,9 @@ def estimate_of(name: str, held: Any, arrays: Mapping[str, np.ndarray], where: s
         raise OutputFault(f"{form}: value, ends and baselines have shapes {sorted(shapes)}.")
     return Estimate(
         **whole,
-        resampled=held["resampled"],
-        n=held["n"],
-        why_not=held["why_not"],
+        resampled=stored["resampled"],
+        n=stored["n"],
+        why_not=stored["why_not"],
         baselines=tuple(baselines),
     )
 
@@ -332,9 +332,9 @@ def decoded(value: Any) -> Any:
             return value
 
 
-def hashed(held: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+def hashed(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     """Return the hash over JSON values, without the hash itself, and arrays."""
-    digest = hashlib.sha256(json.dumps(held, sort_keys=True, separators=(",", ":")).encode())
+    digest = hashlib.sha256(json.dumps(stored, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())

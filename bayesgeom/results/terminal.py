@@ -17,7 +17,7 @@ _LEAST = {
     "verdict": 11,
 }  # least width of text columns, in the order in which they are narrowed
 _NOTED = 4  # lines of notes below the table
-_SAID = 9  # lines of verdicts above the table
+_VERDICT_LINES = 9  # lines of verdicts above the table
 _DEEPEST = 3  # most lines of one row
 _SHORT = {UNDECIDED: "?"}
 _LAYER = re.compile(r"\blayers? \d|\bL\d+\b")
@@ -51,12 +51,14 @@ def narrow(rows: Sequence[Sequence[str]], *, width: int = WIDTH, room: int = 0) 
     return found
 
 
-def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline]], notes: Sequence[str] = ()) -> str:
+def summary(
+    title: str, sentences: Sequence[str], lines: Sequence[tuple[str, Headline]], notes: Sequence[str] = ()
+) -> str:
     """Return the printed form of a result: title, verdicts, headlines, notes; at most 24 lines of 100 columns.
 
     Args:
         title: First line.
-        said: Sentences, such as verdicts.
+        sentences: Sentences, such as verdicts.
         lines: Headlines with the name of their report, or "" for a single report; most important first.
         notes: Notes, such as what was not measured and why.
     """
@@ -66,13 +68,16 @@ def summary(title: str, said: Sequence[str], lines: Sequence[tuple[str, Headline
     former = ["", *(name for name, _ in lines)]
     for before, (name, line) in zip(former, lines, strict=False):
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
-    verdicts = [part for own in said for part in _wrapped(own, 3 if 3 * len(said) <= _SAID else 1)]
-    if len(verdicts) > _SAID:
-        verdicts = [*verdicts[: _SAID - 1], f"… and {len(verdicts) - _SAID + 1} more verdicts: see conclusion()"]
+    verdicts = [part for own in sentences for part in _wrapped(own, 3 if 3 * len(sentences) <= _VERDICT_LINES else 1)]
+    if len(verdicts) > _VERDICT_LINES:
+        verdicts = [
+            *verdicts[: _VERDICT_LINES - 1],
+            f"… and {len(verdicts) - _VERDICT_LINES + 1} more verdicts: see conclusion()",
+        ]
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
     if any(line.verdict == UNDECIDED for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
-    if any(_LAYER.search(text) for text in (*said, *(line.label for _, line in lines))):
+    if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]
     above = [*_wrapped(title, 1), *verdicts]
     below = _noted(notes)

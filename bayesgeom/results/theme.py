@@ -245,7 +245,7 @@ def _move(figure: go.Figure, moved: _Stretch) -> None:
 def _place_legends(
     figure: go.Figure, names: Mapping[str, list[int]], place: tuple[float, float, float], width: float
 ) -> None:
-    """Place legends below a panel, in as many columns as fit; `place` is left, right and the legend's top."""
+    """SiteLayer legends below a panel, in as many columns as fit; `place` is left, right and the legend's top."""
     left, right, top = place
     n_lines = _lines(list(names), width * (right - left))
     n_columns, legend = -(-len(names) // n_lines) if names else 1, ""

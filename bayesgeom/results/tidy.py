@@ -58,16 +58,16 @@ def records_of(report: Any, *, baselines: bool = False, metric: str | None = Non
         baselines: Whether to add a row per baseline after each entry.
         metric: Return the rows of this field alone; None for all.
     """
-    held, declared = vars(report), quantities_of(type(report))
-    rows = [_row(report, name, value=value) for name, value in held.items() if isinstance(value, float)]
+    values_by_field, declared = vars(report), quantities_of(type(report))
+    rows = [_row(report, name, value=value) for name, value in values_by_field.items() if isinstance(value, float)]
     for name, quantity in declared.items():
-        if metric in (None, name) and _is_labeled(held, quantity.dims):
+        if metric in (None, name) and _is_labeled(values_by_field, quantity.dims):
             rows.extend(_of_estimate(report, name, quantity, baselines=baselines))
     for name, axes in axes_of(type(report)).items():
-        if metric in (None, name) and name not in declared and _is_labeled(held, axes):
-            values = held[name]
+        if metric in (None, name) and name not in declared and _is_labeled(values_by_field, axes):
+            values = values_by_field[name]
             rows.extend(
-                _row(report, name, value=float(values[index]), **_place(held, axes, index))
+                _row(report, name, value=float(values[index]), **_place(values_by_field, axes, index))
                 for index in itertools.product(*map(range, values.shape))
             )
     return [row for row in rows if metric in (None, row.metric)]
@@ -92,18 +92,18 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
     return table
 
 
-def _is_labeled(held: Mapping[str, Any], axes: Sequence[str]) -> bool:
+def _is_labeled(values_by_field: Mapping[str, Any], axes: Sequence[str]) -> bool:
     """Return whether every axis is a column of the table, or has names for its entries."""
-    return all(axis in COLUMN_OF_AXIS or f"{axis}s" in held for axis in axes)
+    return all(axis in COLUMN_OF_AXIS or f"{axis}s" in values_by_field for axis in axes)
 
 
 def _of_estimate(report: Any, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
-    held = vars(report)
-    whole: Estimate = held[metric]
+    values_by_field = vars(report)
+    whole: Estimate = values_by_field[metric]
     (low, high), hardest = whole.ends, _hardest(whole, quantity.better)
     levels = [_levels(own, whole.value.shape) for own in whole.baselines]
     for index in np.ndindex(whole.value.shape):
-        at = {"unit": quantity.unit, "n": whole.n or report.n, **_place(held, quantity.dims, index)}
+        at = {"unit": quantity.unit, "n": whole.n or report.n, **_place(values_by_field, quantity.dims, index)}
         ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
         baseline: dict[str, Any] = {}
         if (chosen := int(hardest[index])) >= 0:
@@ -154,9 +154,9 @@ def _row(report: Any, metric: str, **known: Any) -> Record:
     return Record(probe=report.name, metric=metric, **(blank | known))
 
 
-def _place(held: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
+def _place(values_by_field: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
     """Return layer, head and position of an entry, and its names along all other axes."""
     place = dict(zip(axes, index, strict=True))
-    labels = [held[f"{axis}s"][i] for axis, i in place.items() if axis not in COLUMN_OF_AXIS]
+    labels = [values_by_field[f"{axis}s"][i] for axis, i in place.items() if axis not in COLUMN_OF_AXIS]
     columns = {COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in COLUMN_OF_AXIS}
     return {"variant": " / ".join(labels) or None, **columns}

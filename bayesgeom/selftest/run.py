@@ -18,7 +18,7 @@ class Verdict:
 
     probe: str
     control: str
-    held: bool
+    passed: bool
 
 
 def selftest() -> list[Verdict]:
@@ -29,15 +29,15 @@ def selftest() -> list[Verdict]:
     Returns:
         One verdict per control.
     """
-    verdicts = [Verdict(probe=name, control=reason, held=False) for name, reason in broken_probes().items()]
+    verdicts = [Verdict(probe=name, control=reason, passed=False) for name, reason in broken_probes().items()]
     for name, probe in all_probes().items():
         with Contained(is_foreign=is_foreign(type(probe))) as testing:
             verdicts.extend(_verdicts(name, probe))
         if testing.fault:
             failed = f"plug-in {name!r} failed: {testing.fault.rstrip('.')}."
-            verdicts.append(Verdict(probe=name, control=failed, held=False))
+            verdicts.append(Verdict(probe=name, control=failed, passed=False))
     verdicts += [
-        Verdict(probe=INTERVENTION, control=control.label, held=control.holds(control.report()))
+        Verdict(probe=INTERVENTION, control=control.label, passed=control.holds(control.report()))
         for control in intervention_controls()
     ]
     return verdicts
@@ -46,5 +46,5 @@ def selftest() -> list[Verdict]:
 def _verdicts(name: str, probe: AnyProbe) -> Iterator[Verdict]:
     for control in probe.controls():
         fresh = [probe.measure(run) for run in control.untrained]
-        held = bool(control.holds(probe.measure(control.run, fresh)))
-        yield Verdict(probe=name, control=control.label, held=held)
+        passed = bool(control.holds(probe.measure(control.run, fresh)))
+        yield Verdict(probe=name, control=control.label, passed=passed)

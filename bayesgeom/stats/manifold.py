@@ -54,8 +54,8 @@ class EntropyScale:
     def basis_grams(self) -> tuple[Float64[Tensor, "draw basis basis"], Float64[Tensor, "draw basis basis"]]:
         """Second moments of the spline basis over the fitting points and over the others: the same for all clouds."""
         basis = self.columns[:, :, 1:].double().transpose(0, 1)
-        fit, held = basis[:, : self.n_fit], basis[:, self.n_fit :]
-        return fit.mT @ fit, held.mT @ held
+        fit, held_out = basis[:, : self.n_fit], basis[:, self.n_fit :]
+        return fit.mT @ fit, held_out.mT @ held_out
 
     @cached_property
     def score_power(self) -> Float64[Tensor, " target"]:
@@ -215,22 +215,22 @@ def unit_columns(values: Float[np.ndarray, "point column"]) -> Float64[np.ndarra
 def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float64[np.ndarray, " draw"]:
     """Return the share of the held-out variance of entropy that a linear read-out predicts; 0 for the mean."""
     shape = scale.columns.shape[1:]
-    fit, held = (c.reshape(-1, *shape)[:, :, 0] for c in (moments.fit_cross, moments.score_cross))
+    fit, held_out = (c.reshape(-1, *shape)[:, :, 0] for c in (moments.fit_cross, moments.score_cross))
     power = moments.score_power.reshape(shape)[:, 0]
     strength = RIDGE * len(moments.fit_gram) / width  # the penalty of the full space, in coordinates of the span
-    error = squared_error(ridge(moments.fit_gram, fit, strength=strength), moments.score_gram, held, power)
+    error = squared_error(ridge(moments.fit_gram, fit, strength=strength), moments.score_gram, held_out, power)
     return (1 - error / power).cpu().numpy()
 
 
 def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
     """Return the share of the held-out variance of the points that a smooth curve predicts; 0 for the mean."""
-    fit, held = (own.to(moments.fit_gram.device) for own in scale.basis_grams)
+    fit, held_out = (own.to(moments.fit_gram.device) for own in scale.basis_grams)
     shape = scale.columns.shape[1:]
     crosses = (c.reshape(-1, *shape)[:, :, 1:].permute(1, 2, 0) for c in (moments.fit_cross, moments.score_cross))
-    fit_cross, held_cross = crosses
+    fit_cross, held_out_cross = crosses
     weights = ridge(fit, fit_cross, strength=_COLLINEAR)
     power = moments.score_gram.diagonal().expand(len(weights), -1)
-    error = squared_error(weights, held, held_cross, power).sum(dim=-1)
+    error = squared_error(weights, held_out, held_out_cross, power).sum(dim=-1)
     # With constant entropy the curve is a point: NaN, rather than a share of 0.
     is_curve = fit.diagonal(dim1=-2, dim2=-1).sum(dim=-1) > 0
     return torch.where(is_curve, 1 - error / power.sum(dim=-1), torch.nan).cpu().numpy()

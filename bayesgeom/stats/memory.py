@@ -114,11 +114,11 @@ class EffectiveMemory:
             return self.note
         if math.isnan(self.symbols):
             return f"{self.note} Undecided whether the model transports: its gain over an observer has no interval."
-        said = "transports" if self.transports else "does not transport"
+        verb = "transports" if self.transports else "does not transport"
         beaten = (
             f"{'beats' if self.transports else 'does not beat'} the observer of the last {TRANSPORT_WINDOW} symbols"
         )
-        return f"{self.note} It {beaten}: the model {said} the belief."
+        return f"{self.note} It {beaten}: the model {verb} the belief."
 
     @property
     def note(self) -> str:
@@ -261,13 +261,13 @@ def window_scores(trials: Trials) -> WindowScores | None:
     narrow = (len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length)
     along, errors = (torch.zeros(narrow, dtype=torch.float64, device=exact.device) for _ in range(2))
     for start, name in enumerate(STARTS):
-        for width, said in enumerate(window_predictives(trials, name)):
+        for width, predicted in enumerate(window_predictives(trials, name)):
             short = slice(width, length)  # at earlier positions the window reaches the first symbol
-            lost = own[:, short] - torch.xlogy(exact[:, short], said[:, short]).sum(dim=2)
+            lost = own[:, short] - torch.xlogy(exact[:, short], predicted[:, short]).sum(dim=2)
             found[start, width] = lost.sum(dim=1) / (length * NATS_PER_BIT)
             if width <= TRANSPORT_WINDOW:
                 along[start, width, short] = lost.mean(dim=0) / NATS_PER_BIT
-                gap = own[:, short] - torch.xlogy(said[:, short], said[:, short]).sum(dim=2)
+                gap = own[:, short] - torch.xlogy(predicted[:, short], predicted[:, short]).sum(dim=2)
                 errors[start, width, short] = gap.abs().mean(dim=0) / NATS_PER_BIT
             if float(found[start, width].mean()) < _STOP_BITS:
                 break

@@ -40,7 +40,7 @@ class BeliefTargets:
     n_positions: int
 
     @property
-    def held(self) -> Float32[Tensor, "sequence position draw kind hypothesis"]:
+    def held_out(self) -> Float32[Tensor, "sequence position draw kind hypothesis"]:
         """Values of the held-out sequences."""
         values = self.values[self.n_fit :]
         return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
@@ -130,27 +130,27 @@ def read_out(
     linear score is nearer to the fitting half's mean score of possible hypotheses than to that of excluded ones.
     """
     centered = points - points[: targets.n_fit].mean(dim=0)
-    held = centered[targets.n_fit :]
+    held_out = centered[targets.n_fit :]
     moments = split_moments(
         centered, targets.centered.flatten(1).to(points), targets.n_fit, score_power=targets.score_power
     )
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
     crosses = (moments.fit_cross, moments.score_cross)
-    fit_cross, held_cross = (cross.reshape(-1, *targets.means.shape)[:, draws] for cross in crosses)
+    fit_cross, held_out_cross = (cross.reshape(-1, *targets.means.shape)[:, draws] for cross in crosses)
     maps = _maps(moments, fit_cross[:, :, :LABEL], n_draws, bases)
-    scores = (held @ maps[:, :, ALIVE].flatten(1).to(points)).reshape(len(held), *maps.shape[1::2])
+    scores = (held_out @ maps[:, :, ALIVE].flatten(1).to(points)).reshape(len(held_out), *maps.shape[1::2])
     decided = scores > _midpoints(maps[:, :, ALIVE], fit_cross[:, :, ALIVE], targets, draws).to(points)
-    in_sequences = (len(held) // targets.n_positions, targets.n_positions)
+    in_sequences = (len(held_out) // targets.n_positions, targets.n_positions)
     decided_by_sequence = decided.unflatten(0, in_sequences).cpu().numpy()
-    truth = targets.held[:, :, :, ALIVE] > 0
-    predicted = (held @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
+    truth = targets.held_out[:, :, :, ALIVE] > 0
+    predicted = (held_out @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
     return Readout(
-        r2=_r2(maps[:, :, BELIEF], moments, held_cross[:, :, BELIEF], draws),
+        r2=_r2(maps[:, :, BELIEF], moments, held_out_cross[:, :, BELIEF], draws),
         balanced_accuracy=_accuracy_of_maps(decided.unflatten(0, in_sequences).cpu(), truth),
         predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
         decided_alive=decided_by_sequence[:, :, 0],
-        hits=_hits(held, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
+        hits=_hits(held_out, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
     )
 
 
@@ -161,7 +161,7 @@ def held_out_scores(
 
     For total variation the prediction is renormalized: negative entries become 0, then it is divided by its sum.
     """
-    truth = targets.held[:, :, 0].double().numpy()
+    truth = targets.held_out[:, :, 0].double().numpy()
     belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
     error, spread = (((belief - x) ** 2).sum(axis=(1, 2)) for x in (readout.predicted_belief, mean))
     distance = np.abs(belief - renormalized(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
@@ -175,7 +175,7 @@ def held_out_scores(
 
 def distance_of_mean(targets: BeliefTargets) -> float:
     """Return the total variation between the fitting half's mean belief and held-out beliefs; NaN if there are none."""
-    distance = (targets.held[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
     return float(distance.mean())
 
 
@@ -268,7 +268,7 @@ def unfitted_r2(
     seed: int,
 ) -> Scored:
     """Return the R² of given beliefs without a map, on held-out sequences, with its interval; 0 for the mean belief."""
-    truth, mean = targets.held[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
+    truth, mean = targets.held_out[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
     error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
     with np.errstate(invalid="ignore", divide="ignore"):
         low, high = r2_interval(error.T, spread[:, None], seed=seed)
@@ -280,8 +280,8 @@ def in_bands(
     targets: BeliefTargets, bands: Sequence[tuple[float, float]]
 ) -> Bool[np.ndarray, "band sequence position draw"]:
     """Select held-out points with a single most probable hypothesis whose belief is in [`low`, `high`)."""
-    held = targets.held.numpy()
-    confidence, is_clear = held[:, :, :, BELIEF].max(axis=-1), held[:, :, :, LABEL].any(axis=-1)
+    held_out = targets.held_out.numpy()
+    confidence, is_clear = held_out[:, :, :, BELIEF].max(axis=-1), held_out[:, :, :, LABEL].any(axis=-1)
     return np.stack([is_clear & (confidence >= low) & (confidence < high) for low, high in bands])
 
 
@@ -289,7 +289,7 @@ def commonest(
     targets: BeliefTargets, is_counted: Bool[np.ndarray, "band sequence position draw"]
 ) -> Float64[np.ndarray, " band"]:
     """Return the accuracy of always predicting the most common hypothesis; NaN if no point counts."""
-    labels = targets.held[:, :, 0, LABEL].double().numpy()
+    labels = targets.held_out[:, :, 0, LABEL].double().numpy()
     counts = np.einsum("bsp,sph->bh", is_counted[:, :, :, 0], labels)
     n_points = counts.sum(axis=1)
     return np.asarray(counts.max(axis=1) / np.where(n_points > 0, n_points, np.nan))
@@ -318,11 +318,11 @@ def _maps(
 def _r2(
     maps: Float64[Tensor, "d map hypothesis"],
     moments: SplitMoments,
-    held_cross: Float64[Tensor, "d map hypothesis"],
+    held_out_cross: Float64[Tensor, "d map hypothesis"],
     draws: Int64[Tensor, " map"],
 ) -> Float64[np.ndarray, " map"]:
     power = moments.score_power.reshape(-1, 3, maps.shape[2])[draws, BELIEF]
-    error = squared_error(maps.flatten(1), moments.score_gram, held_cross.flatten(1), power.flatten())
+    error = squared_error(maps.flatten(1), moments.score_gram, held_out_cross.flatten(1), power.flatten())
     return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
 
 
@@ -341,11 +341,13 @@ def _midpoints(
 
 
 def _hits(
-    held: Float[Tensor, "point d"], sums: Float64[Tensor, "d draw hypothesis"], targets: BeliefTargets
+    held_out: Float[Tensor, "point d"], sums: Float64[Tensor, "d draw hypothesis"], targets: BeliefTargets
 ) -> Bool[Tensor, "point draw"]:
     """Return whether the nearest centroid is that of the most probable hypothesis; False if that is a tie."""
     share = targets.means[:, LABEL].to(sums)
-    centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held)
-    truth = targets.values[targets.n_fit :, :, LABEL].to(held)
-    nearest = [nearest_centroid_labels(held, centroids[:, draw], share[draw] > 0) for draw in range(centroids.shape[1])]
+    centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held_out)
+    truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
+    nearest = [
+        nearest_centroid_labels(held_out, centroids[:, draw], share[draw] > 0) for draw in range(centroids.shape[1])
+    ]
     return truth.gather(2, torch.stack(nearest, dim=1)[:, :, None])[:, :, 0] > 0

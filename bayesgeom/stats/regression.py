@@ -43,13 +43,13 @@ def split_moments(
 
     `score_power` is `power_of` the targets at the rest, if it is known, as several clouds share the targets.
     """
-    (x, held_x), (y, held_y) = ((values[:n_fit], values[n_fit:]) for values in (features, targets))
+    (x, held_out_x), (y, held_out_y) = ((values[:n_fit], values[n_fit:]) for values in (features, targets))
     return SplitMoments(
         fit_gram=(x.T @ x).double(),
         fit_cross=(x.T @ y).double(),
-        score_gram=(held_x.T @ held_x).double(),
-        score_cross=(held_x.T @ held_y).double(),
-        score_power=power_of(held_y) if score_power is None else score_power.to(x.device),
+        score_gram=(held_out_x.T @ held_out_x).double(),
+        score_cross=(held_out_x.T @ held_out_y).double(),
+        score_power=power_of(held_out_y) if score_power is None else score_power.to(x.device),
     )
 
 

@@ -12,21 +12,21 @@ _TINY = 1e-9  # a target with less variance than this, per point, does not vary
 
 def decoded_r2(
     fit: tuple[Float64[Tensor, "fit_point d"], Float64[Tensor, "fit_point target"]],
-    held: tuple[Float64[Tensor, "held_point d"], Float64[Tensor, "held_point target"]],
+    held_out: tuple[Float64[Tensor, "held_point d"], Float64[Tensor, "held_point target"]],
     bases: Float64[Tensor, "draw d rank"],
 ) -> Float64[Tensor, " draw"]:
     """Return R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)² on the held-out points, with ŷ a ridge map of each basis's coordinates.
 
     ȳ is the mean of the fitting points, so predicting the mean scores 0. NaN if the target does not vary.
     """
-    (points, targets), (held_points, held_targets) = fit, held
+    (points, targets), (held_out_points, held_out_targets) = fit, held_out
     moments = split_moments(
-        torch.cat([points, held_points]) - points.mean(dim=0),
-        torch.cat([targets, held_targets]) - targets.mean(dim=0),
+        torch.cat([points, held_out_points]) - points.mean(dim=0),
+        torch.cat([targets, held_out_targets]) - targets.mean(dim=0),
         len(points),
     )
     power = float(moments.score_power.sum())
-    if power < _TINY * held_targets.numel():
+    if power < _TINY * held_out_targets.numel():
         return torch.full((len(bases),), torch.nan, dtype=torch.float64)
     return 1 - _errors(moments, bases.to(points)) / power
 

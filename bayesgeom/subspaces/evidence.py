@@ -29,8 +29,8 @@ def erasures(
     found = {}
     for layer, subspace in subspaces.items():
         points, values = read[layer].points, read[layer].values
-        fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(n_fit), slice(n_fit, None)))
-        found[layer] = erasure(fit, held, subspace, seed=seed + layer)
+        fit, held_out = (Read(points=points[rows], values=values[rows]) for rows in (slice(n_fit), slice(n_fit, None)))
+        found[layer] = erasure(fit, held_out, subspace, seed=seed + layer)
     return found
 
 
@@ -40,20 +40,20 @@ def coordinate_r2(
     subspaces: Mapping[int, Subspace],
     random: Mapping[int, Float64[Tensor, "draw d r"]],
     *,
-    n_held: int,
+    n_held_out: int,
 ) -> dict[str, dict[int, Float64[np.ndarray, " subspace"]]]:
     """Return held-out R² of entropy and belief from coordinates, of the subspace first, then of the random ones."""
     found: dict[str, dict[int, Float64[np.ndarray, " subspace"]]] = {"entropy": {}, "belief": {}}
     n_scored = read.run.trials.n_scored
-    first, last = slice(min(_SCORED, sample.run.n_recorded) * n_scored), slice(-n_held * n_scored, None)
+    first, last = slice(min(_SCORED, sample.run.n_recorded) * n_scored), slice(-n_held_out * n_scored, None)
     targets = {
         "entropy": (sample.entropies()[first, None], read.entropies()[last, None]),
         "belief": (sample.beliefs()[first], read.beliefs()[last]),
     }
     for layer, subspace in subspaces.items():
-        points, held = sample.points(layer)[first], read.points(layer)[last]
+        points, held_out = sample.points(layer)[first], read.points(layer)[last]
         own = torch.linalg.qr(subspace.reads.to(random[layer])).Q  # orthonormal
         bases = torch.cat([own[None], random[layer]])
-        for what, (fit_target, held_target) in targets.items():
-            found[what][layer] = decoded_r2((points, fit_target), (held, held_target), bases).numpy()
+        for what, (fit_target, held_out_target) in targets.items():
+            found[what][layer] = decoded_r2((points, fit_target), (held_out, held_out_target), bases).numpy()
     return found

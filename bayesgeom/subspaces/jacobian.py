@@ -44,19 +44,19 @@ def answer_gradients(
     if site == CARRIED:
         yield from _gradients_of_states(model, trials, layers, seed=seed)
         return
-    held: dict[int, Tensor] = {}
+    stored: dict[int, Tensor] = {}
 
     def keeping(layer: int) -> Change:
         def keep(output: Tensor) -> Tensor:
             # Without trainable weights before this layer, the graph begins here.
-            held[layer] = output if output.requires_grad else output.detach().requires_grad_()
-            return held[layer]
+            stored[layer] = output if output.requires_grad else output.detach().requires_grad_()
+            return stored[layer]
 
         return keep
 
     with hooked_sites(model, {(site, layer): keeping(layer) for layer in layers}), torch.enable_grad():
         logits = model.logits(trials)[:, :, trials.answers]
-    places = [held[layer] for layer in layers]
+    places = [stored[layer] for layer in layers]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
         gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)

@@ -86,7 +86,7 @@ def n_distinct(bases: Sequence[Float64[Tensor, "d _"]], covariance: Float64[Tens
     """
     found = list[Tensor]()
     for basis in bases:
-        alike = (min(_held(basis, other, covariance), _held(other, basis, covariance)) for other in found)
+        alike = (min(_contained(basis, other, covariance), _contained(other, basis, covariance)) for other in found)
         if not any(share >= SAME for share in alike):
             found.append(basis)
     return len(found)
@@ -111,11 +111,13 @@ def _found(
         by=by if is_close else NONE,
         is_matched=is_close,
         n_distinct=n_distinct(bases, covariance),
-        own_share=float(np.mean([_held(each, basis, covariance) for each in drawn])) if and_last is not None else 0.0,
+        own_share=float(np.mean([_contained(each, basis, covariance) for each in drawn]))
+        if and_last is not None
+        else 0.0,
     )
 
 
-def _held(by: Float64[Tensor, "d _a"], of: Float64[Tensor, "d _b"], covariance: Float64[Tensor, "d d"]) -> float:
+def _contained(by: Float64[Tensor, "d _a"], of: Float64[Tensor, "d _b"], covariance: Float64[Tensor, "d d"]) -> float:
     """Return the share of one subspace's variance that lies in another."""
     spread, cross = of.T @ covariance @ of, by.T @ of
     return float((cross * (cross @ spread)).sum() / spread.diagonal().sum())

@@ -51,21 +51,21 @@ class Positions:
             return ("all later", "next scored", "second next")
         return ("all", "first third", "middle third", "last third")[: 4 if n_scored >= 3 else 1]
 
-    def mask(self, trials: Trials, tile: int) -> Bool[Tensor, " pos"] | None:
+    def mask(self, trials: Trials, batch: int) -> Bool[Tensor, " pos"] | None:
         """Return the positions to edit in this tile; None means all."""
         if not self.are_scored and not self.score_after:
             return None
         mask: Tensor = trials.scored[0].clone()
         if self.score_after:
-            chosen = mask.nonzero()[_index(trials.n_scored, tile), 0]
+            chosen = mask.nonzero()[_index(trials.n_scored, batch), 0]
             mask = torch.zeros_like(mask)
             mask[chosen] = True
         return mask
 
-    def weights(self, n_scored: int, tile: int) -> Float64[np.ndarray, "position band"]:
+    def weights(self, n_scored: int, batch: int) -> Float64[np.ndarray, "position band"]:
         """Return the weights that average over each band."""
         if self.score_after:
-            at = _index(n_scored, tile)
+            at = _index(n_scored, batch)
             members = [np.arange(at + 1, n_scored), np.array([at + 1]), np.array([at + 2])]
         else:
             thirds = np.array_split(np.arange(n_scored), 3) if n_scored >= 3 else []
@@ -76,7 +76,7 @@ class Positions:
         return weights
 
 
-def _index(n_scored: int, tile: int) -> int:
+def _index(n_scored: int, batch: int) -> int:
     """Return the index of the scored position to edit in this tile; at least two scored positions follow it."""
-    quarter = _QUARTERS[tile % len(_QUARTERS)]
+    quarter = _QUARTERS[batch % len(_QUARTERS)]
     return min(quarter * (n_scored - 1) // 4, n_scored - 3)

@@ -54,32 +54,32 @@ class Read:
     values: Float64[Tensor, "sequence position component"]
 
 
-def erasure(fit: Read, held: Read, eraser: Subspace, *, seed: int) -> Erasure:
+def erasure(fit: Read, held_out: Read, eraser: Subspace, *, seed: int) -> Erasure:
     """Return R² before and after x − P (x − mean), and the 97.5 % quantile over `PERMUTATIONS` shuffles after it."""
     generator = torch.Generator().manual_seed(seed)
-    before = _r2(fit, held, None, [(fit.values, held.values)])
-    shuffles = [(_shuffled(fit.values, generator), _shuffled(held.values, generator)) for _ in range(PERMUTATIONS)]
-    after = _r2(fit, held, eraser, [(fit.values, held.values), *shuffles])
+    before = _r2(fit, held_out, None, [(fit.values, held_out.values)])
+    shuffles = [(_shuffled(fit.values, generator), _shuffled(held_out.values, generator)) for _ in range(PERMUTATIONS)]
+    after = _r2(fit, held_out, eraser, [(fit.values, held_out.values), *shuffles])
     return Erasure(before=float(before[0]), after=float(after[0]), permuted=float(after[1:].quantile(LEVEL)))
 
 
 def _r2(
-    fit: Read, held: Read, eraser: Subspace | None, targets: list[tuple[Tensor, Tensor]]
+    fit: Read, held_out: Read, eraser: Subspace | None, targets: list[tuple[Tensor, Tensor]]
 ) -> Float64[Tensor, " target"]:
     """Return held-out R² for each pair of values; predicting the mean scores 0. NaN if held-out values never vary."""
     mean = fit.points.mean(dim=(0, 1))
-    x, held_x = (read.points.flatten(0, 1) - mean for read in (fit, held))
+    x, held_out_x = (read.points.flatten(0, 1) - mean for read in (fit, held_out))
     if eraser is not None:
         reads, basis = eraser.reads.to(x), eraser.basis.to(x)
-        x, held_x = x - x @ reads @ basis.T, held_x - held_x @ reads @ basis.T
+        x, held_out_x = x - x @ reads @ basis.T, held_out_x - held_out_x @ reads @ basis.T
     y = torch.stack([values.flatten(0, 1) for values, _ in targets])
-    held_y = torch.stack([values.flatten(0, 1) for _, values in targets])
+    held_out_y = torch.stack([values.flatten(0, 1) for _, values in targets])
     center = y.mean(dim=1, keepdim=True)
     cross = torch.cat(list(x.T @ (y - center)), dim=1)
-    predicted = (held_x @ ridge(x.T @ x, cross, strength=STRENGTH)).unflatten(1, (len(targets), -1)).movedim(1, 0)
-    power = (held_y - center).square().sum(dim=(1, 2))
-    errors = (held_y - center - predicted).square().sum(dim=(1, 2))
-    return torch.where(power > 1e-9 * held_y[0].numel(), 1 - errors / power, torch.nan).cpu()
+    predicted = (held_out_x @ ridge(x.T @ x, cross, strength=STRENGTH)).unflatten(1, (len(targets), -1)).movedim(1, 0)
+    power = (held_out_y - center).square().sum(dim=(1, 2))
+    errors = (held_out_y - center - predicted).square().sum(dim=(1, 2))
+    return torch.where(power > 1e-9 * held_out_y[0].numel(), 1 - errors / power, torch.nan).cpu()
 
 
 def _shuffled(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Change, Place, keeping
+from bayesgeom.core.hooks import Change, SiteLayer, keeping
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.models.watching import hooked_sites
@@ -94,8 +94,8 @@ class TrainedSwap(Fit):
     ) -> Float[Tensor, ""]:
         """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
         originals, donors = pair
-        own, held = _held(sample, layer, donors)
-        edited = _swapped(sample, layer, basis, originals, held)
+        own, stored = _activations(sample, layer, donors)
+        edited = _swapped(sample, layer, basis, originals, stored)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
         are_hypotheses = answers_are_hypotheses(originals)
         if self.quantity.name == "belief" or (self.quantity.name == "log_odds" and not are_hypotheses):
@@ -116,19 +116,19 @@ def _from_covariance(
 
 
 @torch.no_grad()
-def _held(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
+def _activations(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
     """Return the donors' logits and their activations at the site."""
-    held: dict[Place, Tensor] = {}
+    stored: dict[SiteLayer, Tensor] = {}
     place = (sample.place.site, layer)
-    logits = _hooked(sample, layer, keeping(held, place), donors)
-    return logits, held[place].detach()
+    logits = _hooked(sample, layer, keeping(stored, place), donors)
+    return logits, stored[place].detach()
 
 
 def _swapped(
-    sample: Sample, layer: int, basis: Float[Tensor, "d rank"], originals: Trials, held: Float[Tensor, "batch pos *d"]
+    sample: Sample, layer: int, basis: Float[Tensor, "d rank"], originals: Trials, stored: Float[Tensor, "batch pos *d"]
 ) -> Float[Tensor, "batch query_pos d_vocab"]:
     def swap(output: Tensor) -> Tensor:
-        flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), held))
+        flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), stored))
         change = ((donor - flat) @ basis) @ basis.T
         return (flat + _masked(change, sample.mask)).reshape(output.shape)
 

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials, renamed
+from bayesgeom.core.trials import NO_LABEL, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
 from bayesgeom.tasks.limits import check_affordable
 
@@ -114,33 +114,33 @@ class AssociativeRecall(SymmetricTask):
         return 4 * self.n_pairs + self.n_filler + 3 * self.n_queries + self.n_between * (self.n_queries - 1)
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        order, asked = self._questions(n, generator)
-        return self.trials(order, _permutations(n, self.n_values, generator)[:, : self.n_keys], asked)
+        order, queried = self._questions(n, generator)
+        return self.trials(order, _permutations(n, self.n_values, generator)[:, : self.n_keys], queried)
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs of sequences with the same stored and queried keys, under two independent maps."""
-        order, asked = self._questions(n, generator)
+        order, queried = self._questions(n, generator)
         maps = (_permutations(n, self.n_values, generator)[:, : self.n_keys] for _ in range(2))
-        original, donor = (self.trials(order, value_of_key, asked) for value_of_key in maps)
+        original, donor = (self.trials(order, value_of_key, queried) for value_of_key in maps)
         return original, donor
 
     def trials(
         self,
         order: Int64[Tensor, "batch pair"],
         value_of_key: Int64[Tensor, "batch key"],
-        asked: Int64[Tensor, "batch query"],
+        queried: Int64[Tensor, "batch query"],
     ) -> Trials:
         """Build sequences from the keys to store, the map, and the keys to query, each counted from 0."""
         device, answers = order.device, torch.arange(self.n_values, device=order.device) + self.n_keys
         stored_values = value_of_key.gather(1, order)
-        tokens = self._tokens(order, stored_values, asked)
+        tokens = self._tokens(order, stored_values, queried)
         at = self._query_positions(device)
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, at] = True
-        labels = torch.full_like(tokens, UNASKED)
-        labels[:, at] = value_of_key.gather(1, asked) + self.n_keys
+        labels = torch.full_like(tokens, NO_LABEL)
+        labels[:, at] = value_of_key.gather(1, queried) + self.n_keys
         predictive = torch.full((*tokens.shape, self.n_values), torch.nan, dtype=torch.float64, device=device)
-        predictive[:, at] = _posterior(asked[:, :, None] == order[:, None, :], stored_values, self.n_values)
+        predictive[:, at] = _posterior(queried[:, :, None] == order[:, None, :], stored_values, self.n_values)
         return Trials(
             tokens=tokens,
             scored=scored,
@@ -149,7 +149,7 @@ class AssociativeRecall(SymmetricTask):
             belief=predictive,
             labels=labels,
             token_sets={"hypotheses": answers, "inputs": torch.arange(self.n_keys, device=device)},
-            relations=self._relations(asked[:, :, None] == order[:, None, :], tokens.shape[1]),
+            relations=self._relations(queried[:, :, None] == order[:, None, :], tokens.shape[1]),
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -211,7 +211,7 @@ class AssociativeRecall(SymmetricTask):
         self,
         order: Int64[Tensor, "batch pair"],
         stored_values: Int64[Tensor, "batch pair"],
-        asked: Int64[Tensor, "batch query"],
+        queried: Int64[Tensor, "batch query"],
     ) -> Int64[Tensor, "batch pos"]:
         first_special = self.n_keys + self.n_values
         tokens = torch.full((len(order), self.n_pos), first_special + FILL, device=order.device)
@@ -220,7 +220,7 @@ class AssociativeRecall(SymmetricTask):
         pairs[:, 1::4], pairs[:, 3::4] = order, stored_values + self.n_keys
         at = self._query_positions(order.device)
         tokens[:, at - 1], tokens[:, at + 1] = first_special + QUERY, first_special + PLACEHOLDER
-        tokens[:, at] = asked
+        tokens[:, at] = queried
         return tokens
 
     def _query_positions(self, device: torch.device) -> Int64[Tensor, " query"]:

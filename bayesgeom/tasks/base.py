@@ -126,8 +126,8 @@ class WindTunnel(ABC):
     def config(self) -> dict[str, Any]:
         """Return name and parameters in a form that JSON can store; `task_from_config` is the inverse."""
         assert is_dataclass(self) and not isinstance(self, type), "a task is a dataclass"
-        held = {field.name: getattr(self, field.name) for field in fields(self)}
-        inner = {name: value.config() for name, value in held.items() if isinstance(value, WindTunnel)}
+        stored = {field.name: getattr(self, field.name) for field in fields(self)}
+        inner = {name: value.config() for name, value in stored.items() if isinstance(value, WindTunnel)}
         return {"name": self.name, **asdict(self), **inner}
 
     @final
@@ -137,8 +137,8 @@ class WindTunnel(ABC):
         assert isinstance(n, (int, np.integer)), "checked"
         if n > BLOCK and n * self.n_pos > limits.BLOCK_TOKENS and not isinstance(self, FiniteTask):
             one = self.draw(1, torch.Generator().manual_seed(0))
-            held = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
-            limits.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in held))
+            stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
+            limits.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored))
 
 
 class FiniteTask(WindTunnel):

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
+from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters, random_order
 from bayesgeom.tasks.limits import check_affordable
 
@@ -100,7 +100,7 @@ class Bijection(SymmetricTask):
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, 0::2] = True
-        labels = torch.full_like(tokens, UNASKED)
+        labels = torch.full_like(tokens, NO_LABEL)
         labels[:, 0::2] = values + v
         predictive = torch.full((*tokens.shape, v), torch.nan, dtype=torch.float64, device=tokens.device)
         predictive[:, 0::2] = self._posterior(keys, values)

@@ -26,18 +26,18 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
 from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.text import (
     Tokenizer,
-    asked_in_chat,
     candidates,
+    chat_prompt,
     check_ids,
     first_symbols,
     labeled,
-    mark,
     opening,
+    punctuation_id,
 )
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
@@ -152,8 +152,8 @@ class LabeledEvidence(TextTask):
             word_ids=tuple(words.values()),
             labels=tuple(labels),
             label_ids=tuple(labels.values()),
-            colon_id=mark(tokenizer, self.colon, after=some_word),
-            separator_id=mark(tokenizer, self.separator, after=next(iter(labels))),
+            colon_id=punctuation_id(tokenizer, self.colon, after=some_word),
+            separator_id=punctuation_id(tokenizer, self.separator, after=next(iter(labels))),
             mask_ids=tuple(masks.values()),
             ks=tuple(sorted(self.ks or range(self.k_max + 1))),
             reliability=self.reliability,
@@ -171,7 +171,7 @@ class LabeledEvidence(TextTask):
         if self.style == "plain":
             return opening(tokenizer, some_word) if self.bos else ()
         message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
-        return asked_in_chat(tokenizer, message)
+        return chat_prompt(tokenizer, message)
 
     def _chosen(self, tokenizer: Tokenizer, tried: Sequence[str], n: int, kind: str) -> dict[str, int]:
         """Return the first n single-token candidates, or for `remap` the next n."""
@@ -246,14 +246,14 @@ class BoundEvidence(WindTunnel):
         n, lines, device = len(y), max(self.ks) + 1, y.device
         label_ids = torch.tensor(self.label_ids, device=device)
         tokens = self._tokens(words, label_ids[labels], lines)
-        asked = torch.tensor(self.ks, device=device)
-        at = len(self.prefix) + 1 + LINE * asked
+        queried = torch.tensor(self.ks, device=device)
+        at = len(self.prefix) + 1 + LINE * queried
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, at] = True
-        targets = torch.full_like(tokens, UNASKED)
-        targets[:, at] = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, asked]]
+        targets = torch.full_like(tokens, NO_LABEL)
+        targets[:, at] = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, queried]]
         shown = torch.nn.functional.one_hot(labels, 2).double().cumsum(1)
-        counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, asked]
+        counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, queried]
         belief, predictive = (
             torch.full((*tokens.shape, 2), torch.nan, dtype=torch.float64, device=device) for _ in range(2)
         )

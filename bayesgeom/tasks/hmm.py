@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Relations, Trials, renamed
+from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
 from bayesgeom.stats.chains import mixing_times, stationary_rows
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
@@ -186,7 +186,7 @@ class HMM(SymmetricTask, DynamicTask):
         tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
         scored = torch.zeros_like(tokens, dtype=torch.bool)
         scored[:, self.header_length + 1 :: 2] = True
-        labels = torch.full_like(tokens, UNASKED)
+        labels = torch.full_like(tokens, NO_LABEL)
         labels[scored] = (states + self._first_answer).flatten()
         predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
         predictive[scored] = self._filtered(transition, emission, symbols)

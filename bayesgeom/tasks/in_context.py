@@ -17,18 +17,18 @@ from torch import Tensor
 
 from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import TextTask, WindTunnel
 from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.text import (
     Tokenizer,
-    asked_in_chat,
     candidates,
+    chat_prompt,
     check_ids,
     first_symbols,
     labeled,
-    mark,
     opening,
+    punctuation_id,
 )
 
 MESSAGE = "Continue the sequence."
@@ -80,12 +80,12 @@ class InContext(TextTask):
         first = next(iter(symbols))
         prefix = opening(tokenizer, first) if self.bos else ()
         if self.chat:
-            prefix = asked_in_chat(tokenizer, MESSAGE)
+            prefix = chat_prompt(tokenizer, MESSAGE)
         bound = BoundInContext(
             task=self.task,
             n_ids=d_vocab,
             prefix=prefix,
-            separator_ids=(mark(tokenizer, self.separator, after=first),) if self.separator else (),
+            separator_ids=(punctuation_id(tokenizer, self.separator, after=first),) if self.separator else (),
             symbols=tuple(symbols),
             symbol_ids=tuple(symbols.values()),
             chat=self.chat,
@@ -148,7 +148,7 @@ class BoundInContext(WindTunnel):
 
         tokens = spread(ids[trials.tokens], self.separator_ids[0] if self.separator_ids else 0)
         tokens[:, : len(self.prefix)] = torch.tensor(self.prefix, dtype=torch.int64, device=tokens.device)
-        asked = trials.labels != UNASKED
+        is_labeled = trials.labels != NO_LABEL
         return replace(
             trials,
             tokens=tokens,
@@ -156,7 +156,7 @@ class BoundInContext(WindTunnel):
             answers=ids[trials.answers],
             predictive=spread(trials.predictive, torch.nan),
             belief=spread(trials.belief, torch.nan),
-            labels=spread(torch.where(asked, ids[trials.labels * asked], UNASKED), UNASKED),
+            labels=spread(torch.where(is_labeled, ids[trials.labels * is_labeled], NO_LABEL), NO_LABEL),
             token_sets={name: ids[members] for name, members in trials.token_sets.items()},
             relations={name: spread(r, fill=False, last=True) for name, r in trials.relations.items()},
         )
@@ -170,7 +170,7 @@ class BoundInContext(WindTunnel):
             return order[torch.searchsorted(known, ids.contiguous())]
 
         labels = trials.labels[:, places]
-        asked = labels != UNASKED
+        is_labeled = labels != NO_LABEL
         return replace(
             trials,
             tokens=own(trials.tokens[:, places]),
@@ -178,7 +178,7 @@ class BoundInContext(WindTunnel):
             answers=own(trials.answers),
             predictive=trials.predictive[:, places],
             belief=trials.belief[:, places],
-            labels=torch.where(asked, own(torch.where(asked, labels, known[0])), UNASKED),
+            labels=torch.where(is_labeled, own(torch.where(is_labeled, labels, known[0])), NO_LABEL),
             token_sets={name: own(members) for name, members in trials.token_sets.items()},
             relations={name: related[:, :, places] for name, related in trials.relations.items()},
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.stats.memory import window_scores
 from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers
 
@@ -84,7 +84,7 @@ def planted_trials(
     scored[:, -n_scored:] = True
     predictive = torch.full((*ids.shape, posterior.shape[2]), torch.nan, dtype=torch.float64)
     predictive[:, -n_scored:] = posterior
-    labels = torch.full_like(ids, UNASKED)
+    labels = torch.full_like(ids, NO_LABEL)
     labels[:, -n_scored:] = posterior.argmax(-1) + first_answer
     return Trials(
         tokens=ids,

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
-from bayesgeom.tasks.text import Tokenizer, asked_in_chat, check_ids, labeled, opening
+from bayesgeom.tasks.text import Tokenizer, chat_prompt, check_ids, labeled, opening
 
 QUINTILES = 5
 MAX_INPUTS = 64  # ids whose keys are compared: the most frequent ones, which recur often enough
@@ -86,8 +86,8 @@ class Prompts(TextTask):
         shown = {
             name: value for name, value in vars(self).items() if name != "texts" and value != vars(type(self))[name]
         }
-        held = [] if self.texts is None else [f"{sum(map(len, self.groups().values()))} texts"]
-        return f"Prompts({', '.join([*held, *(f'{name}={value!r}' for name, value in shown.items())])})"
+        stored = [] if self.texts is None else [f"{sum(map(len, self.groups().values()))} texts"]
+        return f"Prompts({', '.join([*stored, *(f'{name}={value!r}' for name, value in shown.items())])})"
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Return the prompts by domain; an unknown domain raises `UnknownName`."""
@@ -115,7 +115,7 @@ class Prompts(TextTask):
         texts = [text for members in groups.values() for text in members]
         prefix = opening(tokenizer, texts[0]) if self.bos else ()
         if self.chat:
-            ids = tuple(asked_in_chat(tokenizer, text) for text in texts)
+            ids = tuple(chat_prompt(tokenizer, text) for text in texts)
         else:
             ids = tuple((*prefix, *tokenizer.encode(text, add_special_tokens=False)) for text in texts)
         check_ids((i for prompt in ids for i in prompt), d_vocab)
@@ -239,7 +239,7 @@ class BoundPrompts(FiniteTask):
             answers=torch.zeros(0, dtype=torch.int64, device=device),
             predictive=nothing,
             belief=nothing,
-            labels=torch.full_like(tokens, UNASKED),
+            labels=torch.full_like(tokens, NO_LABEL),
             token_sets={"inputs": torch.tensor(self._common_ids(), dtype=torch.int64, device=device)},
             relations={},
             groups=torch.tensor(self.groups, device=device)[index],

@@ -78,7 +78,7 @@ def first_symbols(tokenizer: Tokenizer, words: Sequence[str], n: int, *, kind: s
     return dict([*found.items()][:n])
 
 
-def mark(tokenizer: Tokenizer, text: str, *, after: str) -> int:
+def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
     """Return the id of a punctuation mark directly after a word.
 
     Raises:
@@ -102,7 +102,7 @@ def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     )
 
 
-def asked_in_chat(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
+def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
     """Return the ids of a chat with this user message, up to the start of the assistant's answer.
 
     Args:
@@ -141,5 +141,5 @@ def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
 
 def _says(tokenizer: Tokenizer, token_id: int, text: str) -> bool:
     """Return whether an id decodes to this text, ignoring spaces; the id of unknown words does not."""
-    said = tokenizer.decode([token_id])
-    return isinstance(said, str) and (said == text or said.strip() == text.strip() != "")
+    decoded = tokenizer.decode([token_id])
+    return isinstance(decoded, str) and (decoded == text or decoded.strip() == text.strip() != "")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import directory_aside, file_aside
+from bayesgeom.core.files import atomic_directory, atomic_file
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash, write_tensors
 from bayesgeom.models.description import (
     CARD,
@@ -75,12 +75,12 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         raise InvalidArgument(f"{source} has {len(paths)} snapshot(s); at least 2 are needed to show a training.")
     chosen = [paths[index] for index in chosen_among(len(paths), keep)]
     description = read_description(chosen[-1])
-    with directory_aside(target) as aside:
-        packed = tuple(_packed(path, aside, _DTYPES[dtype]) for path in chosen)
-        held = {key: description[key] for key in ("model", "task", "recipe")}
-        whole = {"schema": SCHEMA, **held, "snapshots": [asdict(p) for p in packed], "versions": versions()}
-        (aside / FORMATION).write_text(json.dumps(hashed(whole), indent=1) + "\n", encoding="utf-8")
-        (aside / CARD).write_text(_card(description, packed), encoding="utf-8")
+    with atomic_directory(target) as temporary:
+        packed = tuple(_packed(path, temporary, _DTYPES[dtype]) for path in chosen)
+        described = {key: description[key] for key in ("model", "task", "recipe")}
+        whole = {"schema": SCHEMA, **described, "snapshots": [asdict(p) for p in packed], "versions": versions()}
+        (temporary / FORMATION).write_text(json.dumps(hashed(whole), indent=1) + "\n", encoding="utf-8")
+        (temporary / CARD).write_text(_card(description, packed), encoding="utf-8")
     return packed
 
 
@@ -162,8 +162,8 @@ def seal(folder: str | Path) -> str:
                 load_packed(trial / entry["file"])
         else:
             load_checkpoint(trial)
-    with file_aside(file) as aside:
-        aside.write_text(text, encoding="utf-8")
+    with atomic_file(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return str(sealed.get(OURS, sealed)[CONFIG_HASH])
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.core.files import apart, file_aside
+from bayesgeom.core.files import apart, atomic_file
 from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
 from bayesgeom.core.reading import read_json
@@ -279,8 +279,8 @@ def _record(recipe: Recipe, out: Path, precision: Precision) -> None:
     """Write precision and recipe of a new run. The recipe comes last, because its file marks a run."""
     if not (out / RECIPE).exists():
         record_precision(out, precision)
-        with file_aside(out / RECIPE) as aside:
-            aside.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n", encoding="utf-8")
+        with atomic_file(out / RECIPE) as temporary:
+            temporary.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision: Precision) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
+from bayesgeom.models.checkpoint_folder import checkpoint_folder
 from bayesgeom.models.description import check_hashed, check_numbered
-from bayesgeom.models.shelf import checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2
 
@@ -30,16 +30,16 @@ def read_formation(folder: Path) -> dict[str, Any]:
     """
     put_back(folder)
     file = folder / FORMATION
-    held = read_packed_json(file)
-    schema = held.get("schema") if isinstance(held, dict) else None
+    stored = read_packed_json(file)
+    schema = stored.get("schema") if isinstance(stored, dict) else None
     if type(schema) is not int or schema > SCHEMA:
         raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    missing = {"model", "task", "recipe", "snapshots"} - held.keys()
+    missing = {"model", "task", "recipe", "snapshots"} - stored.keys()
     if missing:
         raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
-    _check_snapshots(held["snapshots"], file)
-    check_hashed(held, file)
-    whole: dict[str, Any] = held
+    _check_snapshots(stored["snapshots"], file)
+    check_hashed(stored, file)
+    whole: dict[str, Any] = stored
     return whole
 
 

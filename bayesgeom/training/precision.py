@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import file_aside
+from bayesgeom.core.files import atomic_file
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.config import ModelConfig
 
@@ -108,8 +108,8 @@ def recorded_precision(out: Path) -> Precision | None:
 
 def record_precision(out: Path, precision: Precision) -> None:
     """Write the precision of the run in `out`, for `recorded_precision`."""
-    with file_aside(out / PRECISION) as aside:
-        aside.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
+    with atomic_file(out / PRECISION) as temporary:
+        temporary.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
 
 
 def check_precision(out: Path, begun: Precision, requested: RequestedPrecision) -> None:

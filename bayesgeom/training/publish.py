@@ -52,12 +52,12 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
 
     Baselines that are infinite or unknown are omitted.
     """
-    held = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
+    stored = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
     baselines = {
         score: {own.name.replace(" ", "_"): float(own.value) for own in estimate.baselines if np.isfinite(own.value)}
-        for score, estimate in held.items()
+        for score, estimate in stored.items()
     }
-    own = {score: float(estimate) for score, estimate in held.items()}
+    own = {score: float(estimate) for score, estimate in stored.items()}
     return {"n": scores.n, "seed": seed, **own, "baselines": baselines}
 
 

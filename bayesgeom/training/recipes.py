@@ -8,10 +8,10 @@ from bayesgeom.core.plugins import values
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
-from bayesgeom.training.arms import all_arms
 from bayesgeom.training.compared import compared, untied
 from bayesgeom.training.rates import MULTIPLES, at_rates, sweep
 from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.variants import all_variants
 
 _TRANSFORMER = {"architecture": "transformer"}
 
@@ -188,7 +188,7 @@ RECIPES |= {
         *compared().values(),
         untied(),
         *sweep().values(),
-        *all_arms().values(),
+        *all_variants().values(),
     )
 }
 

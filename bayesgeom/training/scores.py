@@ -135,8 +135,8 @@ def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
     total, windows = dict[str, float](), list[WindowScores]()
     for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
         exact = block.at_scored(block.predictive)
-        said = {"context-free": marginal.expand(len(block), -1, -1), **context_aware(task, block)}
-        for name, predictive in said.items():
+        predictives = {"context-free": marginal.expand(len(block), -1, -1), **context_aware(task, block)}
+        for name, predictive in predictives.items():
             total[name] = total.get(name, 0.0) + float(kl_bits(exact, predictive.log()).mean(dim=1).sum())
         own = window_scores(block)
         windows += [] if own is None else [own]

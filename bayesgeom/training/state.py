@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, OutputFault
-from bayesgeom.core.files import apart, file_aside, read_safetensors
+from bayesgeom.core.files import apart, atomic_file, read_safetensors
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.checkpoint import weights_hash, write_tensors
 from bayesgeom.training.optimizers import Optimizers
@@ -63,10 +63,10 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimi
     """
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
-    with file_aside(path) as aside:
+    with atomic_file(path) as temporary:
         own = {"step": step, "hash": _state_hash(tensors, recipe, step), _RECIPE: deciding(recipe.to_dict())}
         write_tensors(
-            tensors, aside, metadata={_OWN: json.dumps(own)}
+            tensors, temporary, metadata={_OWN: json.dumps(own)}
         )  # one entry, because several have no fixed order
 
 
@@ -160,9 +160,9 @@ def cut_log(path: Path, step: int) -> None:
     """Remove the lines of steps that will be run again, and unreadable lines."""
     if path.exists():
         lines = [line for line in read_log(path) if line["step"] <= step]
-        with file_aside(path) as aside:
+        with atomic_file(path) as temporary:
             kept = (json.dumps({**line, _CHECK: _checksum(line)}) + "\n" for line in lines)
-            aside.write_text("".join(kept), encoding="utf-8")
+            temporary.write_text("".join(kept), encoding="utf-8")
 
 
 _REMEDY = "Delete it to train from the start, or restore it from a copy."
@@ -171,17 +171,19 @@ _REMEDY = "Delete it to train from the start, or restore it from a copy."
 def _own(metadata: Mapping[str, str]) -> dict[str, Any]:
     """The metadata that `save_state` stored with the tensors; empty if missing or unreadable."""
     try:
-        held = json.loads(metadata.get(_OWN, "{}"))
+        stored = json.loads(metadata.get(_OWN, "{}"))
     except (ValueError, RecursionError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return stored if isinstance(stored, dict) else {}
 
 
 def _step(own: Mapping[str, Any], path: Path, recipe: Recipe) -> int:
     step = own.get("step")
     if type(step) is not int or not 0 < step <= recipe.steps:
-        said = "an unknown number of" if step is None else f"{step!r:.20}"
-        raise CheckpointFault(f"{path} states that {said} steps are done; {recipe.name} has {recipe.steps}. {_REMEDY}")
+        stated = "an unknown number of" if step is None else f"{step!r:.20}"
+        raise CheckpointFault(
+            f"{path} states that {stated} steps are done; {recipe.name} has {recipe.steps}. {_REMEDY}"
+        )
     return step
 
 
@@ -212,10 +214,10 @@ def _checksum(line: Mapping[str, Any]) -> str:
 def _line(text: str) -> dict[str, Any] | None:
     """A log line without its checksum; None if it is corrupt."""
     try:
-        held = json.loads(text)
+        stored = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(held, dict):
+    if not isinstance(stored, dict):
         return None
-    check = held.pop(_CHECK, None)
-    return held if check == _checksum(held) and isinstance(held.get("step"), int) else None
+    check = stored.pop(_CHECK, None)
+    return stored if check == _checksum(stored) and isinstance(stored.get("step"), int) else None

@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate
@@ -85,7 +85,7 @@ def main() -> None:
         if not _lacks(own):
             continue
         new = converted(own, _scored(found))
-        with directory_aside(folder) as aside:
+        with atomic_directory(folder) as aside:
             write_parts(aside, {**found, "calibration": new}, read(folder)[1])
         Diagnosis.load(folder).to_pandas().to_parquet(folder / METRICS)
         for estimate in (new.kl_bits, new.entropy_mae_bits):

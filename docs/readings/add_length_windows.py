@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from bayesgeom.core.behavior import BehaviorLog
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.generalization.curves import strongest, wide_windows
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.results.diagnosis import Diagnosis
@@ -59,7 +59,7 @@ def converted(report: LengthReport, kl: Levels, entropy: Levels, windows: Window
     """Return the report with these baselines, the strongest first."""
     for old in report.error_bits.baselines:
         for error, own in enumerate((kl, entropy)):
-            held = np.broadcast_to(old.value[error], (len(report.arms), len(report.at)))
+            held = np.broadcast_to(old.value[error], (len(report.models), len(report.at)))
             np.testing.assert_allclose(held, np.broadcast_to(own[old.name], held.shape), rtol=1e-5, atol=1e-6)
     best = strongest(kl)
     names = (best, *(name for name in kl if name != best))
@@ -89,7 +89,7 @@ def main() -> None:
     task = HMM(**sizes, length=int(own.lengths[-1]))
     kl, entropy, windows = levels(task, n=int(arguments["n"]), seed=int(arguments["seed"]))
     new = converted(own, kl, entropy, windows)
-    with directory_aside(REPORT) as aside:
+    with atomic_directory(REPORT) as aside:
         write_parts(aside, {**found, "length": new}, read(REPORT)[1])
     Diagnosis.load(REPORT).to_pandas().to_parquet(REPORT / METRICS)
     for name, level in kl.items():

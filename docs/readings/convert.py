@@ -25,7 +25,7 @@ import conversions
 from conversions.merged import COMPUTED
 from conversions.old import Old, numbers
 
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.results.diagnosis import load_report
 from bayesgeom.results.folder import METRICS, write_parts
 from bayesgeom.results.report import Report
@@ -84,7 +84,7 @@ def converted(folder: Path) -> str:
             told = "; ".join(f"{name} lacks {len(values)} ({values[0]:.6g}, …)" for name, values in lost.items())
             return f"FAULT: {kind}: {told}"
         new |= {report.name: report for report in made}
-    with directory_aside(folder) as aside:
+    with atomic_directory(folder) as aside:
         write_parts(aside, new, extra)
     load_report(folder).to_pandas().to_parquet(folder / METRICS)
     return "converted"

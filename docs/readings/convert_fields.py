@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from conversions.merged import BEFORE, COMPUTED, MERGED
 from conversions.old import numbers
 
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.results import storage
 from bayesgeom.results.diagnosis import report_kinds
 from bayesgeom.results.folder import METRICS, write_parts
@@ -64,7 +64,7 @@ def converted(folder: Path) -> str:
         else:
             new[kind] = KINDS[kind](**storage.fields_of(KINDS[kind], scalars, arrays, str(folder)))
     if changed:
-        with directory_aside(folder) as aside:
+        with atomic_directory(folder) as aside:
             write_parts(aside, new, extra)
     rows = [row for report in new.values() for row in records_of(report)]
     frame(rows, extra.get("provenance", {})).to_parquet(folder / METRICS)

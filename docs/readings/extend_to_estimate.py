@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.results.diagnosis import load_report
 from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import JSON, read, write
@@ -60,7 +60,7 @@ def main() -> None:
         found = {key: extended(*own) for key, own in parts.items()}
         if not (changed := sum(count for *_, count in found.values())):
             continue
-        with directory_aside(folder) as aside:
+        with atomic_directory(folder) as aside:
             write(aside, {key: (told, held) for key, (told, held, _) in found.items()}, extra)
         load_report(folder).to_pandas().to_parquet(folder / METRICS)
         print(folder.relative_to(ROOT), changed)

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT)]
 import numpy as np
 
 from bayesgeom.claims.subspace_page import FOLDER, MEASURED
-from bayesgeom.core.files import file_aside
+from bayesgeom.core.files import atomic_file
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.results.diagnosis import Diagnosis
@@ -98,7 +98,7 @@ def listed() -> list[str]:
 def enter(name: str) -> None:
     """Add a report to the list."""
     names = "".join(f'    "{each}",\n' for each in sorted({*listed(), name}))
-    with file_aside(READINGS / MEASURED) as aside:
+    with atomic_file(READINGS / MEASURED) as aside:
         aside.write_text(f"{HEAD}present = [\n{names}]\n", encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT)]
 
 import numpy as np
 
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.interventions.design import LEAST_CONTROLS, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.report import (
     AFTER,
@@ -161,7 +161,7 @@ def main() -> None:
         parts, extra = read(folder)
         scalars, arrays = parts[KIND]
         told = {name: list(text) if isinstance(text, tuple) else text for name, text in texts.items()}
-        with directory_aside(folder) as aside:
+        with atomic_directory(folder) as aside:
             write(aside, {**parts, KIND: ({**scalars, **told}, arrays)}, extra)
         Diagnosis.load(folder).to_pandas().to_parquet(folder / METRICS)
 

@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from bayesgeom.core.files import directory_aside
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.generalization.curves import WHOLE
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER
 from bayesgeom.results.diagnosis import load_report
@@ -54,7 +54,7 @@ def main() -> None:
             continue
         folder = path.parent
         parts, extra = read(folder)
-        with directory_aside(folder) as aside:
+        with atomic_directory(folder) as aside:
             write(aside, {key: without_ends(*own) for key, own in parts.items()}, extra)
         load_report(folder).to_pandas().to_parquet(folder / METRICS)
         print(folder.relative_to(ROOT))

@@ -131,12 +131,12 @@ def test_memory_for_many_sequences_is_bounded_and_the_means_are_the_same(monkeyp
 def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def spied(replayer: Any, tile: Any, *rest: Any) -> Any:
-        sizes.append(len(tile))
-        return score_tile(replayer, tile, *rest)
+    def spied(replayer: Any, batch: Any, *rest: Any) -> Any:
+        sizes.append(len(batch))
+        return score_batch(replayer, batch, *rest)
 
-    score_tile = MODULE.score_tile
-    monkeypatch.setattr(MODULE, "score_tile", spied)
+    score_batch = MODULE.score_batch
+    monkeypatch.setattr(MODULE, "score_batch", spied)
     report = ablated(lively(), n=129, mode="resample")  # the stream's second block has one sequence
     assert sum(sizes) == report.n == 129 and min(sizes) > 1
 
@@ -156,36 +156,36 @@ def test_the_report_does_not_depend_on_the_tile(mode: str, monkeypatch: pytest.M
 # Stopping and going on.
 
 
-def interrupted_after(n_tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted_after(n_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the next tile is scored."""
-    score_tile, calls = MODULE.score_tile, [0]
+    score_batch, calls = MODULE.score_batch, [0]
 
     def scoring(*arguments: Any) -> Any:
         calls[0] += 1
-        if calls[0] > n_tiles:
+        if calls[0] > n_batches:
             raise KeyboardInterrupt
-        return score_tile(*arguments)
+        return score_batch(*arguments)
 
-    monkeypatch.setattr(MODULE, "score_tile", scoring)
+    monkeypatch.setattr(MODULE, "score_batch", scoring)
 
 
 @pytest.mark.parametrize("mode", ["mean", "resample"])
-@pytest.mark.parametrize("n_tiles", [0, 1, 2])
+@pytest.mark.parametrize("n_batches", [0, 1, 2])
 def test_a_stopped_battery_goes_on_to_the_same_report(
-    n_tiles: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_batches: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = lively()
     monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", 13 * 128)  # a block of the stream is one tile
     straight = ablated(model, mode=mode)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupted_after(n_tiles, patch)
+        interrupted_after(n_batches, patch)
         ablated(model, mode=mode, out=tmp_path)
-    assert (tmp_path / PROGRESS).exists() == (n_tiles > 0)
+    assert (tmp_path / PROGRESS).exists() == (n_batches > 0)
     scored_again: list[int] = []
-    score_tile = MODULE.score_tile
-    monkeypatch.setattr(MODULE, "score_tile", lambda *a: scored_again.append(1) or score_tile(*a))
+    score_batch = MODULE.score_batch
+    monkeypatch.setattr(MODULE, "score_batch", lambda *a: scored_again.append(1) or score_batch(*a))
     assert_equal(ablated(model, mode=mode, out=tmp_path), straight)
-    assert len(scored_again) == 3 - n_tiles
+    assert len(scored_again) == 3 - n_batches
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.ablations import Ablation, Component
-from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
@@ -29,20 +29,20 @@ BATTERY = [*HEAD_ABLATIONS, *OTHERS]
 INCREASES = [0.5, 0.01, 0.3, 0.2, 0.24, -0.02, 0.7, 0.9, 0.1]
 
 
-def scores(rng: np.random.Generator, increases: Sequence[float] = INCREASES, noise: float = 0.05) -> TileScores:
+def scores(rng: np.random.Generator, increases: Sequence[float] = INCREASES, noise: float = 0.05) -> BatchScores:
     baseline = rng.random((3, N, POSITIONS))
     shift = np.array(increases)[:, None, None, None] + noise * rng.normal(size=(len(increases), 3, N, POSITIONS))
-    return TileScores(baseline=baseline, variants=baseline + shift, inert=np.array([d == 0.01 for d in increases]))
+    return BatchScores(baseline=baseline, variants=baseline + shift, inert=np.array([d == 0.01 for d in increases]))
 
 
 def reported(
-    tile: TileScores,
+    batch: BatchScores,
     battery: Sequence[Ablation] = BATTERY,
     attribution: Sequence[float] | None = None,
     pick: str = "L0H1 (hypotheses / activation, mean |cos| 0.123)",
     n: int = N,
 ) -> AblationReport:
-    tally = Tally.empty(n, len(battery), POSITIONS).plus(tile)
+    tally = Tally.empty(n, len(battery), POSITIONS).plus(batch)
     bits = np.full(len(battery), np.nan) if attribution is None else np.array(attribution)
     context = Context(
         battery=battery,
@@ -64,13 +64,13 @@ def by_hand(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def test_effects_and_intervals_are_of_paired_differences(rng: np.random.Generator) -> None:
-    tile = scores(rng)
-    report = reported(tile)
+    batch = scores(rng)
+    report = reported(batch)
     for index in (0, 5, 8):
         for metric, own in enumerate(
             (report.kl_increase_bits, report.entropy_mae_increase_bits, report.accuracy_change)
         ):
-            change = (tile.variants[index, metric] - tile.baseline[metric]).mean(axis=-1)
+            change = (batch.variants[index, metric] - batch.baseline[metric]).mean(axis=-1)
             found = [float(own[index]), *map(float, own[index].ends)]
             np.testing.assert_allclose(found, by_hand(change), atol=1e-12, err_msg=str(metric))
             assert own.baseline("no effect").value[index] == 0.0
@@ -88,9 +88,9 @@ def test_an_effect_clears_its_baseline_where_its_interval_excludes_zero(rng: np.
 
 
 def test_the_ratio_is_resampled_with_its_baseline(rng: np.random.Generator) -> None:
-    tile = scores(rng)
-    report = reported(tile)
-    with_it, without = tile.baseline[0].mean(axis=-1), tile.variants[4, 0].mean(axis=-1)
+    batch = scores(rng)
+    report = reported(batch)
+    with_it, without = batch.baseline[0].mean(axis=-1), batch.variants[4, 0].mean(axis=-1)
     assert report.kl_ratio.value[4] == pytest.approx(without.sum() / with_it.sum())
     np.testing.assert_allclose(report.kl_ratio[4].ends, tuple(ratio_interval(without, with_it, seed=3)))
 
@@ -110,10 +110,10 @@ def test_a_constant_shift_has_an_interval_of_no_width(rng: np.random.Generator) 
 def test_units_of_several_sequences_give_the_same_means(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tile = scores(rng)
-    single = reported(tile)
+    batch = scores(rng)
+    single = reported(batch)
     monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 7)  # units of 5, the last of 4
-    grouped = reported(tile)
+    grouped = reported(batch)
     for one, other in (
         (grouped.kl_increase_bits, single.kl_increase_bits),
         (grouped.kl_ratio, single.kl_ratio),
@@ -127,9 +127,9 @@ def test_units_of_several_sequences_give_the_same_means(
 
 
 def test_summaries_equal_their_slow_twins(rng: np.random.Generator) -> None:
-    tile = scores(rng)
-    report = reported(tile)
-    increase = [float((tile.variants[i, 0] - tile.baseline[0]).mean()) for i in range(len(BATTERY))]
+    batch = scores(rng)
+    report = reported(batch)
+    increase = [float((batch.variants[i, 0] - batch.baseline[0]).mean()) for i in range(len(BATTERY))]
     assert report.ranked() == sorted(range(len(BATTERY)), key=lambda i: -increase[i])
     assert report.headlines()[0].value == pytest.approx(max(increase))
     heads = sorted(increase[:6], reverse=True)
@@ -139,9 +139,9 @@ def test_summaries_equal_their_slow_twins(rng: np.random.Generator) -> None:
         own = increase[HEADS * layer : HEADS * (layer + 1)]
         np.testing.assert_allclose(report.kl_increase_bits_by_head[layer], own)
         assert report.kl_increase_bits_by_layer[layer] == pytest.approx(sum(own))
-    assert float(report.unablated_kl_bits) == pytest.approx(tile.baseline[0].mean())
-    assert float(report.unablated_entropy_mae_bits) == pytest.approx(tile.baseline[1].mean())
-    by_position = (tile.variants[:, 0] - tile.baseline[0]).mean(axis=1)
+    assert float(report.unablated_kl_bits) == pytest.approx(batch.baseline[0].mean())
+    assert float(report.unablated_entropy_mae_bits) == pytest.approx(batch.baseline[1].mean())
+    by_position = (batch.variants[:, 0] - batch.baseline[0]).mean(axis=1)
     np.testing.assert_allclose(report.kl_increase_bits_by_position, by_position)
     first = report.headlines()[0]
     assert (first.low, first.high, first.baseline) == (*map(float, report.kl_increase_bits[7].ends), 0.0)
@@ -267,8 +267,8 @@ def test_a_long_battery_shows_its_top_alone(rng: np.random.Generator) -> None:
 
 
 def test_one_sequence_has_increases_without_intervals(rng: np.random.Generator, tmp_path: Path) -> None:
-    tile = scores(rng)
-    one = TileScores(baseline=tile.baseline[:, :1], variants=tile.variants[:, :, :1], inert=tile.inert)
+    batch = scores(rng)
+    one = BatchScores(baseline=batch.baseline[:, :1], variants=batch.variants[:, :, :1], inert=batch.inert)
     report = reported(one, n=1)
     assert np.isfinite(report.kl_increase_bits.value).all() and np.isnan(report.kl_increase_bits.ends[0]).all()
     assert "…" not in report.table() and report.table().count(" – ") == len(BATTERY)

@@ -9,12 +9,12 @@ import torch
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
 from bayesgeom.ablations.engine import (
-    TILE_BYTES,
+    BATCH_BYTES,
+    BatchScores,
     Means,
-    TileScores,
-    score_tile,
-    tiles,
-    tiles_with_donors,
+    batches,
+    batches_with_donors,
+    score_batch,
     variants_at_once,
 )
 from bayesgeom.ablations.scoring import METRICS, scores_of
@@ -47,12 +47,12 @@ def every_battery(model: HookedModel, *, all_pairs: bool = False) -> list[Ablati
     return [*ablations.everything(model), *pairs, *off, *ablations.cumulative(order), *some_sets()]
 
 
-def engine_scores(model: HookedModel, battery: list[Ablation], mode: str, plain: Plain) -> TileScores:
+def engine_scores(model: HookedModel, battery: list[Ablation], mode: str, plain: Plain) -> BatchScores:
     variants = [ablation.edits(mode) for ablation in battery]
-    return score_tile(model.replayer(), plain.trials, plain.trials.rows(slice(-1, None)), variants, means_of(plain))
+    return score_batch(model.replayer(), plain.trials, plain.trials.rows(slice(-1, None)), variants, means_of(plain))
 
 
-def assert_same(found: TileScores, battery: list[Ablation], mode: str, plain: Plain) -> None:
+def assert_same(found: BatchScores, battery: list[Ablation], mode: str, plain: Plain) -> None:
     assert found.variants.shape == (len(battery), len(METRICS), 17, 7)
     for ablation, scores in zip(battery, found.variants, strict=True):
         np.testing.assert_allclose(
@@ -103,7 +103,7 @@ def test_the_plain_loop_is_a_replayer_too(mode: str) -> None:
     model = lively(positions="rotary")
     plain, battery = Plain.of(model.module, TRIALS, OTHERS), [*ablations.everything(model), *some_sets()]
     variants = [ablation.edits(mode) for ablation in battery]
-    assert_same(score_tile(PlainLoop(model), TRIALS, LAST, variants, means_of(plain)), battery, mode, plain)
+    assert_same(score_batch(PlainLoop(model), TRIALS, LAST, variants, means_of(plain)), battery, mode, plain)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -115,7 +115,9 @@ def test_an_edit_of_the_residual_equals_a_hook_there(positions: str) -> None:
     for site, name in points.items():
         for layer in LAYERS:
             place = f"blocks.{layer}.{name}"
-            found = score_tile(model.replayer(), TRIALS, LAST, [(Replace(site=site, layer=layer, mode="mean"),)], means)
+            found = score_batch(
+                model.replayer(), TRIALS, LAST, [(Replace(site=site, layer=layer, mode="mean"),)], means
+            )
             instead = plain.means[place]
             with torch.no_grad():
                 hooks = [(place, lambda kept, hook, instead=instead: instead.expand_as(kept))]
@@ -138,7 +140,7 @@ def test_every_ablation_changes_the_output(mode: str) -> None:
 def test_ablating_nothing_changes_nothing(site: Site) -> None:
     model = lively(norm="layernorm")
     nothing = [(Replace(site=site, layer=layer, mode="nothing"),) for layer in LAYERS]
-    found = score_tile(model.replayer(), TRIALS, LAST, nothing, {})
+    found = score_batch(model.replayer(), TRIALS, LAST, nothing, {})
     assert found.inert.all()
     np.testing.assert_allclose(found.variants, np.stack([found.baseline] * 3), atol=BITS, rtol=0)
 
@@ -208,19 +210,19 @@ def test_a_replay_leaves_its_baseline_as_it_was() -> None:
     model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
     replayer = model.replayer()
     baseline = replayer.baseline(TRIALS)
-    held = {place: values.clone() for place, values in baseline.held.items()}
-    reference = engine.TileReference(means_of(plain), baseline)
+    stored = {place: values.clone() for place, values in baseline.stored.items()}
+    reference = engine.BatchReference(means_of(plain), baseline)
     for mode in MODES:
         for ablation in every_battery(model):
             replayer.logits(baseline, [ablation.edits(mode)], reference)
-    assert all(torch.equal(held[place], values) for place, values in baseline.held.items())
+    assert all(torch.equal(stored[place], values) for place, values in baseline.stored.items())
 
 
 def test_two_replays_do_not_share_their_logits() -> None:
     model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
     replayer = model.replayer()
     baseline = replayer.baseline(TRIALS)
-    reference = engine.TileReference(means_of(plain), baseline)
+    reference = engine.BatchReference(means_of(plain), baseline)
     first, second = (replayer.logits(baseline, [Ablation(heads((0, h))).edits("zero")], reference) for h in (0, 1))
     assert not torch.equal(first, second)
     again = replayer.logits(baseline, [Ablation(heads((0, 0))).edits("zero")], reference)
@@ -231,7 +233,7 @@ def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
     """The last layer's block, and attention off everywhere with its MLPs: products of neither are asked for."""
     model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
     replayer = model.replayer()
-    reference = engine.TileReference(means_of(plain), replayer.baseline(TRIALS))
+    reference = engine.BatchReference(means_of(plain), replayer.baseline(TRIALS))
     for name in ("z", "attn_out", "add_attn_out", "mlp_out", "mlp_out_of", "add_mlp_out", "add_heads_and_mlp"):
         monkeypatch.delattr(ReplayLayer, name)
     parts = [
@@ -254,9 +256,9 @@ def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.Monkey
     found = []
     for rows in (1, 31, 200, 5_000):
         monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-        parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS, SPEC)]
+        parts = [score_batch(model.replayer(), *batch, variants, means) for batch in batches_with_donors(TRIALS, SPEC)]
         found.append(np.concatenate([part.variants for part in parts], axis=2))
-    assert len(parts) == 1 < len(list(tiles_of(31, monkeypatch)))
+    assert len(parts) == 1 < len(list(batches_of(31, monkeypatch)))
     for other in found[1:]:
         np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=2e-6, rtol=2e-6)
         np.testing.assert_array_equal(other[:, 2], found[0][:, 2])
@@ -268,20 +270,20 @@ def test_head_outputs_do_not_depend_on_how_many_sequences_attend_at_once(
 ) -> None:
     """Also where a row would be less than a sequence."""
     plain = lively()
-    held = plain.replayer().baseline(TRIALS).held
+    stored = plain.replayer().baseline(TRIALS).stored
     monkeypatch.setattr(replay_layer, "ATTENTION_ROWS", rows)
-    for place, values in plain.replayer().baseline(TRIALS).held.items():
-        torch.testing.assert_close(values, held[place], atol=1e-5, rtol=1e-5)
+    for place, values in plain.replayer().baseline(TRIALS).stored.items():
+        torch.testing.assert_close(values, stored[place], atol=1e-5, rtol=1e-5)
 
 
-def tiles_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
+def batches_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
     monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-    return list(tiles(TRIALS, SPEC))
+    return list(batches(TRIALS, SPEC))
 
 
 def test_every_trial_is_resampled_from_the_one_before_it_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "TARGET_ROWS", 31)
-    donors = [torch.cat([before.tokens, tile.tokens[:-1]]) for tile, before in tiles_with_donors(TRIALS, SPEC)]
+    donors = [torch.cat([before.tokens, batch.tokens[:-1]]) for batch, before in batches_with_donors(TRIALS, SPEC)]
     assert len(donors) > 1 and torch.equal(torch.cat(donors), TRIALS.tokens.roll(1, dims=0))
 
 
@@ -290,38 +292,38 @@ def test_tiles_are_the_block_in_order_and_none_is_a_sequence_alone(rows: int, mo
     monkeypatch.setattr(engine, "TARGET_ROWS", rows)
     for n in range(1, 60):
         block = TASK.sample(n, seed=n)
-        cut = list(tiles(block, SPEC))
-        assert torch.equal(torch.cat([tile.tokens for tile in cut]), block.tokens)
-        assert n == 1 or min(map(len, cut)) > 1, (n, [len(tile) for tile in cut])
+        cut = list(batches(block, SPEC))
+        assert torch.equal(torch.cat([batch.tokens for batch in cut]), block.tokens)
+        assert n == 1 or min(map(len, cut)) > 1, (n, [len(batch) for batch in cut])
         assert max(map(len, cut)) <= max(3, 2 * rows // 13)
 
 
 @pytest.mark.parametrize("d_vocab", [22, 128_256, 1_000_003])
 def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) -> None:
     block, spec = TASK.sample(128, seed=0), replace(SPEC, d_vocab=d_vocab)
-    cut = list(tiles(block, spec))
-    assert torch.equal(torch.cat([tile.tokens for tile in cut]), block.tokens)
-    for tile in cut:
-        logits = torch.empty(len(tile), tile.n_scored, d_vocab, device="meta")
-        variants = variants_at_once(tile, logits)
-        assert variants >= 1 and (len(tile) == 2 or 4 * logits.numel() * (2 + variants) <= TILE_BYTES)
+    cut = list(batches(block, spec))
+    assert torch.equal(torch.cat([batch.tokens for batch in cut]), block.tokens)
+    for batch in cut:
+        logits = torch.empty(len(batch), batch.n_scored, d_vocab, device="meta")
+        variants = variants_at_once(batch, logits)
+        assert variants >= 1 and (len(batch) == 2 or 4 * logits.numel() * (2 + variants) <= BATCH_BYTES)
 
 
 def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
     block, spec = TASK.sample(128, seed=0), replace(SPEC, n_layers=80, d_model=8_192, n_heads=64, d_head=128)
     (stream, heads), n_pos = (80 * 8_192, 80 * 64 * 128), block.tokens.shape[1]
-    longest = max(map(len, tiles(block, spec)))
-    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= TILE_BYTES
-    assert len(list(tiles(block, SPEC))) == 1, "small models are cut as before"
+    longest = max(map(len, batches(block, spec)))
+    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BATCH_BYTES
+    assert len(list(batches(block, SPEC))) == 1, "small models are cut as before"
 
 
 def test_results_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
     variants = [ablation.edits("zero") for ablation in ablations.every_head(model)]
     found = []
-    for budget in (TILE_BYTES, 200_000):
-        monkeypatch.setattr(engine, "TILE_BYTES", budget)
-        parts = [score_tile(model.replayer(), *tile, variants, means) for tile in tiles_with_donors(TRIALS, SPEC)]
+    for budget in (BATCH_BYTES, 200_000):
+        monkeypatch.setattr(engine, "BATCH_BYTES", budget)
+        parts = [score_batch(model.replayer(), *batch, variants, means) for batch in batches_with_donors(TRIALS, SPEC)]
         found.append(np.concatenate([part.variants for part in parts], axis=2))
     assert len(parts) > 1
     np.testing.assert_allclose(found[0][:, :2], found[1][:, :2], atol=2e-6, rtol=2e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.ablations import tally as module
-from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.results.folder import PROGRESS
@@ -15,19 +15,19 @@ VARIANTS, METRICS, POSITIONS = 5, 3, 7
 JOB = {"weights": "abc", "n": 23}
 
 
-def scores(n: int, rng: np.random.Generator) -> TileScores:
-    return TileScores(
+def scores(n: int, rng: np.random.Generator) -> BatchScores:
+    return BatchScores(
         baseline=rng.random((METRICS, n, POSITIONS)),
         variants=rng.random((VARIANTS, METRICS, n, POSITIONS)),
         inert=rng.random(VARIANTS) < 0.7,
     )
 
 
-def tallied(tiles: list[TileScores]) -> Tally:
-    n = sum(tile.baseline.shape[1] for tile in tiles)
+def tallied(batches: list[BatchScores]) -> Tally:
+    n = sum(batch.baseline.shape[1] for batch in batches)
     tally = Tally.empty(n, VARIANTS, POSITIONS)
-    for tile in tiles:
-        tally = tally.plus(tile)
+    for batch in batches:
+        tally = tally.plus(batch)
     return tally
 
 
@@ -41,10 +41,10 @@ def test_sums_are_those_of_all_sequences_together(
     max_units: int, per_unit: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNITS", max_units)
-    tiles = [scores(n, rng) for n in (11, 2, 3, 7)]
-    tally = tallied(tiles)
-    baseline = np.concatenate([tile.baseline for tile in tiles], axis=1)
-    variants = np.concatenate([tile.variants for tile in tiles], axis=2)
+    batches = [scores(n, rng) for n in (11, 2, 3, 7)]
+    tally = tallied(batches)
+    baseline = np.concatenate([batch.baseline for batch in batches], axis=1)
+    variants = np.concatenate([batch.variants for batch in batches], axis=2)
     assert (tally.per_unit, tally.done, len(tally.counts)) == (per_unit, 23, -(-23 // per_unit))
     assert len(tally.counts) <= max_units and tally.sums.shape == (VARIANTS, METRICS, len(tally.counts))
     for unit in range(len(tally.counts)):
@@ -54,7 +54,7 @@ def test_sums_are_those_of_all_sequences_together(
         np.testing.assert_allclose(tally.sums[:, :, unit], sum(variants[:, :, i].mean(axis=-1) for i in members))
     np.testing.assert_allclose(tally.profile[0], baseline.sum(axis=1))
     np.testing.assert_allclose(tally.profile[1:], variants.sum(axis=2))
-    np.testing.assert_array_equal(tally.inert, np.all([tile.inert for tile in tiles], axis=0))
+    np.testing.assert_array_equal(tally.inert, np.all([batch.inert for batch in batches], axis=0))
 
 
 def test_adding_leaves_the_former_tally_as_it_was(rng: np.random.Generator) -> None:
@@ -66,13 +66,13 @@ def test_adding_leaves_the_former_tally_as_it_was(rng: np.random.Generator) -> N
 
 
 def test_progress_comes_back_as_it_was_and_goes_on_to_the_same_sums(tmp_path: Path, rng: np.random.Generator) -> None:
-    tiles = [scores(n, rng) for n in (11, 5, 7)]
-    halfway = Tally.empty(23, VARIANTS, POSITIONS).plus(tiles[0])
+    batches = [scores(n, rng) for n in (11, 5, 7)]
+    halfway = Tally.empty(23, VARIANTS, POSITIONS).plus(batches[0])
     halfway.save(tmp_path / "new", JOB)
     resumed = Tally.load(tmp_path / "new", JOB)
     assert resumed is not None
     assert_equal(resumed, halfway)
-    assert_equal(resumed.plus(tiles[1]).plus(tiles[2]), tallied(tiles))
+    assert_equal(resumed.plus(batches[1]).plus(batches[2]), tallied(batches))
     assert [path.name for path in (tmp_path / "new").iterdir()] == [PROGRESS]
 
 
@@ -82,7 +82,7 @@ def test_no_progress_is_nothing(tmp_path: Path) -> None:
 
 def test_progress_of_another_job_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     Tally.empty(23, VARIANTS, POSITIONS).plus(scores(3, rng)).save(tmp_path, JOB)
-    with pytest.raises(OutputFault, match=r"of another battery \(n: 23 there, 29 asked\): repeat that battery"):
+    with pytest.raises(OutputFault, match=r"of another battery \(n: 23 there, 29 requested\): repeat that battery"):
         Tally.load(tmp_path, JOB | {"n": 29})
 
 

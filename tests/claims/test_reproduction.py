@@ -21,7 +21,7 @@ from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.engines.executor import Batch
-from bayesgeom.models.shelf import checkpoints
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
@@ -113,7 +113,7 @@ def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path)
     claim = load()["H7"]
     with pytest.raises(
         CheckpointFault,
-        match=r"claim H7 needs 'hmm-arm-l.*`bayesgeom train hmm-arm-learned` \(about \d+ min \d+ s on.*--seed 4`",
+        match=r"claim H7 needs 'hmm-var.*`bayesgeom train hmm-variant-learned` \(about \d+ min \d+ s on.*--seed 4`",
     ):
         reproduce(claim, runs=tmp_path)
     unknown = replace(claim, runs=(replace(claim.runs[0], needs=("recurrence-integer",)),))

@@ -39,10 +39,10 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.baselines import context_aware
 from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, TASKS, compared
-from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.scores import Scores, check_counts
+from bayesgeom.training.trained_models import TrainedModels
 from tests.engines.stand_ins import AtOnce
 from tests.engines.test_functions import assert_same
 
@@ -308,8 +308,8 @@ def test_the_figure_shows_every_model_and_the_baseline(rng: np.random.Generator)
 def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
-    kept = Kept(runs=tmp_path, train_missing=True)
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    kept = TrainedModels(runs=tmp_path, train_missing=True)
     kept.model(cell("bijection", "transformer", seed=1, is_check=True).recipe)
     report = compare(("transformer", "mlp", "mlp"), "bijection", n=5, runs=tmp_path)
     names = ("bijection-transformer", "bijection-mlp", "bijection-transformer-seed1-x2")
@@ -348,7 +348,7 @@ def test_a_comparison_gives_the_numbers_of_a_diagnosis(seed: int, tmp_path: Path
 
 @pytest.mark.usefixtures("quick")
 def test_an_executor_gives_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
     asked: dict[str, Any] = {"tasks": "bijection", "n": 5, "runs": tmp_path / "runs"}
     with ThreadPoolExecutor(1) as pool:
         batch = Batch(executor=pool, folder=tmp_path / "jobs")
@@ -364,10 +364,10 @@ def test_an_executor_gives_the_same_comparison(tmp_path: Path, monkeypatch: pyte
 def test_what_another_recipe_made_is_refused_before_anything_is_trained(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
     recipe = cell("bijection", "mlp", seed=1, is_check=True) if what == "check" else cell("bijection", "mlp")
     other = replace(recipe.recipe, lr=0.5)
-    Kept(runs=tmp_path, train_missing=True).model(other)
+    TrainedModels(runs=tmp_path, train_missing=True).model(other)
     if what == "stopped run":
         shutil.rmtree(tmp_path / other.name / "checkpoint")
     with pytest.raises(CheckpointFault, match=r"different recipe than (the current )?'?bijection-mlp"):
@@ -379,7 +379,7 @@ def test_what_another_recipe_made_is_refused_before_anything_is_trained(
 def test_the_command_says_first_what_it_will_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
     asked = ["compare", "--tasks", "bijection", "--n", "5", "--runs", str(tmp_path), "--architectures"]
     assert main([*asked, "mlp", "mlp"]) == 0
     out, err = capsys.readouterr()
@@ -397,7 +397,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         compare(("rnn",))
     with pytest.raises(InvalidArgument, match=r"at least one architecture"):
         compare(())
-    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
     with pytest.raises(UnknownName, match=r"named 'bijection-lstm' or 'bijection-lstm-seed1', .*only-existing"):
         compare(("lstm",), ("bijection",), seeds=2, n=2, runs=tmp_path, train_missing=False)
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import apart, check_directory, directory_aside, file_aside, read_safetensors
+from bayesgeom.core.files import apart, atomic_directory, atomic_file, check_directory, read_safetensors
 
 
 class Stopped(BaseException):
@@ -25,7 +25,7 @@ def former_directory(path: Path) -> None:
 
 
 def test_a_file_appears_whole_and_only_at_the_end(tmp_path: Path) -> None:
-    with file_aside(tmp_path / "deep" / "er" / "a.txt") as aside:
+    with atomic_file(tmp_path / "deep" / "er" / "a.txt") as aside:
         aside.write_text("whole")
         assert not (tmp_path / "deep" / "er" / "a.txt").exists()
     assert tree(tmp_path) == {"deep/er/a.txt": "whole"}
@@ -33,7 +33,7 @@ def test_a_file_appears_whole_and_only_at_the_end(tmp_path: Path) -> None:
 
 def test_a_file_replaces_the_former_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("former")
-    with file_aside(tmp_path / "a.txt") as aside:
+    with atomic_file(tmp_path / "a.txt") as aside:
         aside.write_text("new")
         assert (tmp_path / "a.txt").read_text() == "former"
     assert tree(tmp_path) == {"a.txt": "new"}
@@ -42,7 +42,7 @@ def test_a_file_replaces_the_former_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [ValueError, Stopped])
 def test_a_stopped_block_leaves_the_former_file(error: type[BaseException], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("former")
-    with pytest.raises(error), file_aside(tmp_path / "a.txt") as aside:
+    with pytest.raises(error), atomic_file(tmp_path / "a.txt") as aside:
         aside.write_text("half")
         raise error
     assert tree(tmp_path) == {"a.txt": "former"}
@@ -51,7 +51,7 @@ def test_a_stopped_block_leaves_the_former_file(error: type[BaseException], tmp_
 def test_a_full_disk_is_an_output_fault_with_its_reason(tmp_path: Path) -> None:
     with (
         pytest.raises(OutputFault, match=r"cannot write .*a\.txt: No space left on device\."),
-        file_aside(tmp_path / "a.txt") as aside,
+        atomic_file(tmp_path / "a.txt") as aside,
     ):
         aside.write_text("half")
         raise OSError(28, "No space left on device")
@@ -60,14 +60,14 @@ def test_a_full_disk_is_an_output_fault_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_directory_in_the_files_place_is_an_output_fault(tmp_path: Path) -> None:
     former_directory(tmp_path / "a")
-    with pytest.raises(OutputFault, match=r"cannot write .*/a: .*directory"), file_aside(tmp_path / "a") as aside:
+    with pytest.raises(OutputFault, match=r"cannot write .*/a: .*directory"), atomic_file(tmp_path / "a") as aside:
         aside.write_text("new")
     assert tree(tmp_path) == {"a/a": "former"}
 
 
 def test_a_file_in_the_folders_place_is_an_output_fault(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
-    for writer in (file_aside, directory_aside):
+    for writer in (atomic_file, atomic_directory):
         with (
             pytest.raises(OutputFault, match=r"cannot make the folder .*folder: .*folder is a file. Name another"),
             writer(tmp_path / "folder" / "a"),
@@ -77,7 +77,7 @@ def test_a_file_in_the_folders_place_is_an_output_fault(tmp_path: Path) -> None:
 
 
 def test_a_directory_appears_whole_and_only_at_the_end(tmp_path: Path) -> None:
-    with directory_aside(tmp_path / "deep" / "a") as aside:
+    with atomic_directory(tmp_path / "deep" / "a") as aside:
         (aside / "sub").mkdir()
         (aside / "sub" / "b").write_text("whole")
         assert not (tmp_path / "deep" / "a").exists()
@@ -86,14 +86,14 @@ def test_a_directory_appears_whole_and_only_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_directory_can_be_read_by_others(tmp_path: Path) -> None:
-    with directory_aside(tmp_path / "a"):
+    with atomic_directory(tmp_path / "a"):
         pass
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_directory_replaces_the_former_one_whole(tmp_path: Path) -> None:
     former_directory(tmp_path / "x")
-    with directory_aside(tmp_path / "x") as aside:
+    with atomic_directory(tmp_path / "x") as aside:
         (aside / "b").write_text("new")
         assert tree(tmp_path / "x") == {"a": "former"}
     assert tree(tmp_path) == {"x/b": "new"}
@@ -107,7 +107,7 @@ def test_a_stopped_block_leaves_the_former_directory(
 ) -> None:
     if standing:
         former_directory(tmp_path / "x")
-    with pytest.raises(error), directory_aside(tmp_path / "x") as aside:
+    with pytest.raises(error), atomic_directory(tmp_path / "x") as aside:
         (aside / "b").write_text("half")
         raise error
     assert tree(tmp_path) == ({"x/a": "former"} if standing else {})
@@ -126,7 +126,7 @@ def test_a_refused_rename_leaves_the_former_directory(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "replace", refused_for_the_new)
     with (
         pytest.raises(OutputFault, match=r"cannot write .*/x: Input/output error"),
-        directory_aside(tmp_path / "x") as aside,
+        atomic_directory(tmp_path / "x") as aside,
     ):
         (aside / "b").write_text("new")
     assert tree(tmp_path) == {"x/a": "former"}
@@ -135,7 +135,10 @@ def test_a_refused_rename_leaves_the_former_directory(tmp_path: Path, monkeypatc
 
 def test_a_file_in_the_directorys_place_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("a file")
-    with pytest.raises(OutputFault, match=r"/x.*(is a file|Not a directory)"), directory_aside(tmp_path / "x") as aside:
+    with (
+        pytest.raises(OutputFault, match=r"/x.*(is a file|Not a directory)"),
+        atomic_directory(tmp_path / "x") as aside,
+    ):
         (aside / "b").write_text("new")
     assert tree(tmp_path) == {"x": "a file"}
 
@@ -170,6 +173,6 @@ def test_what_differs_is_named_field_by_field() -> None:
     asked = {"steps": 600, "task": {"name": "hmm", "length": 10}, "after": {"steps": 5}, "battery": [*range(1, 51)]}
     assert apart(there, there) == ""
     assert apart(there, asked | {"seed": 0}) == (
-        "steps: 30 there, 600 asked; task.length: 20 there, 10 asked; after: nothing there, {'steps': 5} asked; "
-        "battery: another one"
+        "steps: 30 there, 600 requested; task.length: 20 there, 10 requested; "
+        "after: nothing there, {'steps': 5} requested; battery: another one"
     )

@@ -11,7 +11,7 @@ from termios import TIOCSWINSZ
 
 import pytest
 
-from bayesgeom.core.progress import bar, kept_in
+from bayesgeom.core.progress import bar, progress_in
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None, *, is_quiet: bool = False) -> str:
@@ -44,10 +44,10 @@ def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt) as stopped, kept_in(tmp_path, "repeat the command with --resume"):
+    with pytest.raises(KeyboardInterrupt) as stopped, progress_in(tmp_path, "repeat the command with --resume"):
         raise KeyboardInterrupt
     said = f"the progress is saved in {tmp_path}; to continue, repeat the command with --resume."
     assert stopped.value.__notes__ == [said]
-    with pytest.raises(KeyboardInterrupt) as stopped, kept_in(None):
+    with pytest.raises(KeyboardInterrupt) as stopped, progress_in(None):
         raise KeyboardInterrupt
     assert not vars(stopped.value)

@@ -107,7 +107,7 @@ def test_single_trainings_decide_nothing(name: str) -> None:
     assert f"{float(curves.kl_bits[0, -1]):.4f}" in PAGE
 
 
-@pytest.mark.parametrize(("recipe", "name"), [("hmm-arm-learned", "seeds-hmm"), ("sticky-small", "seeds-sticky")])
+@pytest.mark.parametrize(("recipe", "name"), [("hmm-variant-learned", "seeds-hmm"), ("sticky-small", "seeds-sticky")])
 def test_rows_over_seeds_are_their_reports(recipe: str, name: str) -> None:
     found = Diagnosis.load(READINGS / name)["replication"]
     assert isinstance(found, ReplicationReport) and len(found.replicas) == 5 and not found.missing

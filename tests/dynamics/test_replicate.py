@@ -12,7 +12,7 @@ from bayesgeom.dynamics.replication import CONTEXT_FREE, ReplicationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.training import publish
-from bayesgeom.training.kept import Kept
+from bayesgeom.training.trained_models import TrainedModels
 from tests.dynamics.trainings import a_recipe
 
 RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
@@ -79,7 +79,7 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
 
 def test_a_seed_that_another_recipe_made_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     other = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0, lr=0.5).reseeded(2)
-    Kept(runs=tmp_path, train_missing=True).model(other)
+    TrainedModels(runs=tmp_path, train_missing=True).model(other)
     with pytest.raises(CheckpointFault, match=r"made by a different recipe than the current small-seed2"):
         three(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["small-seed2"]

@@ -14,17 +14,17 @@ from bayesgeom.dynamics.settling import (
     precision_moment,
 )
 from bayesgeom.stats.bootstrap import jackknife_weights, seed_interval
-from bayesgeom.stats.crossings import Crossing
+from bayesgeom.stats.threshold_steps import ThresholdStep
 
 STEPS = (0, 10, 20, 40, 80)
 
 
 def test_moments_are_first_snapshots_and_the_ones_before() -> None:
     distance = np.array([1.0, 0.5, 0.1, 0.2, 0.0])
-    assert frame_moment(STEPS, distance) == Crossing(20.0, 10.0)
-    assert precision_moment(STEPS, np.array([4.0, 3.0, 2.1, 2.0, 1.0])) == Crossing(40.0, 20.0)
-    assert precision_by_share(STEPS, np.array([11.0, 3.0, 2.1, 2.0, 1.0])) == Crossing(40.0, 20.0)
-    assert precision_by_share(STEPS, np.array([11.0, 2.0, 2.1, 2.0, 1.0])) == Crossing(10.0, 1.0)
+    assert frame_moment(STEPS, distance) == ThresholdStep(20.0, 10.0)
+    assert precision_moment(STEPS, np.array([4.0, 3.0, 2.1, 2.0, 1.0])) == ThresholdStep(40.0, 20.0)
+    assert precision_by_share(STEPS, np.array([11.0, 3.0, 2.1, 2.0, 1.0])) == ThresholdStep(40.0, 20.0)
+    assert precision_by_share(STEPS, np.array([11.0, 2.0, 2.1, 2.0, 1.0])) == ThresholdStep(10.0, 1.0)
 
 
 def test_what_never_changes_has_no_moment() -> None:
@@ -37,7 +37,7 @@ def test_what_never_changes_has_no_moment() -> None:
 
 
 def test_the_interval_holds_what_the_spacing_allows() -> None:
-    later, earlier = [Crossing(80.0, 40.0)] * 3, [Crossing(20.0, 10.0)] * 3
+    later, earlier = [ThresholdStep(80.0, 40.0)] * 3, [ThresholdStep(20.0, 10.0)] * 3
     found = dissociation(later, earlier)
     assert found.per_run == pytest.approx(2.0) and (found.lo, found.hi) == (1.0, 3.0)
     assert found.verdict(first="the frame", second="precision") == "the frame settles first, by a factor of 4"
@@ -46,8 +46,8 @@ def test_the_interval_holds_what_the_spacing_allows() -> None:
 
 
 def test_the_interval_over_seeds_is_students() -> None:
-    later = [Crossing(step, step) for step in (16.0, 32.0, 128.0)]
-    found = dissociation(later, [Crossing(2.0, 2.0)] * 3)
+    later = [ThresholdStep(step, step) for step in (16.0, 32.0, 128.0)]
+    found = dissociation(later, [ThresholdStep(2.0, 2.0)] * 3)
     lo, hi = seed_interval(np.array([3.0, 4.0, 6.0]))
     assert (found.mean, found.lo, found.hi) == pytest.approx((13 / 3, float(lo), float(hi)))
 
@@ -55,13 +55,15 @@ def test_the_interval_over_seeds_is_students() -> None:
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
-        ([Crossing(80.0, 40.0)] * 2, "2 training(s), and at least 3"),
-        ([Crossing(40.0, 20.0)] * 3, "the interval holds 0"),
-        ([Crossing(80.0, 40.0)] * 2 + [Crossing(math.nan, math.nan)], "in 1 of 3 training(s)"),
+        ([ThresholdStep(80.0, 40.0)] * 2, "2 training(s), and at least 3"),
+        ([ThresholdStep(40.0, 20.0)] * 3, "the interval holds 0"),
+        ([ThresholdStep(80.0, 40.0)] * 2 + [ThresholdStep(math.nan, math.nan)], "in 1 of 3 training(s)"),
     ],
 )
-def test_what_cannot_be_decided_says_why(later: list[Crossing], reason: str) -> None:
-    found = dissociation(later, [Crossing(20.0, 10.0) if len(later) == 2 else Crossing(40.0, 20.0)] * len(later))
+def test_what_cannot_be_decided_says_why(later: list[ThresholdStep], reason: str) -> None:
+    found = dissociation(
+        later, [ThresholdStep(20.0, 10.0) if len(later) == 2 else ThresholdStep(40.0, 20.0)] * len(later)
+    )
     verdict = found.verdict(first="the frame", second="precision")
     assert verdict.startswith("cannot decide") and reason in verdict
 

@@ -78,7 +78,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(ExecutorFault, match=r"OutputFault: cannot write .*: No space left on device"):
         Batch(executor=AtOnce(), folder=tmp_path).results([job(2)])
-    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("*.aside"))
+    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_worker_that_writes_elsewhere_is_found_out(tmp_path: Path) -> None:

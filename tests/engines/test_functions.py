@@ -14,7 +14,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.ablations.batteries import every_mlp
-from bayesgeom.ablations.engine import TileScores
+from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.run import ablate
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.sent import Part, merged
@@ -191,9 +191,9 @@ def test_parts_merge_in_any_order(rng: np.random.Generator) -> None:
     whole, parts = Tally.empty(n, n_variants, n_positions), []
     for index, (start, stop) in enumerate(pairwise(cuts)):
         own = scores[:, :, start:stop]
-        tile = TileScores(baseline=own[0], variants=own[1:], inert=inert[index])
-        whole = whole.plus(tile)
-        parts.append(Part.of(replace(Tally.empty(n, n_variants, n_positions), done=int(start)).plus(tile)))
+        batch = BatchScores(baseline=own[0], variants=own[1:], inert=inert[index])
+        whole = whole.plus(batch)
+        parts.append(Part.of(replace(Tally.empty(n, n_variants, n_positions), done=int(start)).plus(batch)))
     assert any(cut % whole.per_unit for cut in cuts[1:-1])
     for order in (range(7), range(6, -1, -1), rng.permutation(7)):
         found = merged([parts[index] for index in order], n)

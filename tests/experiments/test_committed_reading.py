@@ -7,7 +7,7 @@ from bayesgeom.experiments.em.run import SEEDS
 from bayesgeom.gradients.movement import GradientMovementReport
 from bayesgeom.gradients.settling import lag
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.stats.crossings import settled
+from bayesgeom.stats.threshold_steps import settled
 from tests.pages import READINGS, numbers, rows, section
 
 
@@ -18,14 +18,14 @@ def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> 
     arguments = reading.provenance["arguments"]
     assert (arguments["seeds"], arguments["steps"], arguments["length"]) == (SEEDS, 1_000, 2_000)
     said = {cells[0]: [numbers(cell) for cell in cells[1:]] for cells in rows(text)}
-    for arm, name in enumerate(report.arms):
-        loss, elsewhere = (report.final_loss_bits[at, 0, arm] for at in (TRAINED, HELD_OUT))
-        margin, margin_elsewhere = (report.em_margin_bits[at, 0, arm] for at in (TRAINED, HELD_OUT))
+    for condition, name in enumerate(report.conditions):
+        loss, elsewhere = (report.final_loss_bits[at, 0, condition] for at in (TRAINED, HELD_OUT))
+        margin, margin_elsewhere = (report.em_margin_bits[at, 0, condition] for at in (TRAINED, HELD_OUT))
         expected = [
-            [report.final_loss_nats[TRAINED, 0, arm]],
+            [report.final_loss_nats[TRAINED, 0, condition]],
             [float(loss), *loss.ends],
             [float(elsewhere)],
-            [float(report.speedup[TRAINED, 0, arm]), *report.speedup[TRAINED, 0, arm].ends],
+            [float(report.speedup[TRAINED, 0, condition]), *report.speedup[TRAINED, 0, condition].ends],
             [float(margin), *margin.ends],
             [float(margin_elsewhere), *margin_elsewhere.ends],
         ]

@@ -1,4 +1,4 @@
-"""The experiment: arms that differ in step size alone, honest speeds, and the way to a saved report."""
+"""The experiment: conditions that differ in step size alone, honest speeds, and the way to a saved report."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import torch
 import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, learned, recorded_steps, steps_to
 from bayesgeom.experiments.em.chain import StickyChain
+from bayesgeom.experiments.em.conditions import BASELINE, CONDITIONS, EM_LIKE, Curves, learned, recorded_steps, steps_to
 from bayesgeom.experiments.em.head import MATRICES, initial_weights
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport, em_report
 from bayesgeom.experiments.em.run import CHAINS, SEEDS, em_experiment
@@ -20,7 +20,7 @@ from bayesgeom.tasks.base import derived_seed
 from tests.experiments.test_head import plain_loss
 
 CHAIN = StickyChain(diagonal="counted twice")
-NAMES = [arm.name for arm in ARMS]
+NAMES = [condition.name for condition in CONDITIONS]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def report() -> EMReport:
 
 
 def test_the_arms_are_those_of_the_comparison() -> None:
-    rates = {arm.name: tuple(arm.rate(matrix) for matrix in MATRICES) for arm in ARMS}
+    rates = {condition.name: tuple(condition.rate(matrix) for matrix in MATRICES) for condition in CONDITIONS}
     assert rates == {
         "SGD 0.01": (0.01, 0.01, 0.01, 0.01),
         "EM-like: 0.1 on W_V": (0.01, 0.01, 0.1, 0.01),
@@ -40,15 +40,15 @@ def test_the_arms_are_those_of_the_comparison() -> None:
     assert SEEDS == (42, 2024, 1337, 7777, 9999)
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_an_arm_is_plain_descent_with_torchs_own_optimizer(arm: object) -> None:
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_an_arm_is_plain_descent_with_torchs_own_optimizer(condition: object) -> None:
     """The same start and data, a group per matrix, autograd; the loss before every step and after the last."""
-    index = ARMS.index(arm)  # type: ignore[arg-type]
+    index = CONDITIONS.index(condition)  # type: ignore[arg-type]
     seed, steps = 3, 6
     curves = learned(CHAIN, seed=seed, steps=steps, length=50, every=2, tick=lambda: None)
     start = initial_weights(20, 8, seed=derived_seed(seed, 2))
     weights = {name: value[0].double().clone().requires_grad_() for name, value in start.items()}
-    groups = [{"params": [weights[name]], "lr": ARMS[index].rate(name)} for name in MATRICES]
+    groups = [{"params": [weights[name]], "lr": CONDITIONS[index].rate(name)} for name in MATRICES]
     optimizer = torch.optim.SGD(groups, lr=1.0)
     data, held = (CHAIN.sequence(49, seed=derived_seed(seed, branch)) for branch in (0, 1))
     losses, held_out = [], []
@@ -112,7 +112,7 @@ def test_the_authors_speed_is_to_the_mean_final_loss() -> None:
 
 
 def test_the_report_says_both_units_and_both_sequences(report: EMReport) -> None:
-    assert report.arms == tuple(NAMES) and report.seeds == ("42", "2024", "1337")
+    assert report.conditions == tuple(NAMES) and report.seeds == ("42", "2024", "1337")
     assert report.sequences == ("trained on", "held out") and report.loss_bits_by_step.shape == (2, 2, 5, 3, 5)
     np.testing.assert_allclose(report.final_loss_bits.value, report.loss_bits_by_step[..., -1].mean(axis=3))
     least = report.loss_bits_by_step[HELD_OUT].min(axis=-1).mean(axis=-1)

@@ -20,9 +20,9 @@ import safetensors.numpy
 from bayesgeom.cli import main
 from bayesgeom.core import files
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import check_directory, directory_aside, file_aside
+from bayesgeom.core.files import atomic_directory, atomic_file, check_directory
+from bayesgeom.dynamics.cache import SnapshotCache
 from bayesgeom.dynamics.measure import Measured
-from bayesgeom.dynamics.shelf import Shelf
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.structure.source import ROOT
 from tests.test_cli import QUICK, save
@@ -186,15 +186,15 @@ def test_a_battery_goes_on_once_there_is_room(
 
 
 def test_the_results_of_a_snapshot_are_written_whole_or_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = Shelf(folder=folder / "parts", settings={"n": 7})
+    cache = SnapshotCache(folder=folder / "parts", settings={"n": 7})
     found = Measured(numbers={"a": np.arange(5.0)}, missing={})
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.numpy, "save_file", no_room)
         with pytest.raises(OutputFault, match=r"cannot write .*\.safetensors: No space left on device\.$"):
-            shelf.put("weights", "last", found)
-    assert names(folder / "parts") == [] and shelf.find("weights", "last") is None
-    shelf.put("weights", "last", found)
-    again = shelf.find("weights", "last")
+            cache.put("weights", "last", found)
+    assert names(folder / "parts") == [] and cache.find("weights", "last") is None
+    cache.put("weights", "last", found)
+    again = cache.find("weights", "last")
     assert again is not None and again.numbers["a"].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -244,7 +244,7 @@ def test_a_link_is_written_through_and_kept(folder: Path) -> None:
 def test_a_link_to_a_file_is_written_through_and_kept(folder: Path) -> None:
     (folder / "disk").mkdir()
     (folder / "link").symlink_to("disk/file")
-    with file_aside(folder / "link") as aside:
+    with atomic_file(folder / "link") as aside:
         assert aside.parent == folder / "disk"
         aside.write_text("new")
     assert (folder / "link").is_symlink() and (folder / "disk" / "file").read_text() == "new"
@@ -252,7 +252,7 @@ def test_a_link_to_a_file_is_written_through_and_kept(folder: Path) -> None:
 
 def test_a_link_in_a_circle_is_refused(folder: Path) -> None:
     (folder / "link").symlink_to("link")
-    for writer in (file_aside, directory_aside):
+    for writer in (atomic_file, atomic_directory):
         with pytest.raises(OutputFault, match=r"link is a symbolic link that leads back to itself"):
             writer(folder / "link").__enter__()
     assert (folder / "link").is_symlink()
@@ -291,7 +291,7 @@ def dying(source, target):
     calls.append(source)
     replace(source, target)
 os.replace = dying
-with files.directory_aside(path) as aside:
+with files.atomic_directory(path) as aside:
     (aside / "report.json").write_text("new")
     if moment == "writing":
         os._exit(9)
@@ -337,7 +337,7 @@ def test_what_a_living_process_writes_is_left_alone(folder: Path) -> None:
         assert process.stdout is not None and process.stdin is not None
         aside = Path(process.stdout.readline().strip())
         check_directory(folder / "run")
-        with directory_aside(folder / "run"):
+        with atomic_directory(folder / "run"):
             pass
         assert (aside / "report.json").read_text() == "new"
         process.stdin.close()
@@ -351,7 +351,7 @@ def test_only_remains_of_this_path_and_machine_are_removed(folder: Path) -> None
     (left,) = (entry for entry in folder.iterdir() if entry.name not in ("run", "shelf"))
     other = left.with_name(left.name.replace(".run.", ".run.2."))
     elsewhere = left.with_name(left.name.replace(files._here(), "00000000"))
-    mine = [folder / ".run.notes", folder / ".run.aside", folder / ".run", folder / "run.aside"]
+    mine = [folder / ".run.notes", folder / ".run.tmp", folder / ".run", folder / "run.tmp"]
     for path in (other, elsewhere, *mine):
         path.mkdir()
     check_directory(folder / "run")
@@ -378,7 +378,7 @@ def test_an_interruption_between_the_renames_puts_back_at_once(folder: Path, mon
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt), directory_aside(folder / "run") as aside:
+    with pytest.raises(KeyboardInterrupt), atomic_directory(folder / "run") as aside:
         (aside / "report.json").write_text("new")
     assert names(folder) == ["run", "shelf"] and (folder / "run" / "report.json").read_text() == "old"
 
@@ -395,6 +395,6 @@ def test_what_is_in_the_way_of_an_old_report_costs_no_new_one(folder: Path, monk
             rmtree(path, ignore_errors=True)
 
     monkeypatch.setattr(files.shutil, "rmtree", refused)
-    with directory_aside(folder / "run") as aside:
+    with atomic_directory(folder / "run") as aside:
         (aside / "report.json").write_text(json.dumps("new"))
     assert (folder / "run" / "report.json").read_text() == '"new"'

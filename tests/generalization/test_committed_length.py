@@ -1,4 +1,4 @@
-"""What the page on length says of the arms is what the committed report holds."""
+"""What the page on length says of the models is what the committed report holds."""
 
 import re
 
@@ -12,7 +12,7 @@ from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.findings import findings
 from bayesgeom.results.page import section_of
 from bayesgeom.results.theme import BASELINE
-from bayesgeom.training.arms import arms
+from bayesgeom.training.variants import variants
 from tests.pages import READINGS, named_rows, numbers, section
 
 NAMED = named_rows(section("length.md", "Readings"))
@@ -33,14 +33,14 @@ def report() -> LengthReport:
 
 
 def test_the_rows_are_the_reports(report: LengthReport) -> None:
-    assert [f"hmm-arm-{kind}" for kind in ROWS] == list(report.arms)
+    assert [f"hmm-variant-{kind}" for kind in ROWS] == list(report.models)
     for i, (kind, cells) in enumerate(ROWS.items()):
         known = [
             [float(report.kl_bits[i, 9])],
             [report.predicted_kl_bits[i]],
             [report.found_kl_bits[i]],
-            with_ends(report.jump_bits[KL, i]),
-            [float(report.jump_bits[KL, i].baseline(LARGEST_WITHIN).value)],
+            with_ends(report.discontinuity_bits[KL, i]),
+            [float(report.discontinuity_bits[KL, i].baseline(LARGEST_WITHIN).value)],
             [float(report.critical_length[i])],
             list(report.whole_error_bits.value[KL, i]),
             [report.entry_layer[i]],
@@ -81,7 +81,7 @@ def test_over_a_hundred_symbols_one_symbol_is_nearer_than_every_variant(report: 
     four, two = (report.kl_bits.baseline(f"window_{w}_stationary").value[0, :10].mean() for w in (4, 2))
     one = report.kl_bits.baseline("window_1_stationary").value[0]
     assert (beyond.ends[0] > one.mean()).all()
-    named = [arm.removeprefix("hmm-arm-") for arm in report.arms]
+    named = [model.removeprefix("hmm-variant-") for model in report.models]
     low, high = (dict(zip(named, end > one[:50].mean(), strict=True)) for end in at_fifty.ends)
     assert {name for name, is_worse in low.items() if not is_worse} == {"prior"} and all(high.values())
     nearer = {name for name, high in zip(named, within.ends[1], strict=True) if high < four}
@@ -93,15 +93,15 @@ def test_over_a_hundred_symbols_one_symbol_is_nearer_than_every_variant(report: 
 
 
 def test_the_arms_are_the_committed_recipes(report: LengthReport) -> None:
-    assert set(report.arms) <= set(arms("hmm")) and report.trained == 10 and report.n == 512
+    assert set(report.models) <= set(variants("hmm")) and report.trained == 10 and report.n == 512
 
 
 def test_the_shipped_model_breaks_as_the_page_says() -> None:
     found = Diagnosis.load(READINGS / "length-s5")["length"]
     assert isinstance(found, LengthReport) and (found.n, found.trained) == (128, 20)
     said = section("length.md", "Which models can").replace("\n", " ")
-    jump, low, high = with_ends(found.jump_bits[KL, 0])
-    assert f"a jump of {jump:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
+    discontinuity, low, high = with_ends(found.discontinuity_bits[KL, 0])
+    assert f"a jump of {discontinuity:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
 
 
 BY_DISTANCE = {
@@ -113,11 +113,11 @@ BY_DISTANCE = {
 
 
 def by_distance(name: str) -> tuple[LengthReport, dict[str, list[str]]]:
-    """A committed report, and what the page says of its models: arms by their kind."""
+    """A committed report, and what the page says of its models: models by their kind."""
     found = Diagnosis.load(READINGS / name)["length"]
     assert isinstance(found, LengthReport)
     rows = named_rows(section("length.md", BY_DISTANCE[name]))
-    return found, {arm: rows[re.sub(r"^recall-(?:mixed-)?arm-|-seed1$", "", arm)] for arm in found.arms}
+    return found, {model: rows[re.sub(r"^recall-(?:mixed-)?variant-|-seed1$", "", model)] for model in found.models}
 
 
 @pytest.mark.parametrize("name", BY_DISTANCE)
@@ -136,7 +136,7 @@ def test_the_jumps_at_the_edge_are_their_reports(name: str) -> None:
     found, said = by_distance(name)
     assert found.trained == 8 and found.n == 512
     for i, cells in enumerate(said.values()):
-        jump = found.jump_bits[KL, i]
-        held = [*with_ends(jump), float(jump.baseline(LARGEST_WITHIN).value)]
+        discontinuity = found.discontinuity_bits[KL, i]
+        held = [*with_ends(discontinuity), float(discontinuity.baseline(LARGEST_WITHIN).value)]
         np.testing.assert_allclose(numbers(cells[-2]), held, rtol=0.06, atol=6e-8)
         assert numbers(cells[-1]) == [float(found.critical_length[i])]

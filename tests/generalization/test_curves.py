@@ -7,8 +7,8 @@ from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import (
     LARGEST_WITHIN,
     critical_length,
+    discontinuity,
     extrapolation_ratio,
-    jump,
     strongest,
     whole_means,
 )
@@ -27,7 +27,7 @@ def planted(rng: np.random.Generator, *, step: float, slope: float = 0.01, n: in
 
 @pytest.mark.parametrize("step", [0.0, 0.3, -0.05])
 def test_the_jump_is_the_step_and_not_the_slope(step: float, rng: np.random.Generator) -> None:
-    found = jump(planted(rng, step=step, slope=0.03), AT, TRAINED, seed=0)
+    found = discontinuity(planted(rng, step=step, slope=0.03), AT, TRAINED, seed=0)
     low, high = found.ends
     assert float(found) == pytest.approx(step, abs=0.015) and low <= step <= high and found.n == 53
     assert 0 < found.baseline(LARGEST_WITHIN).value < 0.015, "nothing happens at the last places within"
@@ -37,20 +37,20 @@ def test_the_prediction_is_that_of_least_squares(rng: np.random.Generator) -> No
     errors = planted(rng, step=0.2)
     line = np.polyfit(AT[8:13], errors.mean(axis=0)[8:13], 1)
     found = errors.mean(axis=0)[13] - np.polyval(line, 14)
-    assert float(jump(errors, AT, TRAINED, seed=0)) == pytest.approx(found, abs=1e-12)
+    assert float(discontinuity(errors, AT, TRAINED, seed=0)) == pytest.approx(found, abs=1e-12)
 
 
 def test_uneven_places_are_where_they_are(rng: np.random.Generator) -> None:
     at = np.array([0, 1, 2, 5, 11, 23])
     errors = 0.2 + 0.05 * at + rng.normal(scale=1e-4, size=(7, 6))
-    assert float(jump(errors, at, 5, seed=0)) == pytest.approx(0, abs=1e-3)
-    assert np.isnan(jump(errors, at, 0, seed=0).value), "no line through one place"
+    assert float(discontinuity(errors, at, 5, seed=0)) == pytest.approx(0, abs=1e-3)
+    assert np.isnan(discontinuity(errors, at, 0, seed=0).value), "no line through one place"
 
 
 def test_intervals_are_paired(rng: np.random.Generator) -> None:
     """What a sequence has everywhere cancels, however much sequences differ."""
     errors = planted(rng, step=0.3) + rng.normal(scale=5, size=(53, 1))
-    low, high = jump(errors, AT, TRAINED, seed=0).ends
+    low, high = discontinuity(errors, AT, TRAINED, seed=0).ends
     assert high - low < 0.02 and low < 0.3 < high
 
 

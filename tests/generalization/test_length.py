@@ -18,11 +18,11 @@ from bayesgeom.cli import main
 from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.run import Run
-from bayesgeom.generalization.arm import with_untrained_positions, without_top_attention
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.generalization.length import Unmade, length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
+from bayesgeom.generalization.model_errors import with_untrained_positions, without_top_attention
 from bayesgeom.generalization.stretch import checked_lengths, stretch_of
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
@@ -36,9 +36,9 @@ from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training.arms import KINDS, TASKS, all_arms, arms, arms_of_kinds
-from bayesgeom.training.kept import Kept
 from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.trained_models import TrainedModels
+from bayesgeom.training.variants import KINDS, TASKS, all_variants, variants, variants_of_kinds
 
 TASK = HMM(n_states=2, n_symbols=3, length=7)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
@@ -50,22 +50,22 @@ def small(positions: str = "rotary", *, task: WindTunnel = TASK, seed: int = 0, 
 
 
 @pytest.fixture(scope="module")
-def two_arms() -> LengthReport:
+def two_models() -> LengthReport:
     return length_generalization([small("learned"), small("rotary")], lengths=[11, 19], n=23)
 
 
-def test_curves_are_the_errors_at_each_position(two_arms: LengthReport) -> None:
+def test_curves_are_the_errors_at_each_position(two_models: LengthReport) -> None:
     model = small("rotary")
     blocks = replace(TASK, length=19).stream(23, seed=derived_seed(0, 0))
     seen = model.run(blocks).behavior
-    np.testing.assert_allclose(two_arms.kl_bits.value[1], seen.kl_bits.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(two_models.kl_bits.value[1], seen.kl_bits.mean(axis=0), rtol=1e-5)
     error = np.abs(seen.model_entropy_bits - seen.exact_entropy_bits).mean(axis=0)
-    np.testing.assert_allclose(two_arms.entropy_mae_bits.value[1], error, rtol=1e-5)
+    np.testing.assert_allclose(two_models.entropy_mae_bits.value[1], error, rtol=1e-5)
     np.testing.assert_allclose(
-        two_arms.whole_error_bits.value[0, 1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
+        two_models.whole_error_bits.value[0, 1], [seen.kl_bits[:, :k].mean() for k in (7, 11, 19)], rtol=1e-5
     )
-    assert two_arms.at.tolist() == list(range(1, 20)) and two_arms.lengths == ("7", "11", "19")
-    for own in (two_arms.kl_bits, two_arms.entropy_mae_bits, two_arms.whole_error_bits[0]):
+    assert two_models.at.tolist() == list(range(1, 20)) and two_models.lengths == ("7", "11", "19")
+    for own in (two_models.kl_bits, two_models.entropy_mae_bits, two_models.whole_error_bits[0]):
         low, high = own.ends
         assert (low <= own.value).all() and (own.value <= high).all() and own.n == 23
 
@@ -96,7 +96,9 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
         table[: TASK.n_pos] = 20 * silent[:, 2]  # says nothing of either answer
         table[TASK.n_pos :] = 20 * silent[:, 0] * (silent[:, 0] @ embed[answers[0]]).sign()
     found = length_generalization(model, lengths=[19], n=23, threshold_bits=2.0)
-    assert found.jump_bits.ends[0][0, 0] > 1 > 0.5 > found.jump_bits.baseline(LARGEST_WITHIN).value[0, 0]
+    assert (
+        found.discontinuity_bits.ends[0][0, 0] > 1 > 0.5 > found.discontinuity_bits.baseline(LARGEST_WITHIN).value[0, 0]
+    )
     assert found.critical_length.value[0] == 8 and found.entry_layer[0] == 0
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
@@ -106,7 +108,11 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
 
 def test_without_a_break_nothing_is_called_one() -> None:
     found = length_generalization(small("none"), lengths=[19], n=61)
-    assert found.jump_bits.ends[0][0, 0] < 0.05 and found.untrained_positions == ("",) and found.entry_layer[0] == -1
+    assert (
+        found.discontinuity_bits.ends[0][0, 0] < 0.05
+        and found.untrained_positions == ("",)
+        and found.entry_layer[0] == -1
+    )
 
 
 def test_distance_is_run_length_by_length() -> None:
@@ -139,7 +145,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "errors_across", planted)
     found = length_generalization(small("alibi", task=task, n_ctx=512), lengths=lengths, n=3)
     assert {*range(3, 14)} <= {*asked} and len(asked) <= 20, "five for the trend at each of five places, one beyond"
-    jump = found.jump_bits[0, 0]
+    jump = found.discontinuity_bits[0, 0]
     assert float(jump) == pytest.approx(0.5)
     assert jump.baseline(LARGEST_WITHIN).value == pytest.approx(0, abs=1e-9)
     assert found.critical_length.value[0] == 11, "where the line passes 0.01"
@@ -158,7 +164,7 @@ def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_l
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
     found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
-    own = found.jump_bits[0, 0]
+    own = found.discontinuity_bits[0, 0]
     assert (np.isfinite(own.value), np.isfinite(own.baseline(LARGEST_WITHIN).value)) == (jump, has_level)
     assert said in found.table()
 
@@ -186,7 +192,7 @@ def test_silenced_attention_is_attention_that_writes_nothing() -> None:
         torch.testing.assert_close(model.logits(trials), before, atol=0, rtol=0)
     assert (hooked - before).abs().max() > 1e-4
     report = length_generalization(model, lengths=[11], n=7, top_attention_off=2)
-    assert report.arms == ("learned 0 without attention in 2 top layers",)
+    assert report.models == ("learned 0 without attention in 2 top layers",)
 
 
 def test_other_architectures_have_curves_and_no_layers() -> None:
@@ -200,32 +206,32 @@ def test_other_architectures_have_curves_and_no_layers() -> None:
         length_generalization(model, lengths=[11], n=7, top_attention_off=1)
 
 
-def test_a_report_is_saved_drawn_and_tabled(two_arms: LengthReport, tmp_path: Path) -> None:
-    two_arms.save(tmp_path / "run")
+def test_a_report_is_saved_drawn_and_tabled(two_models: LengthReport, tmp_path: Path) -> None:
+    two_models.save(tmp_path / "run")
     again = Diagnosis.load(tmp_path / "run")[LengthReport]
-    assert again.arms == ("learned 0", "rotary 0")
-    np.testing.assert_array_equal(again.kl_bits.value, two_arms.kl_bits.value)
-    names = {trace.name for trace in two_arms.plot().data}
-    assert {"learned 0", "rotary 0", f"baseline: {two_arms.predictors[0].replace('_', ' ')}"} <= names
+    assert again.models == ("learned 0", "rotary 0")
+    np.testing.assert_array_equal(again.kl_bits.value, two_models.kl_bits.value)
+    names = {trace.name for trace in two_models.plot().data}
+    assert {"learned 0", "rotary 0", f"baseline: {two_models.predictors[0].replace('_', ' ')}"} <= names
     assert "threshold 0.01 bits" in names
-    assert length_generalization([small(), small()], lengths=[11], n=5).arms == ("rotary 0", "rotary 0 (2)")
-    assert len(two_arms.headlines()) == 8 and len(two_arms.table().splitlines()) == 12
+    assert length_generalization([small(), small()], lengths=[11], n=5).models == ("rotary 0", "rotary 0 (2)")
+    assert len(two_models.headlines()) == 8 and len(two_models.table().splitlines()) == 12
 
 
-def test_the_effective_memory_of_every_arm_is_stated(two_arms: LengthReport) -> None:
-    assert two_arms.effective_memory_symbols.value.shape == (2,) and set(two_arms.predictors) >= {
+def test_the_effective_memory_of_every_arm_is_stated(two_models: LengthReport) -> None:
+    assert two_models.effective_memory_symbols.value.shape == (2,) and set(two_models.predictors) >= {
         "window_4_stationary",
         "window_1_uniform",
         "stationary",
     }
-    widest = two_arms.predictors[0]
+    widest = two_models.predictors[0]
     kind, width, _ = widest.split("_")
     assert kind == "window" and int(width) > 4, "the strongest predictor that carries nothing"
-    assert {own.name for own in two_arms.extrapolation_ratio.baselines} == {"window_4_stationary"}
-    assert (two_arms.effective_memory_symbols.value <= two_arms.effective_memory_symbols.ends[1]).all()
-    table = two_arms.table()
+    assert {own.name for own in two_models.extrapolation_ratio.baselines} == {"window_4_stationary"}
+    assert (two_models.effective_memory_symbols.value <= two_models.effective_memory_symbols.ends[1]).all()
+    table = two_models.table()
     assert "learned 0: effective memory 0 … 0 symbols" in table, "an untrained model is no better than the prior"
-    assert table.count(two_arms.transport) == 1 and "transport" in two_arms.transport
+    assert table.count(two_models.transport) == 1 and "transport" in two_models.transport
 
 
 def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position() -> None:
@@ -366,11 +372,11 @@ def test_no_arm_is_trained_for_what_is_refused(
     def trained(*_: object, **__: object) -> None:
         raise AssertionError("trained before it was checked")
 
-    monkeypatch.setattr(sys.modules["bayesgeom.training.kept"], "train", trained)
-    arms_of = ["length", "--arms", "hmm", "--kinds", "learned", "--runs", str(tmp_path)]
-    assert main([*arms_of, *wrong]) in (1, 2) and not list(tmp_path.iterdir())
+    monkeypatch.setattr(sys.modules["bayesgeom.training.trained_models"], "train", trained)
+    variants_of = ["length", "--variants", "hmm", "--kinds", "learned", "--runs", str(tmp_path)]
+    assert main([*variants_of, *wrong]) in (1, 2) and not list(tmp_path.iterdir())
     with pytest.raises(AssertionError, match="trained before"):
-        main([*arms_of, "--to", "50"])
+        main([*variants_of, "--to", "50"])
 
 
 @pytest.mark.exhaustive
@@ -389,12 +395,12 @@ def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.M
     assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"
 
 
-# Arms.
+# Conditions.
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_arms_differ_in_positions_alone(task: str) -> None:
-    rows = arms(task)
+    rows = variants(task)
     stages = []
     for recipe in rows.values():
         own, stage = [], recipe
@@ -409,7 +415,7 @@ def test_arms_differ_in_positions_alone(task: str) -> None:
 
 
 def test_every_arm_can_be_built_and_has_room_for_ten_times_its_length() -> None:
-    for name, recipe in all_arms().items():
+    for name, recipe in all_variants().items():
         config = recipe.model_config()
         config.build(seed=0)
         factor = {"length": 100} if name.startswith("hmm") else {"n_filler": 80}
@@ -417,7 +423,7 @@ def test_every_arm_can_be_built_and_has_room_for_ten_times_its_length() -> None:
 
 
 def test_mixed_arms_see_every_distance_within_and_none_beyond() -> None:
-    for recipe in arms("recall-mixed").values():
+    for recipe in variants("recall-mixed").values():
         for stage in (recipe, recipe.after):
             assert stage is not None
             seen = [stage.task_at(step) for step in range(18)]
@@ -426,22 +432,22 @@ def test_mixed_arms_see_every_distance_within_and_none_beyond() -> None:
 
 
 def test_unknown_arms() -> None:
-    with pytest.raises(UnknownName, match=r"no task with arms named 'mess3'. There are: hmm, recall, recall-mixed"):
-        arms("mess3")
-    with pytest.raises(UnknownName, match="there is no arm of recall named 'no-top-attention'"):
-        arms_of_kinds("recall", ("rotary", "no-top-attention"))
+    with pytest.raises(UnknownName, match=r"no task with variants named 'mess3'. There are: hmm, recall, recall-mixed"):
+        variants("mess3")
+    with pytest.raises(UnknownName, match="there is no variant of recall named 'no-top-attention'"):
+        variants_of_kinds("recall", ("rotary", "no-top-attention"))
 
 
 def test_models_of_recipes_are_trained_once_and_kept(tmp_path: Path) -> None:
     recipe = Recipe(
-        name="tiny-arm", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
+        name="tiny-variant", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
     )
-    with pytest.raises(UnknownName, match="no checkpoint named 'tiny-arm'"):
-        Kept(runs=tmp_path, train_missing=False).model(recipe)
-    kept = Kept(runs=tmp_path, train_missing=True)
+    with pytest.raises(UnknownName, match="no checkpoint named 'tiny-variant'"):
+        TrainedModels(runs=tmp_path, train_missing=False).model(recipe)
+    kept = TrainedModels(runs=tmp_path, train_missing=True)
     first = kept.model(recipe)
     assert (
-        first.spec.name == "tiny-arm"
+        first.spec.name == "tiny-variant"
         and kept.has(recipe)
         and kept.model(recipe).spec.weights_hash == first.spec.weights_hash
     )
@@ -468,7 +474,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["length", *named, "--to", "11,19", "--n", "5", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "rotary" in printed and "whole-sequence KL" in printed and (tmp_path / "out" / "report.html").exists()
-    for wrong, message in ((["--to", "x"], "whole numbers"), (["--arms", "hmm"], "one of the two")):
+    for wrong, message in ((["--to", "x"], "whole numbers"), (["--variants", "hmm"], "one of the two")):
         assert main(["length", named[0], *wrong]) == 2
         assert message in capsys.readouterr().err
 
@@ -480,11 +486,11 @@ def test_the_command_reports_the_arms_that_are_there(
         Recipe(name=positions, task=TASK, sizes=_sizes(positions), steps=1, batch_size=2, snapshots=0)
         for positions in ("rotary", "none")
     )
-    monkeypatch.setattr("bayesgeom.training.arms.arms_of_kinds", lambda task, kinds: [missing, there])
-    asked = ["length", "--arms", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
+    monkeypatch.setattr("bayesgeom.training.variants.variants_of_kinds", lambda task, kinds: [missing, there])
+    asked = ["length", "--variants", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
     assert main(asked) == 2
     assert f"named 'none' or 'rotary', neither shipped nor in {str(tmp_path)!r}" in capsys.readouterr().err
-    Kept(runs=tmp_path, train_missing=True).model(there)
+    TrainedModels(runs=tmp_path, train_missing=True).model(there)
     assert main(asked) == 0
     out, err = capsys.readouterr()
     assert out.endswith("missing: none\n") and "rotary" in out and err == ""

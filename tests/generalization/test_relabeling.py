@@ -14,7 +14,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
@@ -55,7 +55,7 @@ def test_the_posterior_permutes_exactly(task: SymmetricTask) -> None:
                 assert after.predictive[row, pos, name] == trials.predictive[row, pos, answer]
             old = (trials.answers == trials.labels[row, pos]).nonzero().item()
             assert after.labels[row, pos] == trials.answers[names[row, int(old)]]
-    assert (after.labels[~trials.scored] == UNASKED).all() and torch.equal(after.scored, trials.scored)
+    assert (after.labels[~trials.scored] == NO_LABEL).all() and torch.equal(after.scored, trials.scored)
     assert not torch.equal(after.tokens, trials.tokens)
     assert after.predictive[~trials.scored].isnan().all()
 

@@ -16,7 +16,7 @@ from bayesgeom.gradients.capture import captured, loss_nats
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.precise import in_float64
 from bayesgeom.gradients.report import GradientReport
-from bayesgeom.gradients.run import gradient_laws, tiles
+from bayesgeom.gradients.run import batches, gradient_laws
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
@@ -84,9 +84,9 @@ def test_descent_on_the_loss_lowers_it_as_the_advantage_says() -> None:
 def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trials, spec = TASK.sample(11, seed=0), lively().spec
     monkeypatch.setattr(MODULE, "BUDGET_BYTES", 1)
-    cut = list(tiles(trials, spec))
-    assert [len(tile) for tile in cut] == [3, 2, 2, 2, 2]
-    assert torch.equal(torch.cat([tile.tokens for tile in cut]), trials.tokens)
+    cut = list(batches(trials, spec))
+    assert [len(batch) for batch in cut] == [3, 2, 2, 2, 2]
+    assert torch.equal(torch.cat([batch.tokens for batch in cut]), trials.tokens)
     small = bayesgeom.gradient_laws(lively(), n=11)
     monkeypatch.undo()
     whole = bayesgeom.gradient_laws(lively(), n=11)

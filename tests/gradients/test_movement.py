@@ -25,8 +25,8 @@ from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.description import hashed
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.stats.crossings import Crossing, settled
 from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.stats.threshold_steps import ThresholdStep, settled
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack
@@ -106,16 +106,28 @@ def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
 @pytest.mark.parametrize(
     ("values", "routing", "known", "verdict", "reach"),
     [
-        (Crossing(40, 20), Crossing(10, 5), (4, 2, 8), "values settle later", "2 … 8"),
-        (Crossing(40, 20), Crossing(40, 20), (1, 0.5, 2), "cannot say which", "0.5 … 2"),
-        (Crossing(10, 1), Crossing(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.025 … 0.5"),
-        (Crossing(NAN, 40), Crossing(20, 10), (NAN, 2, NAN), "cannot say .* not both settled before", "2 or more"),
-        (Crossing(10, 1), Crossing(NAN, 40), (NAN, NAN, 0.25), "cannot say .* not both settled before", "0.25 or less"),
-        (Crossing(NAN, 40), Crossing(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
+        (ThresholdStep(40, 20), ThresholdStep(10, 5), (4, 2, 8), "values settle later", "2 … 8"),
+        (ThresholdStep(40, 20), ThresholdStep(40, 20), (1, 0.5, 2), "cannot say which", "0.5 … 2"),
+        (ThresholdStep(10, 1), ThresholdStep(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.025 … 0.5"),
+        (
+            ThresholdStep(NAN, 40),
+            ThresholdStep(20, 10),
+            (NAN, 2, NAN),
+            "cannot say .* not both settled before",
+            "2 or more",
+        ),
+        (
+            ThresholdStep(10, 1),
+            ThresholdStep(NAN, 40),
+            (NAN, NAN, 0.25),
+            "cannot say .* not both settled before",
+            "0.25 or less",
+        ),
+        (ThresholdStep(NAN, 40), ThresholdStep(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
     ],
 )
 def test_the_spacing_of_snapshots_bounds_the_ratio(
-    values: Crossing, routing: Crossing, known: tuple[float, ...], verdict: str, reach: str
+    values: ThresholdStep, routing: ThresholdStep, known: tuple[float, ...], verdict: str, reach: str
 ) -> None:
     found = lag(values, routing)
     np.testing.assert_allclose((found.ratio, found.least, found.most), known)

@@ -122,8 +122,10 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
     for layer, subspace in fit_subspace(model, TASK, fit, sites=at).items():
         p = projector(subspace)
         target = pooled_mean(hf, job, site, layer) if donors is None else kept(hf, donors, site, layer)
-        arms = (lambda x, p=p, t=target: x + (t - x) @ p), (lambda x, t=target: t.expand_as(x))
-        found = [plain_logits(hf, originals, lambda c=change, i=layer: site_hook(hf, site, i, c)) for change in arms]
+        conditions = (lambda x, p=p, t=target: x + (t - x) @ p), (lambda x, t=target: t.expand_as(x))
+        found = [
+            plain_logits(hf, originals, lambda c=change, i=layer: site_hook(hf, site, i, c)) for change in conditions
+        ]
         before = mean_kl(plain_logits(hf, originals), originals, originals)
         increase, ceiling = (mean_kl(logits, originals, originals) - before for logits in found)
         assert report.kl_increase_bits.value[layer, 0] == pytest.approx(increase, abs=1e-5)

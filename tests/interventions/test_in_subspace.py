@@ -148,7 +148,7 @@ def test_replay_equals_whole_passes_with_plain_hooks(norm: str, site: Site) -> N
     for replayer in (model.replayer(), PlainLoop(model)):
         donated = replayer.baseline(donors)
         baseline = replayer.baseline(originals)
-        means = {(site, layer): donated.held[site, layer].mean(dim=0) for layer in range(2)}
+        means = {(site, layer): donated.stored[site, layer].mean(dim=0) for layer in range(2)}
         reference = PairReference(means, donated)
         logits.append(torch.stack([replayer.logits(baseline, variants[layer], reference) for layer in range(2)]))
     replayed, looped = (each[..., originals.answers].double().log_softmax(-1) / NATS_PER_BIT for each in logits)

@@ -77,8 +77,10 @@ def moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def world(build: Callable[[], PlantedModel]) -> World:
     model = build()
-    held = model.replayer().baseline(EVERY).held[SITE, LAYER]
-    return World(model, held[:, 0].double(), entropies()[:, None] if "entropy" in model.spec.name else beliefs()[:, :2])
+    stored = model.replayer().baseline(EVERY).stored[SITE, LAYER]
+    return World(
+        model, stored[:, 0].double(), entropies()[:, None] if "entropy" in model.spec.name else beliefs()[:, :2]
+    )
 
 
 USED = (planted.uses_entropy, planted.uses_belief)

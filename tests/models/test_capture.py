@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
         bayesgeom.diagnose(folder, seed=4)
     with pytest.raises(InvalidArgument, match=r"holds captured activations of tiny, which cannot be run or edited"):
         bayesgeom.ablate(folder)
-    with pytest.raises(OutputFault, match=r"holds another capture \(n: 23 there, 29 asked"):
+    with pytest.raises(OutputFault, match=r"holds another capture \(n: 23 there, 29 requested"):
         bayesgeom.capture(lively("rotary"), out=folder, n=29, seed=3, n_untrained=1)
     with pytest.raises(MissingSite, match=r"this capture requires site 'state', which tiny does not provide"):
         bayesgeom.capture(lively(), out=tmp_path / "c", sites=["state"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.ablations.batteries import every_layer, every_mlp
-from bayesgeom.ablations.engine import TileReference
+from bayesgeom.ablations.engine import BatchReference
 from bayesgeom.ablations.run import ablate
 from bayesgeom.core import sites as s
 from bayesgeom.core.edits import Replace
@@ -111,7 +111,7 @@ def test_replays_are_whole_passes(kind: str) -> None:
     model, trials = attached(kind), TASK.sample(4, seed=0)
     replayer, loop = model.replayer(), PlainLoop(model)
     baseline = replayer.baseline(trials)
-    reference = TileReference({}, baseline)
+    reference = BatchReference({}, baseline)
     for layer in range(3):
         for site in model.sites & {s.RESID_PRE, s.MLP_OUT, s.RESID_POST}:
             variant = [Replace(site=site, layer=layer, mode="zero")]

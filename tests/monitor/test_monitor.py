@@ -286,8 +286,8 @@ def test_a_trainers_optimizer_is_kept_with_the_weights(tmp_path: Path) -> None:
     run = trainer(hf_model(), tmp_path, callback, 2)
     run.train()
     assert callback.monitor is not None
-    held = callback.monitor._good._held
-    assert any(name.startswith("optimizer.") for name in held) and any(name.startswith("weights.") for name in held)
+    stored = callback.monitor._good._stored
+    assert any(name.startswith("optimizer.") for name in stored) and any(name.startswith("weights.") for name in stored)
     assert callback.monitor._good.put_back() in (1, 2)
 
 
@@ -296,8 +296,8 @@ def test_folders_may_be_text_and_marks_one_or_several(tmp_path: Path) -> None:
     response = Response(action="roll_back", folder=str(tmp_path / "good"), on=["kl_bits", "key_orthogonality"])
     Monitor(tiny(), TASK, every=1, settings=settings, response=response)(0)
     assert (tmp_path / "out" / "metrics.parquet").is_file() and len(list((tmp_path / "good").iterdir())) == 1
-    assert response.marks == {"kl_bits", "key_orthogonality"}
-    assert Response().marks == Response(on="kl_bits").marks == {"kl_bits"}
+    assert response.acted_on == {"kl_bits", "key_orthogonality"}
+    assert Response().acted_on == Response(on="kl_bits").acted_on == {"kl_bits"}
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:

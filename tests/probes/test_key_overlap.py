@@ -156,7 +156,7 @@ def test_a_sample_without_an_interval_has_no_verdict(n: int, is_decided: bool, r
     assert np.isfinite(report.overlap.ends[0][0, 0, 0]) == is_decided
     assert (verdict == 1) if is_decided else math.isnan(verdict)
     expected = "1 above random directions" if is_decided else "undecided: too few of 7 sequences differ"
-    assert report.said(0).startswith(expected)
+    assert report.in_words(0).startswith(expected)
 
 
 def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Generator) -> None:
@@ -273,11 +273,11 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1)) + 1e-3 * rng.normal(size=(1, n, n_items, 3, width)))
     report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
     assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
-    assert report.said(0) == "1 below, 1 at, 1 above random directions"
+    assert report.in_words(0) == "1 below, 1 at, 1 above random directions"
     line = report.headlines()[0]
     assert "1 below, 1 at, 1 above random directions" in str(line)
-    said = "the key overlap (inputs / activation) is below random directions in 1 head, at it in 1, above it in 1."
-    assert line.finding == f"In layer 0, {said}" and numbers(line).startswith("Mean |cos|: ")
+    in_words = "the key overlap (inputs / activation) is below random directions in 1 head, at it in 1, above it in 1."
+    assert line.finding == f"In layer 0, {in_words}" and numbers(line).startswith("Mean |cos|: ")
 
 
 def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:

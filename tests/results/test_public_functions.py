@@ -94,7 +94,7 @@ def short_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {name: replace(own, **short) for name, own in compared().items() if name.startswith("bijection-")}  # type: ignore[arg-type]
     monkeypatch.setattr(cells, "compared", lambda: known)
     monkeypatch.setattr(publish, "N_SCORED", 8)
-    monkeypatch.setattr("bayesgeom.training.kept.checkpoints", dict)  # no shipped one is of these recipes
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)  # no shipped one is of these recipes
 
 
 def kinds_of(hint: object) -> tuple[object, ...]:

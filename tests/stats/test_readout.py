@@ -185,7 +185,7 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
     scores = held_out_scores(found, targets, EVEN)
     assert scores["r2"][0] == pytest.approx(found.r2[0], abs=1e-5)
     assert scores["balanced_accuracy"][0] == pytest.approx(found.balanced_accuracy[0])
-    truth = targets.held[:, :, 0, BELIEF].double().numpy()
+    truth = targets.held_out[:, :, 0, BELIEF].double().numpy()
     twin = np.abs(renormalized(found.predicted_belief) - truth).sum(axis=-1).mean() / 2
     assert scores["total_variation"][0] == pytest.approx(twin)
     mean = targets.values[:SPLIT, 0, BELIEF].double().mean(dim=0).numpy()
@@ -209,12 +209,12 @@ def test_summary_puts_each_score_beside_its_levels(points: torch.Tensor, targets
 def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTargets) -> None:
     found, bands = read_out(points, targets, BASES), [(0.0, 2.0), (0.0, 0.6), (0.6, 2.0), (3.0, 4.0)]
     inside = in_bands(targets, bands)
-    held = targets.held.numpy()
+    held_out = targets.held_out.numpy()
     for band, (low, high) in enumerate(bands):
         right, counts = [], np.zeros(H)
         for s, p in np.ndindex(HELD, POSITIONS):
-            label = held[s, p, 0, LABEL]
-            if label.any() and low <= held[s, p, 0, BELIEF].max() < high:
+            label = held_out[s, p, 0, LABEL]
+            if label.any() and low <= held_out[s, p, 0, BELIEF].max() < high:
                 right.append(found.hits[s, p, 0])
                 counts += label
         accuracy, constant = guess_scores([found], targets, bands)[0].value[0, band], commonest(targets, inside)[band]

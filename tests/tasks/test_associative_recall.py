@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 
@@ -66,7 +66,7 @@ def test_layout(task: AssociativeRecall) -> None:
         assert [names[token] for token in tokens[4 * task.n_pairs :]] == rest
         assert places == [4 * task.n_pairs + i for i, name in enumerate(rest) if name == "k"]
     assert trials.tokens.shape == (5, task.n_pos)
-    assert (trials.labels[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
+    assert (trials.labels[~trials.scored] == NO_LABEL).all() and trials.predictive[~trials.scored].isnan().all()
     assert trials.answers.tolist() == list(range(task.n_keys, first))
 
 

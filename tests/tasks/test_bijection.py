@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.bijection import Bijection
 
@@ -84,7 +84,7 @@ def test_layout_is_key_value_and_every_key_asks(task: Bijection) -> None:
     assert values.numel() == 0 or (int(values.min()) >= 5 and int(values.max()) < task.d_vocab == 10)
     assert trials.scored[:, 0::2].all() and not trials.scored[:, 1::2].any()
     assert trials.answers.tolist() == [5, 6, 7, 8, 9]
-    assert (trials.labels[:, 1::2] == UNASKED).all()
+    assert (trials.labels[:, 1::2] == NO_LABEL).all()
     assert torch.equal(trials.labels[:, 0:-1:2], values), "what is asked at a key is shown right after it"
     assert {name: ids.tolist() for name, ids in trials.token_sets.items()} == {
         "hypotheses": [5, 6, 7, 8, 9],

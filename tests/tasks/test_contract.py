@@ -10,7 +10,7 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import discover
-from bayesgeom.core.trials import UNASKED, Trials, concatenate
+from bayesgeom.core.trials import NO_LABEL, Trials, concatenate
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
@@ -81,7 +81,7 @@ def test_posteriors_are_distributions_where_asked_and_nan_elsewhere(name: str) -
         assert exact.dtype == torch.float64 and float(asked.min()) >= 0
         torch.testing.assert_close(asked.sum(-1), torch.ones(N, trials.n_scored).double(), atol=1e-12, rtol=0)
         assert exact[~trials.scored].isnan().all()
-    assert (trials.labels[~trials.scored] == UNASKED).all()
+    assert (trials.labels[~trials.scored] == NO_LABEL).all()
 
 
 @every_task

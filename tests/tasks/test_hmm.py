@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.hmm import HMM, SLOW, forward_filter
@@ -108,7 +108,7 @@ def test_header_is_row_major() -> None:
     marker = [96, 97, 98, 99]
     header = [marker[0], 85, 5, 30, 60, marker[1], 0, 20, 65, 55, 25, 5, marker[2]]
     assert trials.tokens[0].tolist() == [*header, marker[3], 100 + 2]
-    assert trials.labels[0].tolist() == [UNASKED] * 14 + [103 + 1]
+    assert trials.labels[0].tolist() == [NO_LABEL] * 14 + [103 + 1]
     np.testing.assert_allclose(trials.predictive[0, -1].numpy(), [70 / 80, 10 / 80], rtol=1e-15)
 
 
@@ -129,7 +129,7 @@ def test_beliefs_sum_to_one_where_asked_and_are_nan_elsewhere(task: HMM) -> None
     sums = trials.at_scored(trials.predictive).sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-14, rtol=0)
     assert trials.predictive[~trials.scored].isnan().all()
-    assert (trials.labels[~trials.scored] == UNASKED).all()
+    assert (trials.labels[~trials.scored] == NO_LABEL).all()
 
 
 def test_baseline_levels_are_the_known_ones(paper_trials: Trials) -> None:

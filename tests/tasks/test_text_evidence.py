@@ -11,7 +11,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.evidence import MESSAGES, BoundEvidence, LabeledEvidence
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
@@ -66,7 +66,7 @@ def test_layout_is_word_colon_label_comma_and_every_colon_asks(tokenizer: Any) -
     words = trials.tokens[:, start::4]
     assert all(len({*row}) == K + 1 and {*row} <= {*task.word_ids} for row in words.tolist())
     assert trials.answers.tolist() == list(task.label_ids)
-    assert (trials.labels[~trials.scored] == UNASKED).all()
+    assert (trials.labels[~trials.scored] == NO_LABEL).all()
     assert trials.token_sets["hypotheses"].tolist() == list(task.label_ids)
     assert trials.token_sets["inputs"].tolist() == list(task.word_ids)
     assert trials.has_posterior and trials.groups is None

@@ -9,7 +9,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.text import candidates, mark, opening, single_tokens
+from bayesgeom.tasks.text import candidates, opening, punctuation_id, single_tokens
 from tests.tasks.tokenizer_families import BOS, FAMILIES, MARKS
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -82,7 +82,7 @@ def test_what_opens_a_text_and_marks_are_found(family: str) -> None:
     prefix = opening(tokenizer, "apple")
     assert prefix == (() if family == "gpt2" else (tokenizer.convert_tokens_to_ids(BOS),))
     for text in MARKS[:4]:
-        assert plain(tokenizer, f"apple{text}")[-1] == mark(tokenizer, text, after="apple")
+        assert plain(tokenizer, f"apple{text}")[-1] == punctuation_id(tokenizer, text, after="apple")
 
 
 @every_family

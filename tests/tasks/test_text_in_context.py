@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import UNASKED, Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -48,7 +48,7 @@ def test_trials_are_the_bare_ones_under_other_ids(task: WindTunnel, separator: s
     assert trials.at_scored(trials.labels).tolist() == [
         [name[i] for i in row] for row in bare.at_scored(bare.labels).tolist()
     ]
-    assert (trials.labels[~trials.scored] == UNASKED).all() and trials.predictive[~trials.scored].isnan().all()
+    assert (trials.labels[~trials.scored] == NO_LABEL).all() and trials.predictive[~trials.scored].isnan().all()
     asked, bare_asked = trials.at_scored(trials.tokens), bare.at_scored(bare.tokens)
     assert asked.tolist() == [[name[i] for i in row] for row in bare_asked.tolist()]
     assert {key: ids.tolist() for key, ids in trials.token_sets.items()} == {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.trials import UNASKED, Trials, concatenate
+from bayesgeom.core.trials import NO_LABEL, Trials, concatenate
 from bayesgeom.tasks.base import BLOCK, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.in_context import InContext
@@ -83,7 +83,7 @@ def test_there_is_no_posterior_and_nothing_is_made_up() -> None:
     assert not trials.has_posterior
     assert trials.answers.shape == (0,) and trials.predictive.shape == trials.belief.shape == (7, task.n_pos, 0)
     assert trials.at_scored(trials.predictive).shape == (7, 1, 0)
-    assert (trials.labels == UNASKED).all() and trials.relations == {}
+    assert (trials.labels == NO_LABEL).all() and trials.relations == {}
     assert task.baseline_predictives(trials) == {}
     with pytest.raises(InvalidArgument, match=r"prompts have no pairs.*bijection-in-context"):
         task.sample_pair(2, seed=0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import UNASKED, Relations, Trials, checked, concatenate
+from bayesgeom.core.trials import NO_LABEL, Relations, Trials, checked, concatenate
 from bayesgeom.stats.observers import WindowObservers
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
@@ -274,7 +274,7 @@ def planted() -> Trials:
         answers=torch.tensor([4, 6]),
         predictive=certain * torch.tensor([0.25, 0.75]).double(),
         belief=certain * torch.tensor([0.5, 0.5, 0.0]).double(),
-        labels=torch.where(scored, 6, UNASKED),
+        labels=torch.where(scored, 6, NO_LABEL),
         token_sets={},
         relations={"first": torch.tensor([True] + [False] * 4).expand(3, 2, 5)},
     )

@@ -276,7 +276,7 @@ def test_a_directory_with_a_run_is_refused_and_kept(finished: Path) -> None:
     ):
         train(TINY, finished, pace=QUIET)
     with pytest.raises(
-        CheckpointFault, match=r"than 'tiny' \(lr: \S+ there, 0\.5 asked\)\. Use the recipe and options"
+        CheckpointFault, match=r"than 'tiny' \(lr: \S+ there, 0\.5 requested\)\. Use the recipe and options"
     ):
         train(replace(TINY, lr=0.5), finished, resume=True, pace=QUIET)
     assert tree(finished) == before

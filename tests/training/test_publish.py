@@ -10,10 +10,10 @@ import torch
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.description import read_description
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
-from bayesgeom.models.shelf import checkpoints
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed

@@ -95,12 +95,12 @@ class StickyChain:
         """Return P(current symbol | inputs so far) by the forward algorithm, with Gaussian evidence."""
         evidence = -0.5 * torch.cdist(inputs, self.embeddings()).square()
         log_transition, log_belief = self.transition().log(), torch.full((self.n_symbols,), -math.log(self.n_symbols))
-        said, log_belief = [], log_belief.double()
+        predicted, log_belief = [], log_belief.double()
         for row in evidence:
             log_belief = (log_belief + row).log_softmax(dim=0)
             log_belief = (log_belief[:, None] + log_transition).logsumexp(dim=0)
-            said.append(log_belief.exp())
-        return torch.stack(said)
+            predicted.append(log_belief.exp())
+        return torch.stack(predicted)
 
     def _filter_nats(self, inputs: Float64[Tensor, "pos d_input"], symbols: Int64[Tensor, " pos"]) -> float:
         exact = self.predictive(inputs)

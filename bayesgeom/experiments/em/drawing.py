@@ -1,4 +1,4 @@
-"""The figure of the sticky-chain experiment: loss by step on both sequences, and the speed-up of each arm."""
+"""The figure of the sticky-chain experiment: loss by step on both sequences, and the speed-up of each condition."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,31 +23,31 @@ class ChainCurves:
     """One chain's losses in bits, on the sequence trained on and on the held-out one, and its entropy rate."""
 
     chain: str
-    trained_on: Float[np.ndarray, "arm seed record"]
-    held_out: Float[np.ndarray, "arm seed record"]
+    trained_on: Float[np.ndarray, "condition seed record"]
+    held_out: Float[np.ndarray, "condition seed record"]
     floor: float
 
 
 def em_figure(
     title: str,
-    arms: Sequence[str],
+    conditions: Sequence[str],
     steps: Int[np.ndarray, " record"],
     chains: Sequence[ChainCurves],
     speeds: tuple[Estimate, Estimate],
 ) -> "Figure":
-    """Draw one row of curves per chain, then the speed-ups of all arms on both sequences of the first chain."""
+    """Draw one row of curves per chain, then the speed-ups of all conditions on both sequences of the first chain."""
     rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
     titles = (*(text for row in rows for text in row), "Speed-up to SGD 0.01's final loss", "The same, held out")
     figure = panels(title, titles, row_height=380)
     for row, of in enumerate(chains, start=1):
         for column, losses in enumerate((of.trained_on, of.held_out), start=1):
-            curves = [_curve(name, losses[arm]) for arm, name in enumerate(arms)]
+            curves = [_curve(name, losses[condition]) for condition, name in enumerate(conditions)]
             levels = [("entropy rate of the chain", of.floor)]
             add_curves(figure, (row, column), steps, curves, unit="loss (bits)", levels=levels)
             _show_the_middle(figure, (row, column), losses, of.floor)
     bottom = len(chains) + 1
     for column, speed in enumerate(speeds, start=1):
-        add_forest(figure, (bottom, column), arms, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
+        add_forest(figure, (bottom, column), conditions, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
         figure.update_traces(showlegend=False, row=bottom, col=column)
     return with_room_for_legend(figure)
 
@@ -57,9 +57,9 @@ def _curve(name: str, losses: Float[np.ndarray, "seed record"]) -> Curve:
 
 
 def _show_the_middle(
-    figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "arm seed record"], floor: float
+    figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "condition seed record"], floor: float
 ) -> None:
-    """Limit the axis to the range from the lowest loss to the start: an overfitting arm may exceed it."""
+    """Limit the axis to the range from the lowest loss to the start: an overfitting condition may exceed it."""
     low, high = min(floor, float(losses.mean(axis=1).min())), float(losses[..., 0].max())
     room = 0.1 * (high - low)
     figure.update_yaxes(range=[low - room, high + 2 * room], row=panel[0], col=panel[1])

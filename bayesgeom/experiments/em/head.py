@@ -68,18 +68,18 @@ def _pass(
         here, seen = slice(start, min(start + _ROWS, n_pos)), slice(0, min(start + _ROWS, n_pos))
         pattern = _pattern(q[:, here] * scale, k[:, seen], start)
         mixed = pattern @ v[:, seen]
-        log_said = (mixed @ weights["W_O"]).log_softmax(dim=-1)
-        said = log_said.exp()
-        asked = torch.nn.functional.one_hot(y[here], said.shape[-1]).to(said)
+        log_predicted = (mixed @ weights["W_O"]).log_softmax(dim=-1)
+        predicted = log_predicted.exp()
+        targets = torch.nn.functional.one_hot(y[here], predicted.shape[-1]).to(predicted)
         totals += torch.stack(
             [
-                -(asked * log_said).sum((1, 2)),
-                -(said * log_said).sum((1, 2)),
-                (said.argmax(-1) == y[here]).to(x).sum(-1),
+                -(targets * log_predicted).sum((1, 2)),
+                -(predicted * log_predicted).sum((1, 2)),
+                (predicted.argmax(-1) == y[here]).to(x).sum(-1),
             ]
         )
         if gradients is not None:
-            by_logit = (said - asked) / n_pos
+            by_logit = (predicted - targets) / n_pos
             upstream = by_logit @ weights["W_O"].mT
             gradients["W_O"] += mixed.mT @ by_logit
             by_score = routing_gradient(pattern, agreement(upstream, v[:, seen]))

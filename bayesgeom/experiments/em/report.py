@@ -1,7 +1,8 @@
-"""The report of the sticky-chain experiment: final losses, paired differences and speeds of every arm, with intervals.
+"""The report of the sticky-chain experiment: final losses, paired differences and speeds, with intervals.
 
-Intervals are Student's over seeds. Comparisons of arms are paired: all arms of a seed have the same initial weights and
-sequences. Losses are computed in nats and reported in bits; `final_loss_nats` is for comparison with the paper.
+Intervals are Student's over seeds. Comparisons of conditions are paired: all conditions of a seed have the same initial
+weights and sequences. Losses are computed in nats and reported in bits; `final_loss_nats` is for comparison with the
+paper.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.experiments.em.arms import ARMS, BASELINE, EM_LIKE, Curves, steps_to
 from bayesgeom.experiments.em.chain import StickyChain
+from bayesgeom.experiments.em.conditions import BASELINE, CONDITIONS, EM_LIKE, Curves, steps_to
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -24,22 +25,22 @@ from bayesgeom.stats.information import NATS_PER_BIT
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_BASE, _EM = ([arm.name for arm in ARMS].index(name) for name in (BASELINE, EM_LIKE))
+_BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
 TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
-_ARMS, _FEW = "sequence chain arm", "chain arm"
+_CONDITIONS, _FEW = "sequence chain condition", "chain condition"
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EMReport(Report):
-    """Loss and speed-up of every arm, for each chain and sequence (training and held-out).
+    """Loss and speed-up of every condition, for each chain and sequence (training and held-out).
 
     - `floor_bits`: entropy rate of the chain; `filter_bits`: loss of the exact filter on the two sequences.
-    - `speedup`: steps of the baseline, divided by the steps that the arm needs to reach the baseline's final loss on
-      the same sequence; geometric mean over seeds. NaN if a seed never reaches it; `reached` counts those that do.
+    - `speedup`: steps of the baseline, divided by the steps that the condition needs to reach the baseline's final loss
+      on the same sequence; geometric mean over seeds. NaN if a seed never reaches it; `reached` counts those that do.
     - `speedup_authors`: the same with the *mean* final loss of the baseline, as in the authors' code; training sequence
       only.
-    - `em_margin_bits`: final loss of the arm minus that of the EM-like arm, paired. Above 0, EM-like is better.
+    - `em_margin_bits`: final loss of the condition minus that of the EM-like one, paired. Above 0, EM-like is better.
     - `best_held_out_bits`: the lowest held-out loss at any recorded step, mean over seeds.
     """
 
@@ -47,41 +48,41 @@ class EMReport(Report):
     counts: ClassVar[str] = "seed"
     title: ClassVar[str] = "Sticky chain: EM-like schedule against its controls"
     about: ClassVar[str] = (
-        "One attention head learns to predict the next symbol of a Markov chain. The EM-like arm uses a step of 0.1 "
-        "for the value matrix and 0.01 for the rest. It must beat not only 0.01 everywhere, which takes smaller steps "
-        "overall, but also the controls: 0.1 everywhere, 0.1 on the output matrix alone, 0.1 on the routing alone. The "
-        "gray lines are the entropy rate of the chain, which no predictor beats on new data; a loss below it on the "
+        "One attention head learns to predict the next symbol of a Markov chain. The EM-like condition uses a step of "
+        "0.1 for the value matrix and 0.01 for the rest. It must beat not only 0.01 everywhere, which takes smaller "
+        "steps overall, but also the controls: 0.1 everywhere, 0.1 on the output matrix alone, 0.1 on the routing alone. "
+        "The gray lines are the entropy rate of the chain, which no predictor beats on new data; a loss below it on the "
         "training sequence is memorization. Bands and whiskers are Student's 95 % intervals over seeds."
     )
 
     chains: tuple[str, ...]
-    arms: tuple[str, ...]
+    conditions: tuple[str, ...]
     seeds: tuple[str, ...]
     sequences: tuple[str, ...]
     self_probability: Float[np.ndarray, " chain"]
     floor_bits: Float[np.ndarray, " chain"]
     filter_bits: Float[np.ndarray, "sequence chain"]
-    final_loss_bits: Annotated[Estimate, Quantity(_ARMS, unit="bits", better="lower", label="final loss")]
+    final_loss_bits: Annotated[Estimate, Quantity(_CONDITIONS, unit="bits", better="lower", label="final loss")]
     best_held_out_bits: Annotated[Estimate, Quantity(_FEW, unit="bits", better="lower", label="least held-out loss")]
-    final_entropy_bits: Float[np.ndarray, "chain arm"]
-    accuracy: Float[np.ndarray, "sequence chain arm"]
+    final_entropy_bits: Float[np.ndarray, "chain condition"]
+    accuracy: Float[np.ndarray, "sequence chain condition"]
     em_margin_bits: Annotated[
-        Estimate, Quantity(_ARMS, unit="bits", better="higher", label="final loss minus EM-like's")
+        Estimate, Quantity(_CONDITIONS, unit="bits", better="higher", label="final loss minus EM-like's")
     ]
     speedup: Annotated[
         Estimate,
-        Quantity(_ARMS, unit="times", better="higher", label="speed-up to SGD's final loss on the same sequence"),
+        Quantity(_CONDITIONS, unit="times", better="higher", label="speed-up to SGD's final loss on the same sequence"),
     ]
-    reached: Int[np.ndarray, "sequence chain arm"]
+    reached: Int[np.ndarray, "sequence chain condition"]
     speedup_authors: Annotated[
         Estimate, Quantity(_FEW, unit="times", better="higher", label="speed-up to SGD's mean final loss")
     ]
     recorded_steps: Int[np.ndarray, " record"]
-    loss_bits_by_step: Float[np.ndarray, "sequence chain arm seed record"]
+    loss_bits_by_step: Float[np.ndarray, "sequence chain condition seed record"]
     n: int
 
     @property
-    def final_loss_nats(self) -> Float[np.ndarray, "sequence chain arm"]:
+    def final_loss_nats(self) -> Float[np.ndarray, "sequence chain condition"]:
         """Mean final loss in nats, as in the paper."""
         return self.final_loss_bits.value * NATS_PER_BIT
 
@@ -91,10 +92,12 @@ class EMReport(Report):
         return self.floor_bits * NATS_PER_BIT
 
     def headlines(self) -> Sequence[Headline]:
-        controls = [i for i in range(len(self.arms)) if i not in (_BASE, _EM)]
+        controls = [i for i in range(len(self.conditions)) if i not in (_BASE, _EM)]
 
-        def line(metric: str, sequence: int, arm: int, label: str) -> Headline:
-            return headline_of(self, metric, at=(sequence, 0, arm), label=f"{self.arms[arm]}: {label}")
+        def line(metric: str, sequence: int, condition: int, label: str) -> Headline:
+            return headline_of(
+                self, metric, at=(sequence, 0, condition), label=f"{self.conditions[condition]}: {label}"
+            )
 
         return (
             line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
@@ -108,11 +111,11 @@ class EMReport(Report):
 
         found = (self.chains, *self.loss_bits_by_step, self.floor_bits)
         chains = [
-            ChainCurves(chain=chain, trained_on=trained, held_out=held, floor=float(floor))
-            for chain, trained, held, floor in zip(*found, strict=True)
+            ChainCurves(chain=chain, trained_on=trained, held_out=held_out_value, floor=float(floor))
+            for chain, trained, held_out_value, floor in zip(*found, strict=True)
         ]
         speeds = (self.speedup[TRAINED, 0], self.speedup[HELD_OUT, 0])
-        return em_figure(self.title, self.arms, self.recorded_steps, chains, speeds)
+        return em_figure(self.title, self.conditions, self.recorded_steps, chains, speeds)
 
     def table(self) -> str:
         """Return one block per chain."""
@@ -120,9 +123,9 @@ class EMReport(Report):
         return "\n\n".join(blocks)
 
     def _block(self, chain: int) -> str:
-        head = ("arm", "loss (nats)", "loss (bits)", "95 % interval", "held out (bits)", "speed-up", "seeds")
+        head = ("condition", "loss (nats)", "loss (bits)", "95 % interval", "held out (bits)", "speed-up", "seeds")
         rows: list[tuple[str, ...]] = [(*head, "held out: speed-up", "seeds")]
-        rows += [self._row(chain, arm) for arm in range(len(self.arms))]
+        rows += [self._row(chain, condition) for condition in range(len(self.conditions))]
         floor = (
             f"{self.chains[chain]}: self-probability {number_text(self.self_probability[chain])}, floor "
             f"{number_text(self.floor_nats[chain])} nats = {number_text(self.floor_bits[chain])} bits; exact filter "
@@ -131,17 +134,17 @@ class EMReport(Report):
         )
         return "\n".join([floor, *aligned(rows)])
 
-    def _row(self, chain: int, arm: int) -> tuple[str, ...]:
-        at, held = (TRAINED, chain, arm), (HELD_OUT, chain, arm)
+    def _row(self, chain: int, condition: int) -> tuple[str, ...]:
+        at, held_out_value = (TRAINED, chain, condition), (HELD_OUT, chain, condition)
         low, high = self.final_loss_bits.ends
         return (
-            self.arms[arm],
+            self.conditions[condition],
             number_text(self.final_loss_nats[at]),
             number_text(self.final_loss_bits.value[at], is_exact=True),
             interval_text(low[at], high[at]),
-            number_text(self.final_loss_bits.value[held]),
+            number_text(self.final_loss_bits.value[held_out_value]),
             *self._times(at),
-            *self._times(held),
+            *self._times(held_out_value),
         )
 
     def _times(self, at: tuple[int, int, int]) -> tuple[str, str]:
@@ -157,24 +160,24 @@ def em_report(
 ) -> EMReport:
     """Return the report on the curves of every chain and seed; `recorded` are the steps of held-out losses."""
     at = np.asarray(recorded)
-    loss, held = (_stacked(curves, lambda c: c.loss), _stacked(curves, lambda c: c.held_out))
-    loss, held = loss / NATS_PER_BIT, held / NATS_PER_BIT  # chain seed arm step
-    last, every_step = np.stack([loss[..., -1], held[..., -1]]), np.arange(loss.shape[-1])
+    loss, held_out_value = (_stacked(curves, lambda c: c.loss), _stacked(curves, lambda c: c.held_out))
+    loss, held_out_value = loss / NATS_PER_BIT, held_out_value / NATS_PER_BIT  # chain seed condition step
+    last, every_step = np.stack([loss[..., -1], held_out_value[..., -1]]), np.arange(loss.shape[-1])
     accuracies = _stacked(curves, lambda c: c.accuracy), _stacked(curves, lambda c: c.held_out_accuracy)
     trained = _steps_to(loss, every_step, last[TRAINED, :, :, _BASE])
-    elsewhere = _steps_to(held, at, last[HELD_OUT, :, :, _BASE])
+    elsewhere = _steps_to(held_out_value, at, last[HELD_OUT, :, :, _BASE])
     mean_of_base = np.repeat(last[TRAINED, :, :, _BASE].mean(axis=1, keepdims=True), len(seeds), axis=1)
     rate = np.array([chain.entropy_rate_nats() for chain in chains])
     return EMReport(
         chains=tuple(f"diagonal {chain.diagonal}" for chain in chains),
-        arms=tuple(arm.name for arm in ARMS),
+        conditions=tuple(condition.name for condition in CONDITIONS),
         seeds=tuple(str(seed) for seed in seeds),
         sequences=("trained on", "held out"),
         self_probability=np.array([float(chain.transition()[0, 0]) for chain in chains]),
         floor_bits=rate / NATS_PER_BIT,
         filter_bits=np.array([[c.floors for c in of] for of in curves]).mean(axis=1).T / NATS_PER_BIT,
         final_loss_bits=_mean(last),
-        best_held_out_bits=_mean(held.min(axis=-1)),
+        best_held_out_bits=_mean(held_out_value.min(axis=-1)),
         final_entropy_bits=_stacked(curves, lambda c: c.entropy).mean(axis=1) / NATS_PER_BIT,
         accuracy=np.stack([own.mean(axis=1) for own in accuracies]),
         em_margin_bits=_mean(last - last[..., _EM : _EM + 1], Baseline.of("baseline", EM_LIKE, 0.0)),
@@ -182,24 +185,24 @@ def em_report(
         reached=np.stack([np.isfinite(took).sum(axis=1) for took in (trained, elsewhere)]),
         speedup_authors=_speedup(every_step[-1] / _steps_to(loss, every_step, mean_of_base)),
         recorded_steps=at,
-        loss_bits_by_step=np.stack([loss[..., at].swapaxes(1, 2), held.swapaxes(1, 2)]),
+        loss_bits_by_step=np.stack([loss[..., at].swapaxes(1, 2), held_out_value.swapaxes(1, 2)]),
         n=len(seeds),
     )
 
 
 def _stacked(
-    curves: Sequence[Sequence[Curves]], of: Callable[[Curves], Float[np.ndarray, "arm *rest"]]
-) -> Float[np.ndarray, "chain seed arm *rest"]:
+    curves: Sequence[Sequence[Curves]], of: Callable[[Curves], Float[np.ndarray, "condition *rest"]]
+) -> Float[np.ndarray, "chain seed condition *rest"]:
     return np.stack([np.stack([of(own) for own in by_seed]) for by_seed in curves])
 
 
-def _mean(values: Float[np.ndarray, "*rest seed arm"], *baselines: Baseline) -> Estimate:
+def _mean(values: Float[np.ndarray, "*rest seed condition"], *baselines: Baseline) -> Estimate:
     """Return the mean over seeds with Student's interval."""
     interval = seed_interval(np.moveaxis(values, -2, 0))
     return Estimate.of(values.mean(axis=-2), interval, resampled="seeds", n=values.shape[-2], baselines=baselines)
 
 
-def _speedup(times: Float[np.ndarray, "*rest seed arm"]) -> Estimate:
+def _speedup(times: Float[np.ndarray, "*rest seed condition"]) -> Estimate:
     """Return the geometric mean over seeds with its interval; the baseline has speed 1."""
     with np.errstate(divide="ignore"):
         logs = _mean(np.log(times))
@@ -209,11 +212,11 @@ def _speedup(times: Float[np.ndarray, "*rest seed arm"]) -> Estimate:
 
 
 def _steps_to(
-    losses: Float[np.ndarray, "chain seed arm record"],
+    losses: Float[np.ndarray, "chain seed condition record"],
     at: Int[np.ndarray, " record"],
     threshold: Float[np.ndarray, "chain seed"],
-) -> Float[np.ndarray, "chain seed arm"]:
-    """Return the step at which each arm reaches the threshold."""
+) -> Float[np.ndarray, "chain seed condition"]:
+    """Return the step at which each condition reaches the threshold."""
     took = np.empty(losses.shape[:3])
     for place in np.ndindex(*took.shape):
         took[place] = steps_to(losses[place], at.astype(np.float64), float(threshold[place[:2]]))

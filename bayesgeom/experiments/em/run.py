@@ -1,12 +1,12 @@
-"""`em_experiment`: train every arm of the sticky-chain comparison on every seed, and report the speed-ups."""
+"""`em_experiment`: train every condition of the sticky-chain comparison on every seed, and report the speed-ups."""
 
 from collections.abc import Sequence
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
-from bayesgeom.experiments.em.arms import describe_arms, learned, recorded_steps
 from bayesgeom.experiments.em.chain import StickyChain
+from bayesgeom.experiments.em.conditions import describe_conditions, learned, recorded_steps
 from bayesgeom.experiments.em.report import EMReport, em_report
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
@@ -54,7 +54,7 @@ def em_experiment(
     report = em_report(CHAINS, chosen, curves, recorded_steps(steps, every))
     named = {"name": "one attention head", "architecture": "single-head"}
     arguments = {"seeds": chosen, "steps": steps, "length": length, "every": every}
-    chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "arms": describe_arms()}
+    chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "conditions": describe_conditions()}
     return with_provenance(report, provenance(named, "sticky chain", arguments) | chains)
 
 

@@ -130,10 +130,10 @@ class HookedModel(Model):
     def _broken(self) -> dict[s.Site, str]:
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         module = self._transformer
-        held = capture(module, lambda: module(trials.tokens), self.point, self._points, self.spec.n_layers)
-        silent = {site: "its hook does not fire once in every layer" for site in self._points if site not in held}
+        stored = capture(module, lambda: module(trials.tokens), self.point, self._points, self.spec.n_layers)
+        silent = {site: "its hook does not fire once in every layer" for site in self._points if site not in stored}
         return silent | broken_identities(
-            held, scale=self.spec.score_scale, bias=self._score_bias(trials.tokens.shape[1]), attn_out=self._attn_out
+            stored, scale=self.spec.score_scale, bias=self._score_bias(trials.tokens.shape[1]), attn_out=self._attn_out
         )
 
     def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:

@@ -82,7 +82,7 @@ def capture(
 
 @torch.no_grad()
 def broken_identities(
-    held: Captured,
+    stored: Captured,
     *,
     scale: float,
     bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None,
@@ -90,63 +90,65 @@ def broken_identities(
 ) -> dict[s.Site, str]:
     """Return the sites that failed, each with the reason. Identities with absent sites are not checked."""
     broken: dict[s.Site, str] = {}
-    vouched: set[s.Site] = set()
-    for identity in (*_attention(held, scale, bias), *_writes(held, attn_out)):
+    verified: set[s.Site] = set()
+    for identity in (*_attention(stored, scale, bias), *_writes(stored, attn_out)):
         error = identity.error()
-        vouched |= {*identity.sites}
+        verified |= {*identity.sites}
         if not error <= TOLERANCE:  # NaN is broken too
             for site in identity.sites:
                 broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
-    alone = (site for site in held if site not in vouched)
+    alone = (site for site in stored if site not in verified)
     return broken | dict.fromkeys(alone, "no identity that verifies it could be checked")
 
 
 def _attention(
-    held: Captured, scale: float, bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None
+    stored: Captured, scale: float, bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None
 ) -> Iterator[_Identity]:
-    if {s.Q_ROT, s.K_ROT, s.PATTERN} <= held.keys():
-        pattern = held[s.PATTERN]
-        k = _per_query_head(held[s.K_ROT], pattern.shape[2])
-        scores = scale * einsum(held[s.Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
+    if {s.Q_ROT, s.K_ROT, s.PATTERN} <= stored.keys():
+        pattern = stored[s.PATTERN]
+        k = _per_query_head(stored[s.K_ROT], pattern.shape[2])
+        scores = scale * einsum(stored[s.Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
         n_pos = scores.shape[-1]
         if bias is not None:
             scores = scores + bias[..., :n_pos, :n_pos]
         hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
         expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        sites = (s.Q_ROT, s.K_ROT, s.PATTERN, *(site for site in (s.Q, s.K) if site in held))
+        sites = (s.Q_ROT, s.K_ROT, s.PATTERN, *(site for site in (s.Q, s.K) if site in stored))
         yield _Identity(equation="softmax(scale · q_rot·k_rot) = pattern", sites=sites, left=expected, right=pattern)
         for plain, rotated in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
-            if plain in held:
-                left, right = held[rotated].norm(dim=-1), held[plain].norm(dim=-1)
+            if plain in stored:
+                left, right = stored[rotated].norm(dim=-1), stored[plain].norm(dim=-1)
                 equation = f"|{rotated.name}| = |{plain.name}|"
                 yield _Identity(equation=equation, sites=(plain,), left=left, right=right)
-    if {s.PATTERN, s.V, s.Z} <= held.keys():
-        pattern = held[s.PATTERN]
-        v = _per_query_head(held[s.V], pattern.shape[2])
+    if {s.PATTERN, s.V, s.Z} <= stored.keys():
+        pattern = stored[s.PATTERN]
+        v = _per_query_head(stored[s.V], pattern.shape[2])
         z = einsum(pattern, v, "l b h q k, l b k h d -> l b q h d")
-        yield _Identity(equation="pattern · v = z", sites=(s.V, s.Z), left=z, right=held[s.Z])
+        yield _Identity(equation="pattern · v = z", sites=(s.V, s.Z), left=z, right=stored[s.Z])
 
 
-def _writes(held: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
+def _writes(stored: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
     """Identities of the updates to the residual stream."""
-    n_layers = max(map(len, held.values()), default=0)
-    if {s.Z, s.ATTN_OUT} <= held.keys():
-        written = torch.stack([attn_out(held[s.Z][layer], layer) for layer in range(n_layers)])
-        yield _Identity(equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=held[s.ATTN_OUT])
-    if {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST} <= held.keys():
-        total = held[s.RESID_PRE] + held[s.ATTN_OUT] + held[s.MLP_OUT]
+    n_layers = max(map(len, stored.values()), default=0)
+    if {s.Z, s.ATTN_OUT} <= stored.keys():
+        written = torch.stack([attn_out(stored[s.Z][layer], layer) for layer in range(n_layers)])
+        yield _Identity(
+            equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=stored[s.ATTN_OUT]
+        )
+    if {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST} <= stored.keys():
+        total = stored[s.RESID_PRE] + stored[s.ATTN_OUT] + stored[s.MLP_OUT]
         yield _Identity(
             equation="resid_pre + attn_out + mlp_out = resid_post",
             sites=(s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST),
             left=total,
-            right=held[s.RESID_POST],
+            right=stored[s.RESID_POST],
         )
-    if {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID} <= held.keys():
+    if {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID} <= stored.keys():
         yield _Identity(
             equation="resid_pre + attn_out = resid_mid",
             sites=(s.RESID_MID,),  # the other two are checked at the end of the block
-            left=held[s.RESID_PRE] + held[s.ATTN_OUT],
-            right=held[s.RESID_MID],
+            left=stored[s.RESID_PRE] + stored[s.ATTN_OUT],
+            right=stored[s.RESID_MID],
         )
 
 

@@ -99,17 +99,17 @@ def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: i
     """Check every equation in every layer."""
     errors: dict[Site, float] = {}
     broken = dict(_misplaced(passages, spec, n_pos))
-    held = {place: passage for place, passage in passages.items() if place[0] not in broken}
-    vouched = {(site, layer) for site in (s.RESID_PRE, s.RESID_POST) for layer in range(spec.n_layers)}
+    stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
+    verified = {(site, layer) for site in (s.RESID_PRE, s.RESID_POST) for layer in range(spec.n_layers)}
     for layer in range(spec.n_layers):
-        for claim in _claims(_Layer(held, layer), functions, layer, spec.n_layers):
+        for claim in _claims(_Layer(stored, layer), functions, layer, spec.n_layers):
             error = claim.error()
-            vouched |= {(site, layer) for site in claim.sites}
+            verified |= {(site, layer) for site in claim.sites}
             errors |= {site: max(error, errors.get(site, 0.0)) for site in claim.sites}
             if not error <= tolerance_of(spec.dtype):  # NaN is broken too
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
-    for site, layer in held.keys() - vouched:
+    for site, layer in stored.keys() - verified:
         broken.setdefault(site, f"no identity ties it to other sites in layer {layer}")
     for site, source in _STANDS_WITH:
         if source in broken:  # these sites are verified only through `source`
@@ -156,11 +156,11 @@ class _Layer:
 
 def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     yield from _residual_claims(at, functions, layer, n_layers)
-    for site, vouched in ((s.K, (s.TOKEN_INPUTS, s.TOKEN_KEYS)), (s.V, (s.W_V,))):
+    for site, verified in ((s.K, (s.TOKEN_INPUTS, s.TOKEN_KEYS)), (s.V, (s.W_V,))):
         if at.has(s.RESID_PRE, site) and functions.projected is not None:
             yield _Claim(
                 equation=f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}",
-                sites=vouched,
+                sites=verified,
                 left=at.arrived(site),
                 right=functions.projected(site, at.left(s.RESID_PRE), layer),
             )

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
-from bayesgeom.core.files import apart, file_aside, is_file
+from bayesgeom.core.files import apart, atomic_file, is_file
 from bayesgeom.core.reading import read_json
 from bayesgeom.core.run import ModelSpec, is_untrained
 from bayesgeom.core.sites import ALL_SITES, Site
@@ -95,9 +95,11 @@ class Manifest:
         Raises:
             OutputFault: It cannot be written.
         """
-        held = {"schema": SCHEMA, **asdict(self)}
-        with file_aside(folder / MANIFEST) as aside:
-            aside.write_text(json.dumps({**held, _HASH: config_hash(held)}, indent=1) + "\n", encoding="utf-8")
+        content = {"schema": SCHEMA, **asdict(self)}
+        with atomic_file(folder / MANIFEST) as temporary:
+            temporary.write_text(
+                json.dumps({**content, _HASH: config_hash(content)}, indent=1) + "\n", encoding="utf-8"
+            )
 
     def differences(self, other: "Manifest") -> str:
         """Return how a capture differs, apart from finished files and untrained networks; "" if it does not."""

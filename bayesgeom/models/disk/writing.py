@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import NonFinite, OutputFault
-from bayesgeom.core.files import file_aside
+from bayesgeom.core.files import atomic_file
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
@@ -123,10 +123,10 @@ def _written(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Man
     """Write a file, then the manifest with its hash."""
     from safetensors.torch import save_file
 
-    with file_aside(folder / name) as aside:
-        save_file(arrays, aside)
-        aside.chmod(0o644)
-        digest = hash_of(aside)
+    with atomic_file(folder / name) as temporary:
+        save_file(arrays, temporary)
+        temporary.chmod(0o644)
+        digest = hash_of(temporary)
     manifest = manifest.with_shard(name, digest)
     manifest.write(folder)
     return manifest

@@ -26,11 +26,11 @@ _INDICES = "_topk_indices"  # of VB-LoRA, saved as integers
 _LONGEST_NAME = 1_024  # characters of the base model's name
 
 
-def check_adapter(held: Mapping[str, Any], config: Path, weights: Path) -> None:
+def check_adapter(stored: Mapping[str, Any], config: Path, weights: Path) -> None:
     """Check patterns, ranks and copies in the config of an adapter.
 
     Args:
-        held: The parsed config.
+        stored: The parsed config.
         config: Its file.
         weights: The file of the adapter's weights.
 
@@ -38,13 +38,13 @@ def check_adapter(held: Mapping[str, Any], config: Path, weights: Path) -> None:
         CheckpointFault: The config could keep peft busy or fill the memory, or it draws weights at random.
     """
     shapes = tensor_shapes(weights, indices=_INDICES)
-    for key, pattern in _patterns(held):
+    for key, pattern in _patterns(stored):
         if reason := _fault(pattern):
             raise CheckpointFault(
                 f"{config}: {key} has the pattern {shown(pattern)}, which {reason}. List the modules."
             )
-    _check_sizes(held, shapes, config)
-    initial = held.get("init_lora_weights")
+    _check_sizes(stored, shapes, config)
+    initial = stored.get("init_lora_weights")
     if isinstance(initial, str) and _DRAWN.fullmatch(initial):
         raise CheckpointFault(
             f"{config} sets init_lora_weights to {shown(initial)}: it changes the base model by random draws, "
@@ -57,10 +57,10 @@ def is_readable_name(base: str) -> bool:
     return len(base) <= _LONGEST_NAME and is_encodable(base) and "\0" not in base
 
 
-def _check_sizes(held: Mapping[str, Any], shapes: Shapes, config: Path) -> None:
+def _check_sizes(stored: Mapping[str, Any], shapes: Shapes, config: Path) -> None:
     longest = max((size for shape in shapes.values() if math.prod(shape) for size in shape), default=0)
-    of_patterns = held.get("rank_pattern")
-    ranks = [(key, held.get(key)) for key in _RANKS]
+    of_patterns = stored.get("rank_pattern")
+    ranks = [(key, stored.get(key)) for key in _RANKS]
     ranks += [("rank_pattern", own) for own in of_patterns.values()] if isinstance(of_patterns, Mapping) else []
     for key, value in ranks:
         if type(value) is int and value > longest:
@@ -68,7 +68,7 @@ def _check_sizes(held: Mapping[str, Any], shapes: Shapes, config: Path) -> None:
                 f"{config} sets {key} to {value:,}, but no axis of the adapter's weights is longer than {longest:,}. "
                 f"Restore the file."
             )
-    spans = held.get(_COPIES)
+    spans = stored.get(_COPIES)
     bounds = [own for own in spans if isinstance(own, list) and len(own) == 2] if isinstance(spans, list) else []
     n_copies = sum(max(0, end - start) for start, end in bounds if type(start) is int and type(end) is int)
     if n_copies > len(shapes):
@@ -78,11 +78,11 @@ def _check_sizes(held: Mapping[str, Any], shapes: Shapes, config: Path) -> None:
         )
 
 
-def _patterns(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _patterns(stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The regular expressions of a config: texts, and keys of tables; names in a list are compared as they are."""
-    yield from ((key, own) for key in _PATTERNS if isinstance(own := held.get(key), str))
+    yield from ((key, own) for key in _PATTERNS if isinstance(own := stored.get(key), str))
     for key in _KEYED_BY_PATTERN:
-        table = held.get(key)
+        table = stored.get(key)
         yield from ((key, own) for own in (table if isinstance(table, Mapping) else ()))
 
 

@@ -126,10 +126,10 @@ def blocks_of(file: Path) -> Blocks:
         raise CheckpointFault(f"{file} is not a complete GGUF file ({error}). Copy or download it again.") from error
     if not weights.total():
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
-    n_held = max((int(found[1]) + 1 for name in names if (found := _LAYER.match(name))), default=0)
-    if n_layers is not None and n_layers != n_held:
+    n_found = max((int(found[1]) + 1 for name in names if (found := _LAYER.match(name))), default=0)
+    if n_layers is not None and n_layers != n_found:
         raise CheckpointFault(
-            f"{file} declares {n_layers:,} layers and holds tensors of {n_held:,}: it is not the file that was "
+            f"{file} declares {n_layers:,} layers and holds tensors of {n_found:,}: it is not the file that was "
             f"converted. Copy or download it again."
         )
     return Blocks(tensors=tensors, weights=weights)

@@ -127,7 +127,9 @@ def _adapter_settings(module: nn.Module) -> dict[str, Any]:
     if not _is_of_peft(type(module)):
         return {}
     parents = [vars(kind) for kind in reversed(type(module).__mro__)]
-    switches = {name: held[name] for held in parents for name in _SWITCHES if name in held and _is_plain(held[name])}
+    switches = {
+        name: stored[name] for stored in parents for name in _SWITCHES if name in stored and _is_plain(stored[name])
+    }
     own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
     found = {name: _plain(value) for name, value in {**switches, **own}.items()}
     if isinstance(active := found.get("_active_adapter"), str):
@@ -142,9 +144,9 @@ def _is_plain(value: object) -> bool:
 def _plain(value: object) -> Any:
     """A value as JSON types; of another object, the name of its class, such as that of a variant of LoRA."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(held) for key, held in value.items()}
+        return {str(key): _plain(stored) for key, stored in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(held) for held in value]
+        return [_plain(stored) for stored in value]
     return value if _is_plain(value) else type(value).__qualname__
 
 

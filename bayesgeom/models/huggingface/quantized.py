@@ -43,15 +43,15 @@ def check_readable(raw: Mapping[str, Any], source: str | Path) -> None:
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
 
-    held = raw.get(KEY)
-    if held is None:
+    members = raw.get(KEY)
+    if members is None:
         return
-    if not isinstance(held, Mapping):
+    if not isinstance(members, Mapping):
         raise CheckpointFault(
-            f"{CONFIG} of {source} sets {KEY} to {held!r}; it must be a JSON object. Restore the {CONFIG} that was "
+            f"{CONFIG} of {source} sets {KEY} to {members!r}; it must be a JSON object. Restore the {CONFIG} that was "
             f"saved with the weights."
         )
-    method = held.get("quant_method")
+    method = members.get("quant_method")
     if method is not None and not any(str(known).startswith(str(method)) for known in KNOWN):
         raise InvalidArgument(
             f"{source} is quantized as {method!r}, which transformers cannot read. Load the model that was quantized, "
@@ -101,8 +101,8 @@ def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "...
     for name, parameter in module.named_parameters(recurse=False):
         if type(parameter) in (Tensor, nn.Parameter) or is_traceable_wrapper_subclass(parameter):
             continue
-        held = vars(parameter)
-        yield from _tensors(name, held.get("quant_state") if _library(module) == _BITSANDBYTES else held)
+        members = vars(parameter)
+        yield from _tensors(name, members.get("quant_state") if _library(module) == _BITSANDBYTES else members)
     if _library(module) == _BITSANDBYTES and (state := vars(module).get("state")) is not None:
         yield from _tensors("SCB", vars(state).get("SCB"))  # its other tensors are of the last input
 
@@ -142,9 +142,9 @@ def _format(hf: "PreTrainedModel") -> tuple[str, int | None]:
     """The method and the bits that the config states, if the weights are quantized still; else ("", None)."""
     if vars(hf).get("hf_quantizer") is None:
         return "", None
-    held: Any = hf.config.to_dict().get(KEY) or {}
-    method = held.get("quant_method", "")
-    bits = 4 if held.get("load_in_4bit") else 8 if held.get("load_in_8bit") else held.get("bits")
+    members: Any = hf.config.to_dict().get(KEY) or {}
+    method = members.get("quant_method", "")
+    bits = 4 if members.get("load_in_4bit") else 8 if members.get("load_in_8bit") else members.get("bits")
     return str(method.value if isinstance(method, enum.Enum) else method), bits
 
 
@@ -152,11 +152,13 @@ def _library(module: nn.Module) -> str:
     return type(module).__module__.partition(".")[0]
 
 
-def _tensors(name: str, held: Any, depth: int = 3) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
+def _tensors(name: str, members: Any, depth: int = 3) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
     """The tensors among the attributes of an object, and of those attributes that belong to the same library."""
-    if isinstance(held, Tensor):
-        yield name, held
-    elif isinstance(held, Mapping):
-        yield from (entry for key, own in sorted(held.items()) for entry in _tensors(f"{name}.{key}", own, depth - 1))
-    elif depth and type(held).__module__.partition(".")[0] == _BITSANDBYTES and not isinstance(held, nn.Module):
-        yield from _tensors(name, vars(held), depth - 1)
+    if isinstance(members, Tensor):
+        yield name, members
+    elif isinstance(members, Mapping):
+        yield from (
+            entry for key, own in sorted(members.items()) for entry in _tensors(f"{name}.{key}", own, depth - 1)
+        )
+    elif depth and type(members).__module__.partition(".")[0] == _BITSANDBYTES and not isinstance(members, nn.Module):
+        yield from _tensors(name, vars(members), depth - 1)

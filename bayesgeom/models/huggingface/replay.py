@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.hooks import Change, Hook, Place, hooked
+from bayesgeom.core.hooks import Change, Hook, SiteLayer, hooked
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
@@ -76,7 +76,7 @@ class PrefixReplay:
         baseline = self.baseline(trials)
         for layer in range(1, spec.n_layers):
             if layer + 1 < spec.n_layers:
-                found, exact = self._entering(baseline, layer), baseline.held[RESID_PRE, layer + 1]
+                found, exact = self._entering(baseline, layer), baseline.stored[RESID_PRE, layer + 1]
             else:
                 found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
             wide = exact.double()
@@ -98,7 +98,7 @@ class PrefixReplay:
             raise _Reached
 
         hook = Hook(part=self.blocks[first + 1], call=stop, kind="pre", with_kwargs=True, is_first=True)
-        skipping = self._from(first, baseline.held[RESID_PRE, first], 1)
+        skipping = self._from(first, baseline.stored[RESID_PRE, first], 1)
         with contextlib.suppress(_Reached), hooked(self.model.module, [hook], by=self.model.spec.name), skipping:
             self.model.logits(baseline.trials)
         (resid,) = found
@@ -110,11 +110,11 @@ class PrefixReplay:
         trials, n = baseline.trials, len(variants)
         self._forms_given()  # runs a pass, so call it before edits are set
         rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
-        hooks: dict[Place, Change] = {}
+        hooks: dict[SiteLayer, Change] = {}
         for place in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
             own = [[edit for edit in variant if (edit.site, edit.layer) == place] for variant in variants]
             hooks[place] = _editing(own, reference)
-        with hooked_sites(self.model, hooks), self._from(first, baseline.held[RESID_PRE, first], n):
+        with hooked_sites(self.model, hooks), self._from(first, baseline.stored[RESID_PRE, first], n):
             logits = self.model.logits(trials.rows(rows))
         by_variant: Tensor = logits.unflatten(0, (n, len(trials)))
         return by_variant

@@ -140,16 +140,16 @@ def _shapes(path: Path) -> Shapes:
     return found
 
 
-def _looped(held: Any, key: str = "") -> Iterator[tuple[str, int]]:
+def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
     """The integers that something loops over, nested configs included, and the lengths of repeated patterns."""
-    if isinstance(held, Mapping):
-        for name, value in held.items():
+    if isinstance(stored, Mapping):
+        for name, value in stored.items():
             yield from _looped(value, name)
-    elif key == _PATTERNS and isinstance(held, list):
-        pairs = [own for own in held if isinstance(own, list) and len(own) == 2]
+    elif key == _PATTERNS and isinstance(stored, list):
+        pairs = [own for own in stored if isinstance(own, list) and len(own) == 2]
         yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
-    elif type(held) is int and _LOOPED.search(key):
-        yield key, held
+    elif type(stored) is int and _LOOPED.search(key):
+        yield key, stored
 
 
 def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

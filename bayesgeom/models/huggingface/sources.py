@@ -74,8 +74,8 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
 
 def _check_index(index: Path, folder: Path | None) -> None:
     """Check the file names of one index; with `folder`, also that the files are there."""
-    held = read_json(index)
-    weight_map = held.get("weight_map") if isinstance(held, dict) else None
+    stored = read_json(index)
+    weight_map = stored.get("weight_map") if isinstance(stored, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointFault(f"{index} has no weight_map from tensor names to files. Save the model again.")
     for name in dict.fromkeys(map(str, weight_map.values())):
@@ -116,11 +116,11 @@ def _is_bare(name: object) -> bool:
     )
 
 
-def _implementations(held: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     """Every attention or experts implementation that a config names, nested configs included."""
-    if not isinstance(held, Mapping):
+    if not isinstance(stored, Mapping):
         return
-    for key, value in held.items():
+    for key, value in stored.items():
         if key.lstrip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             nested = value.items() if isinstance(value, Mapping) else [("", value)]
             yield from ((f"{at}{key}{'.' * bool(part)}{part}", own) for part, own in nested if own is not None)

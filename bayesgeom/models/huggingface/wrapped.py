@@ -73,8 +73,8 @@ def base_of(path: Path) -> tuple[str, str | None]:
             adapter's weights, or these are no safetensors file.
         InvalidArgument: The package peft is not installed.
     """
-    held = read_json(path / ADAPTER)
-    known = held if isinstance(held, Mapping) else {}
+    stored = read_json(path / ADAPTER)
+    known = stored if isinstance(stored, Mapping) else {}
     base, revision = known.get("base_model_name_or_path"), known.get("revision")
     if not isinstance(base, str) or not base:
         raise CheckpointFault(

@@ -31,7 +31,7 @@ class Scratch:
     """Named buffers that grow to the largest requested shape: a new large buffer costs a page fault per 4 KiB."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
         self._made: dict[Hashable, Any] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
@@ -50,11 +50,11 @@ class Scratch:
         return made
 
     def _grown(self, name: str, size: int, like: Tensor) -> Float[Tensor, " size"]:
-        held = self._held.get(name)
-        if held is None or held.numel() < size:
-            held = self._held[name] = like.new_empty(size)
+        stored = self._stored.get(name)
+        if stored is None or stored.numel() < size:
+            stored = self._stored[name] = like.new_empty(size)
             self._made.clear()  # views would keep the smaller buffer alive
-        return held[:size]
+        return stored[:size]
 
 
 @final

@@ -54,14 +54,14 @@ class CarriedReplayer:
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """Run one pass and keep the input of each layer and its state after each position."""
-        held: dict[tuple[Site, int], Tensor] = {}
+        stored: dict[tuple[Site, int], Tensor] = {}
         resid: Tensor = self.module.embed(trials.tokens)
         for layer, block in enumerate(self._blocks()):
-            held[RESID_PRE, layer] = resid
-            held[CARRIED, layer] = states = states_of(block, resid)
+            stored[RESID_PRE, layer] = resid
+            stored[CARRIED, layer] = states = states_of(block, resid)
             resid = resid + states[..., : resid.shape[-1]]
         rows = trials.scored_positions()[0]
-        return Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
+        return Baseline(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
 
     @torch.no_grad()
     def logits(
@@ -76,7 +76,7 @@ class CarriedReplayer:
         (edit,) = variant
         assert isinstance(edit, AtPositions), "a state is edited after one position"
         (at,) = edit.mask.nonzero()[:, 0].tolist()
-        resid, states = (baseline.held[site, edit.layer] for site in (RESID_PRE, CARRIED))
+        resid, states = (baseline.stored[site, edit.layer] for site in (RESID_PRE, CARRIED))
         edited, width = edit.applied(states, reference)[:, at], resid.shape[-1]
         block = self._blocks()[edit.layer]
         written = [states[:, :at, :width], edited[:, None, :width]]

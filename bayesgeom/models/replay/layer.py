@@ -60,7 +60,7 @@ class ReplayLayer:
         for part in scratch.once(key, lambda: self._rooms(resid, n_query, rows is None, n_parts, scratch)):
             normed(resid[part.where], self.config, scratch, out=part.x)
             if rows is not None:
-                torch.index_select(part.x, 1, rows, out=part.asked)
+                torch.index_select(part.x, 1, rows, out=part.query_rows)
             for (weight, bias), (x, out) in zip(self._projections[rows is None], part.products, strict=True):
                 if bias is None:
                     torch.bmm(x, weight, out=out)
@@ -164,7 +164,7 @@ class ReplayLayer:
         for own in out.tensor_split(n_parts):
             n = len(own)
             x = scratch.take("normed", (n, n_pos, resid.shape[2]), resid)
-            asked = x if is_whole else scratch.take("asked", (n, n_query, resid.shape[2]), resid)
+            query_rows = x if is_whole else scratch.take("asked", (n, n_query, resid.shape[2]), resid)
             # Contiguous per head, which is fastest for the products of attention.
             if is_whole:
                 every = scratch.take("qkv", (3 * n_heads, n, n_pos, width), resid)
@@ -174,10 +174,12 @@ class ReplayLayer:
                 q = scratch.take("q", (n_heads, n, n_query, width), resid)
                 both = scratch.take("kv", (2 * n_heads, n, n_pos, width), resid)
                 k, v = both.chunk(2)
-                targets = [(asked, q), (x, both)]
+                targets = [(query_rows, q), (x, both)]
             products = [(of.flatten(0, 1).expand(len(into), -1, -1), into.flatten(1, 2)) for of, into in targets]
             heads = HeadBuffers(q=q, k=k, v=v, out=own, scratch=scratch)
-            rooms.append(_Room(where=slice(start, start + n), x=x, asked=asked, products=products, heads=heads))
+            rooms.append(
+                _Room(where=slice(start, start + n), x=x, query_rows=query_rows, products=products, heads=heads)
+            )
             start += n
         return rooms
 
@@ -257,6 +259,6 @@ class _Room:
 
     where: slice  # rows of the batch
     x: Float[Tensor, "batch pos d_model"]  # normed
-    asked: Float[Tensor, "batch query_pos d_model"]  # the rows of x at query positions
+    query_rows: Float[Tensor, "batch query_pos d_model"]  # the rows of x at query positions
     products: list[tuple[Tensor, Tensor]]  # input and output of each product for q, k and v
     heads: HeadBuffers

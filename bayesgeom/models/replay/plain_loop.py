@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.hooks import Change, Place, hooked, keeping, site_hook
+from bayesgeom.core.hooks import Change, SiteLayer, hooked, keeping, site_hook
 from bayesgeom.core.threads import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
@@ -30,11 +30,11 @@ class PlainLoop:
     @torch.no_grad()
     def baseline(self, trials: Trials) -> Baseline:
         """Run one pass and keep every replayable site at all positions."""
-        held: dict[Place, Tensor] = {}
+        stored: dict[SiteLayer, Tensor] = {}
         places = [(site, layer) for site in STAGES for layer in self.model.layers_of(site)]
-        with hooked_sites(self.model, {place: keeping(held, place) for place in places}):
+        with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
             logits = self.model.logits(trials)
-        return Baseline(trials=trials, rows=trials.scored_positions()[0], held=held, logits=logits)
+        return Baseline(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
 
     @alone("model.module")
     @torch.no_grad()

@@ -22,7 +22,7 @@ class Baseline:
 
     trials: Trials
     rows: Int64[Tensor, " query_pos"]
-    held: Mapping[tuple[Site, int], Float[Tensor, "batch pos *rest"]]
+    stored: Mapping[tuple[Site, int], Float[Tensor, "batch pos *rest"]]
     logits: Float[Tensor, "batch query_pos d_vocab"]
 
 

@@ -53,20 +53,20 @@ class Replay:
         rows = positions[0]
         if not bool((positions == rows).all()):
             raise InvalidArgument("replay needs every sequence to score the same positions.")
-        held: dict[tuple[Site, int], Tensor] = {}
+        stored: dict[tuple[Site, int], Tensor] = {}
         mid_ins: dict[int, Tensor] = {}
         resid = self.module.embedded(tokens)
         for index, layer in enumerate(self._layers):
-            held[RESID_PRE, index] = resid
-            held[Z, index] = layer.z(resid, None, self._scratch).clone()
-            held[ATTN_OUT, index] = layer.attn_out(held[Z, index], self._scratch).clone()
-            held[RESID_MID, index] = resid + held[ATTN_OUT, index]
+            stored[RESID_PRE, index] = resid
+            stored[Z, index] = layer.z(resid, None, self._scratch).clone()
+            stored[ATTN_OUT, index] = layer.attn_out(stored[Z, index], self._scratch).clone()
+            stored[RESID_MID, index] = resid + stored[ATTN_OUT, index]
             # Use the product from which edits of heads start, so that an edit without effect is bit-exact.
-            mid_ins[index] = layer.mid_in(held[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
-            held[MLP_OUT, index] = layer.mlp_out_of(held[RESID_MID, index], mid_ins[index], self._scratch).clone()
-            held[RESID_POST, index] = resid = held[RESID_MID, index] + held[MLP_OUT, index]
+            mid_ins[index] = layer.mid_in(stored[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
+            stored[MLP_OUT, index] = layer.mlp_out_of(stored[RESID_MID, index], mid_ins[index], self._scratch).clone()
+            stored[RESID_POST, index] = resid = stored[RESID_MID, index] + stored[MLP_OUT, index]
         mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
-        baseline = Baseline(trials=trials, rows=rows, held=held, logits=self._logits(resid[:, rows]))
+        baseline = Baseline(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
         self._mid_in_of, self._mid_in = weakref.ref(baseline), mid_ins
         return baseline
 
@@ -97,7 +97,7 @@ class Replay:
         if self._mid_in_of is None or self._mid_in_of() is not baseline:
             self._mid_in_of, self._mid_in = weakref.ref(baseline), {}
         if index not in self._mid_in:
-            mid = baseline.held[RESID_MID, index]
+            mid = baseline.stored[RESID_MID, index]
             if index == self.n_layers - 1:
                 mid = mid.index_select(1, baseline.rows)
             self._mid_in[index] = self._layers[index].mid_in(mid, self._wide_buffer(f"mid_in {index}", mid))
@@ -255,7 +255,7 @@ class _Batch:
         return self.baseline.rows if index == self.replay.n_layers - 1 else None
 
     def _base(self, site: Site, index: int) -> Float[Tensor, "batch pos *rest"]:
-        return self._at(self._rows(index), f"asked of {site.name}", self.baseline.held[site, index])
+        return self._at(self._rows(index), f"asked of {site.name}", self.baseline.stored[site, index])
 
     def _at(
         self, rows: Int64[Tensor, " query_pos"] | None, name: str, values: Float[Tensor, "batch pos *rest"]
@@ -266,7 +266,7 @@ class _Batch:
         return torch.index_select(values, 1, rows, out=out)
 
     def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
-        return self._repeated(site.name, self._base(site, index) if cut else self.baseline.held[site, index])
+        return self._repeated(site.name, self._base(site, index) if cut else self.baseline.stored[site, index])
 
     def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
         """One copy per variant."""

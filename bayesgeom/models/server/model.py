@@ -163,7 +163,7 @@ class ServedModel(Model):
         )
 
 
-def served(address: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> ServedModel:
+def supported(address: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> ServedModel:
     """Return the model at an address.
 
     Args:

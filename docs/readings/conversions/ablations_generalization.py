@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bayesgeom.ablations.report import NO_EFFECT, UNIFORM, AblationReport
-from bayesgeom.experiments.em.arms import BASELINE, EM_LIKE
+from bayesgeom.experiments.em.conditions import BASELINE, EM_LIKE
 from bayesgeom.experiments.em.report import EMReport
 from bayesgeom.generalization.curves import LARGEST_WITHIN
 from bayesgeom.generalization.depth import EARLIER
@@ -54,7 +54,7 @@ def ablation(old: Old) -> AblationReport:
 
 def length(old: Old) -> LengthReport:
     """Return a length report: predictors are the baselines of the errors, the strongest first."""
-    arms = len(old["arms"])
+    models = len(old["arms"])
 
     def curve(name: str, levels: str) -> Estimate:
         return old.estimate(
@@ -70,8 +70,8 @@ def length(old: Old) -> LengthReport:
     n_read = min(n, N_RECORDED) if np.isfinite(old["layer_shift"]).any() else 0
 
     symbols = old.get("effective_memory_symbols", np.zeros(0))
-    has_memory = len(symbols) == arms
-    memory = np.full(arms, np.nan)
+    has_memory = len(symbols) == models
+    memory = np.full(models, np.nan)
     return merged.length(
         {
             "task": old["task"],
@@ -79,7 +79,7 @@ def length(old: Old) -> LengthReport:
             "unit": old["unit"],
             "trained": old["trained"],
             "threshold_bits": old["threshold_bits"],
-            "arms": tuple(old["arms"]),
+            "models": tuple(old["arms"]),
             "position_kinds": tuple(old["position_kinds"]),
             "untrained_positions": tuple(old["untrained"]),
             "weights_hashes": tuple(old["weights_hashes"]),
@@ -167,7 +167,7 @@ def em_experiment(old: Old) -> EMReport:
     own_speed = Baseline.of("baseline", BASELINE, 1.0)
     return EMReport(
         chains=tuple(old["chains"]),
-        arms=tuple(old["arms"]),
+        conditions=tuple(old["arms"]),
         seeds=tuple(old["seeds"]),
         sequences=("trained on", "held out"),
         self_probability=old["self_probability"],

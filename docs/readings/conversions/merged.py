@@ -69,7 +69,7 @@ def length(old: Fields) -> LengthReport:
     pairs = {
         "error_bits": ("kl_bits", "entropy_mae_bits"),
         "whole_error_bits": ("whole_kl_bits", "whole_entropy_mae_bits"),
-        "jump_bits": ("jump_kl_bits", "jump_entropy_mae_bits"),
+        "discontinuity_bits": ("jump_kl_bits", "jump_entropy_mae_bits"),
     }
     rest = without(
         old, "task", "field", "untrained_positions", "position_kinds", *(own for two in pairs.values() for own in two)

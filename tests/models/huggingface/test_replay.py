@@ -28,10 +28,10 @@ class Shifted:
         self.baseline = baseline
 
     def mean(self, site: s.Site, layer: int) -> Tensor:
-        return self.baseline.held[site, layer].mean(dim=0)
+        return self.baseline.stored[site, layer].mean(dim=0)
 
     def donor(self, site: s.Site, layer: int) -> Tensor:
-        return self.baseline.held[site, layer].roll(1, 0)
+        return self.baseline.stored[site, layer].roll(1, 0)
 
 
 def variants(model: HFModel) -> list[list[Edit]]:

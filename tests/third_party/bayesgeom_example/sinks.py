@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import AskedTask, Command, Of, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 
 
 @final
@@ -15,7 +15,7 @@ class Sinks(Command):
     name: ClassVar[str] = "sinks"
 
     source: Of
-    task: AskedTask = None
+    task: TaskOption = None
     n: int = 128
     """Number of sequences."""
     seed: int = 0

@@ -18,7 +18,7 @@ RANDOM = "a random subspace"
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Arms:
+class Conditions:
     """The edits of one kind in one layer; `like` gives device and precision, `points` the spread of coordinates."""
 
     site: Site

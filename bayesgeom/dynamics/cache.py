@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import file_aside, read_safetensors, write_arrays
+from bayesgeom.core.files import atomic_file, read_safetensors, write_arrays
 from bayesgeom.dynamics.measure import Measured
 
 _METHOD = 3  # version of the measurements: increase it when they or their names change
@@ -19,7 +19,7 @@ _METHOD = 3  # version of the measurements: increase it when they or their names
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class SnapshotCache:
     """A cache folder whose file names are hashes of all inputs; without a folder nothing is saved."""
 
     folder: Path | None
@@ -44,8 +44,8 @@ class Shelf:
         if self.folder is None:
             return
         arrays = {name: np.ascontiguousarray(values) for name, values in found.numbers.items()}
-        with file_aside(self._file(weights, last)) as aside:
-            write_arrays(arrays, aside, {"missing": json.dumps(dict(found.missing))})
+        with atomic_file(self._file(weights, last)) as temporary:
+            write_arrays(arrays, temporary, {"missing": json.dumps(dict(found.missing))})
 
     def _file(self, weights: str, last: str) -> Path:
         assert self.folder is not None, "callers check that there is a folder"

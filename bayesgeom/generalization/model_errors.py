@@ -9,8 +9,8 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.generalization.curves import (
     Errors,
     critical_length,
+    discontinuity,
     extrapolation_ratio,
-    jump,
     strongest,
 )
 from bayesgeom.generalization.depth import Depth, Window, depth
@@ -39,7 +39,7 @@ class Setting:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class ModelErrors:
     """The measurements of one model; `depth` is None if its layers cannot be read."""
 
     name: str
@@ -48,27 +48,29 @@ class Arm:
     weights_hash: str
     n_layers: int
     errors: Errors
-    jump_kl: Estimate
-    jump_entropy: Estimate
+    discontinuity_kl: Estimate
+    discontinuity_entropy: Estimate
     critical: Estimate
     ratio: Estimate
     depth: Depth | None
 
 
-def measured(model: Model, setting: Setting, errors: Errors, windows: tuple[Window, Window, Window] | None) -> Arm:
+def measured(
+    model: Model, setting: Setting, errors: Errors, windows: tuple[Window, Window, Window] | None
+) -> ModelErrors:
     """Return all measurements of one model from its errors and residuals."""
     trained, kl = setting.trained, errors.kl_bits
     best = strongest(errors.narrow_kl_bits)  # a wide window is exact within most of a short training length
     shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
-    return Arm(
+    return ModelErrors(
         name=model.spec.name,
         position_kind=position_kind(model),
         untrained_positions=untrained_positions(model, setting.stretch.to(setting.task, trained)),
         weights_hash=model.spec.weights_hash,
         n_layers=model.spec.n_layers,
         errors=errors,
-        jump_kl=jump(kl, errors.at, trained, seed=setting.seed),
-        jump_entropy=jump(errors.entropy_error_bits, errors.at, trained, seed=setting.seed),
+        discontinuity_kl=discontinuity(kl, errors.at, trained, seed=setting.seed),
+        discontinuity_entropy=discontinuity(errors.entropy_error_bits, errors.at, trained, seed=setting.seed),
         critical=critical_length(kl, errors.at, setting.threshold_bits),
         ratio=extrapolation_ratio(kl, errors.at, trained, shortcut, seed=setting.seed),
         depth=None if windows is None else depth(model, windows),

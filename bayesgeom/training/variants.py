@@ -1,9 +1,9 @@
 """Variants of a task's recipe that differ only in positional encoding, to compare them beyond the training length.
 
-All variants `<task>-arm-<kind>` of a task see the same sequences in the same order. `learned` has a table longer than
-the training sequences; its last rows get no gradient and keep their random initialization, or decay. `prior` starts as
-ALiBi and learns slope and exponent of every head; `gaussian` is the fixed prior of exponent 2 with ALiBi's slopes.
-`no-top-attention` is `learned` without attention in the top two layers.
+All variants of a task, `<task>-variant-<kind>`, see the same sequences in the same order. `learned` has a table longer
+than the training sequences; its last rows get no gradient and keep their random initialization, or decay. `prior`
+starts as ALiBi and learns slope and exponent of every head; `gaussian` is the fixed prior of exponent 2 with ALiBi's
+slopes. `no-top-attention` is `learned` without attention in the top two layers.
 
 Tasks are small, so a variant trains in minutes. `hmm` has three hidden states and ten steps. `recall` has four pairs
 and eight filler tokens, learned in two stages as in `training.compared`. In `recall-mixed`, batches alternate between
@@ -94,37 +94,37 @@ TASKS: Mapping[str, tuple[Recipe, ...]] = {
 }
 
 
-def arms(task: str) -> dict[str, Recipe]:
+def variants(task: str) -> dict[str, Recipe]:
     """Return the variants of one task, by name.
 
     Raises:
         UnknownName: The task has no variants.
     """
     if task not in TASKS:
-        raise unknown_name("task with arms", task, TASKS)
+        raise unknown_name("task with variants", task, TASKS)
     made = (_arm(task, kind) for kind in KINDS if task == "hmm" or kind != "no-top-attention")
     return {recipe.name: recipe for recipe in made}
 
 
-def arms_of_kinds(task: str, kinds: Sequence[str] | None) -> list[Recipe]:
+def variants_of_kinds(task: str, kinds: Sequence[str] | None) -> list[Recipe]:
     """Return the variants of one task, of these kinds or of all.
 
     Raises:
         UnknownName: The task has no variant of a kind.
     """
-    known = {name.removeprefix(f"{task}-arm-"): recipe for name, recipe in arms(task).items()}
+    known = {name.removeprefix(f"{task}-variant-"): recipe for name, recipe in variants(task).items()}
     for kind in kinds or ():
         if kind not in known:
-            raise unknown_name(f"arm of {task}", kind, known)
+            raise unknown_name(f"variant of {task}", kind, known)
     return [known[kind] for kind in kinds or known]
 
 
-def all_arms() -> dict[str, Recipe]:
+def all_variants() -> dict[str, Recipe]:
     """Return every variant of every task, by name."""
-    return {name: recipe for task in TASKS for name, recipe in arms(task).items()}
+    return {name: recipe for task in TASKS for name, recipe in variants(task).items()}
 
 
 def _arm(task: str, kind: str) -> Recipe:
     """A task's stages with this kind of positions; the last one has the name of the variant."""
     sizes = {"architecture": "transformer", **_SHAPES[task], **KINDS[kind]}
-    return staged(TASKS[task], f"arm-{kind}", sizes)
+    return staged(TASKS[task], f"variant-{kind}", sizes)

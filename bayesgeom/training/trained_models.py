@@ -7,12 +7,12 @@ from typing import final
 
 from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import apart
-from bayesgeom.core.progress import kept_in
+from bayesgeom.core.progress import progress_in
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.resolve import from_checkpoint
-from bayesgeom.models.shelf import checkpoints
 from bayesgeom.training.loop import RECIPE, Pace, check_run, run_precision, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
@@ -42,7 +42,7 @@ class Plan:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class TrainedModels:
     """A folder of runs, in which missing models are trained if `train_missing`.
 
     A named checkpoint is preferred to a run of that name, unless `is_run_first`, for callers that need the run's log.
@@ -92,7 +92,7 @@ class Kept:
         """Return the model of this recipe, trained first if it is missing. Errors are those of `plan`."""
         if recipe in self.plan([recipe]).to_train:
             out = self.runs / recipe.name
-            with kept_in(out):
+            with progress_in(out):
                 module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
             publish(recipe, module, out / FINISHED, precision=run_precision(recipe, out, "auto"))
         return from_checkpoint(replace(load_checkpoint(self.path(recipe)), name=recipe.name))

@@ -17,7 +17,7 @@ Steps = Sequence[int]
 
 @final
 @dataclass(frozen=True)
-class Crossing:
+class ThresholdStep:
     """The first snapshot at which a condition holds, and the one before: the change lies between them.
 
     `step` is NaN if the condition never holds; `before` is NaN if it is unknown.
@@ -27,23 +27,23 @@ class Crossing:
     before: float
 
 
-NEVER = Crossing(float("nan"), float("nan"))
+NEVER = ThresholdStep(float("nan"), float("nan"))
 
 
-def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> Crossing:
+def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> ThresholdStep:
     """Return the first snapshot at which a condition holds; `NEVER` if it never holds, or holds from the start.
 
     Example:
         >>> reached((0, 10, 20, 40), np.array([False, False, True, False]))
-        Crossing(step=20.0, before=10.0)
+        ThresholdStep(step=20.0, before=10.0)
     """
     found = np.flatnonzero(holds)
     if len(found) == 0 or found[0] == 0:
         return NEVER
-    return Crossing(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
+    return ThresholdStep(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
 
 
-def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: bool) -> Crossing:
+def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: bool) -> ThresholdStep:
     """Return the first snapshot after which a distance stays at most a tenth of its first value.
 
     Args:
@@ -57,16 +57,16 @@ def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: 
 
     Example:
         >>> settled((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]), counts_last=True)
-        Crossing(step=40.0, before=20.0)
+        ThresholdStep(step=40.0, before=20.0)
     """
     outside = np.flatnonzero(~(distance[: None if counts_last else -1] <= SETTLED * distance[0]))
     if len(outside) == 0:
         return NEVER
     at = int(outside[-1])
     is_open = at + (1 if counts_last else 2) == len(steps)
-    return Crossing(step=float("nan") if is_open else float(steps[at + 1]), before=float(max(steps[at], 1)))
+    return ThresholdStep(step=float("nan") if is_open else float(steps[at + 1]), before=float(max(steps[at], 1)))
 
 
-def times_later(later: Crossing, earlier: Crossing) -> tuple[float, float, float]:
+def times_later(later: ThresholdStep, earlier: ThresholdStep) -> tuple[float, float, float]:
     """Return the ratio of two steps, with the bounds that the spacing of snapshots allows."""
     return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before

@@ -1,7 +1,7 @@
-"""The arms of the comparison, which differ only in step sizes, and one training of all of them.
+"""The conditions of the comparison, which differ only in step sizes, and one training of all of them.
 
-The EM-like arm uses a tenfold step for the values. Its controls use the tenfold step for everything, for the output
-alone or for the routing alone: an effect that they share is not due to the values.
+The EM-like condition uses a tenfold step for the values. Its controls use the tenfold step for everything, for the
+output alone or for the routing alone: an effect that they share is not due to the values.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _DATA, _HELD_OUT, _INIT = 0, 1, 2  # branches of a seed
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class Condition:
     """A name, and the matrices that take the larger step."""
 
     name: str
@@ -35,12 +35,12 @@ class Arm:
 
 
 BASELINE, EM_LIKE = "SGD 0.01", "EM-like: 0.1 on W_V"
-ARMS = (
-    Arm(name=BASELINE, larger=frozenset()),
-    Arm(name=EM_LIKE, larger=frozenset({"W_V"})),
-    Arm(name="SGD 0.1", larger=frozenset(MATRICES)),
-    Arm(name="0.1 on W_O", larger=frozenset({"W_O"})),
-    Arm(name="0.1 on W_Q and W_K", larger=frozenset({"W_Q", "W_K"})),
+CONDITIONS = (
+    Condition(name=BASELINE, larger=frozenset()),
+    Condition(name=EM_LIKE, larger=frozenset({"W_V"})),
+    Condition(name="SGD 0.1", larger=frozenset(MATRICES)),
+    Condition(name="0.1 on W_O", larger=frozenset({"W_O"})),
+    Condition(name="0.1 on W_Q and W_K", larger=frozenset({"W_Q", "W_K"})),
 )
 
 
@@ -49,11 +49,11 @@ ARMS = (
 class Curves:
     """Losses of one seed (nats), before every update and after the last; held-out losses at recorded steps only."""
 
-    loss: Float[np.ndarray, "arm step"]
-    held_out: Float[np.ndarray, "arm record"]
-    entropy: Float[np.ndarray, " arm"]
-    accuracy: Float[np.ndarray, " arm"]
-    held_out_accuracy: Float[np.ndarray, " arm"]
+    loss: Float[np.ndarray, "condition step"]
+    held_out: Float[np.ndarray, "condition record"]
+    entropy: Float[np.ndarray, " condition"]
+    accuracy: Float[np.ndarray, " condition"]
+    held_out_accuracy: Float[np.ndarray, " condition"]
     floors: tuple[float, float]  # loss of the exact filter on the two sequences
 
 
@@ -65,7 +65,7 @@ def recorded_steps(steps: int, every: int) -> list[int]:
 def learned(
     chain: StickyChain, *, seed: int, steps: int, length: int, every: int, tick: Callable[[], object]
 ) -> Curves:
-    """Train all arms from the same initial weights on one sequence; `tick` is called after every step.
+    """Train all conditions from the same initial weights on one sequence; `tick` is called after every step.
 
     Raises:
         InvalidArgument: `steps` or `every` is below 1.
@@ -73,29 +73,31 @@ def learned(
     """
     if steps < 1 or every < 1:
         raise InvalidArgument(f"steps and every must be at least 1; got {steps} and {every}.")
-    data, held = (chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT))
+    data, held_out_value = (
+        chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT)
+    )
     start = initial_weights(chain.d_input, chain.n_symbols, seed=derived_seed(seed, _INIT))
-    weights = {name: matrix.expand(len(ARMS), -1, -1).clone() for name, matrix in start.items()}
-    rates = {name: torch.tensor([arm.rate(name) for arm in ARMS])[:, None, None] for name in MATRICES}
+    weights = {name: matrix.expand(len(CONDITIONS), -1, -1).clone() for name, matrix in start.items()}
+    rates = {name: torch.tensor([condition.rate(name) for condition in CONDITIONS])[:, None, None] for name in MATRICES}
     due, losses, held_out = set(recorded_steps(steps, every)), [], []
     for step in range(steps):
         if step in due:
-            held_out.append(_scored(weights, held))
+            held_out.append(_scored(weights, held_out_value))
         now, gradients = outcome_and_gradients(weights, data.inputs.float(), data.symbols)
         losses.append(now.loss_nats)
         weights = {name: matrix - rates[name] * gradients[name] for name, matrix in weights.items()}
         tick()
-    last, elsewhere = _scored(weights, data), _scored(weights, held)
+    last, elsewhere = _scored(weights, data), _scored(weights, held_out_value)
     loss = torch.stack([*losses, last.loss_nats], dim=1).double().numpy()
     if not np.isfinite(loss).all():
-        raise NonFinite(f"the loss of an arm is not finite with seed {seed}; use fewer steps.")
+        raise NonFinite(f"the loss of a condition is not finite with seed {seed}; use fewer steps.")
     return Curves(
         loss=loss,
         held_out=torch.stack([*(o.loss_nats for o in held_out), elsewhere.loss_nats], dim=1).double().numpy(),
         entropy=last.entropy_nats.double().numpy(),
         accuracy=last.accuracy.double().numpy(),
         held_out_accuracy=elsewhere.accuracy.double().numpy(),
-        floors=(data.floor_nats, held.floor_nats),
+        floors=(data.floor_nats, held_out_value.floor_nats),
     )
 
 
@@ -116,6 +118,6 @@ def _scored(weights: Weights, on: Sequence) -> Outcome:
     return outcome(weights, on.inputs.float(), on.symbols)
 
 
-def describe_arms() -> Mapping[str, Mapping[str, float]]:
-    """Return the step sizes of every arm by matrix, for the report's provenance."""
-    return {arm.name: {name: arm.rate(name) for name in MATRICES} for arm in ARMS}
+def describe_conditions() -> Mapping[str, Mapping[str, float]]:
+    """Return the step sizes of every condition by matrix, for the report's provenance."""
+    return {condition.name: {name: condition.rate(name) for name in MATRICES} for condition in CONDITIONS}

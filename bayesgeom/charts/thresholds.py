@@ -1,4 +1,4 @@
-"""Marks to pass: one row per mark, what was measured with its interval, where the mark lies, what baselines score."""
+"""Measured values and thresholds: one row each, with the interval, the threshold and the scores of baselines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,19 +16,21 @@ _SYMBOLS = ("diamond-open", "x-thin-open", "square-open")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What is drawn, row by row from top to bottom."""
+    """The values to draw, row by row from top to bottom."""
 
     labels: tuple[str, ...]
     values: Float[np.ndarray, " row"]
     lo: Float[np.ndarray, " row"]
     hi: Float[np.ndarray, " row"]
-    marks: Float[np.ndarray, " row"]
+    thresholds: Float[np.ndarray, " row"]
     baselines: Mapping[str, Float[np.ndarray, " row"]]
-    mark: str = "mark to pass"
+    threshold_name: str = "threshold"
 
 
-def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: str, limits: tuple[float, float]) -> None:
-    """The rows; what lies outside of `limits` is drawn at their edge, and told when pointed at."""
+def add_thresholds(
+    figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: str, limits: tuple[float, float]
+) -> None:
+    """Draw the rows; values outside of `limits` are drawn at their edge, and shown on hover."""
 
     def points(values: Float[np.ndarray, " row"], name: str, **marker: object) -> go.Scatter:
         return go.Scatter(
@@ -50,7 +52,10 @@ def add_marks(figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: st
         "arrayminus": values - lo,
         "thickness": 1.4,
     }
-    traces = [measured, points(rows.marks, rows.mark, color=EXACT, symbol="line-ns-open", size=22, line_width=2)]
+    traces = [
+        measured,
+        points(rows.thresholds, rows.threshold_name, color=EXACT, symbol="line-ns-open", size=22, line_width=2),
+    ]
     for (name, level), symbol in zip(rows.baselines.items(), _SYMBOLS, strict=False):
         if np.isfinite(level).any():
             traces.append(points(level, f"baseline: {name}", color=BASELINE, symbol=symbol, size=10, line_width=2))

@@ -14,7 +14,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import _here, put_all_back
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.shelf import checkpoints
+from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.training.formation import pack
 from bayesgeom.training.packed import formations, read_formation
 from tests.models.test_checkpoint import saved
@@ -86,9 +86,9 @@ def test_a_shelf_that_cannot_be_listed_is_one_sentence(
 
 def moved_away(path: Path) -> Path:
     """What a kill between the two renames of a replacement leaves: the old directory under a temporary name."""
-    former = path.with_name(f".{path.name}.{_here()}-{DEAD}-abcd1234.aside.former")
+    former = path.with_name(f".{path.name}.{_here()}-{DEAD}-abcd1234.tmp.former")
     path.rename(former)
-    half = path.with_name(f".{path.name}.{_here()}-{DEAD}-abcd1234.aside")
+    half = path.with_name(f".{path.name}.{_here()}-{DEAD}-abcd1234.tmp")
     half.mkdir(exist_ok=True)
     (half / "config.json").write_text("{")
     return former
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_a_kill_moved_away_is_put_back(
             assert main(["checkpoints"]) == 0
             out = capsys.readouterr().out
             assert f"  weights {before}" in out.split("m-locked\n")[1].splitlines()[2]
-            assert ".aside" not in out and "error" not in out
+            assert ".tmp" not in out and "error" not in out
         case "folder":
             put_all_back(shelf)
     assert not former.exists() and (shelf / "m-locked" / "config.json").is_file()
@@ -124,7 +124,7 @@ def test_a_finished_checkpoint_of_a_run_is_put_back(tmp_path: Path) -> None:
 
 
 def test_what_a_living_process_moved_away_stays_there(shelf: Path) -> None:
-    former = shelf / f".m-locked.{_here()}-{os.getpid()}-abcd1234.aside.former"
+    former = shelf / f".m-locked.{_here()}-{os.getpid()}-abcd1234.tmp.former"
     (shelf / "m-locked").rename(former)
     assert list(checkpoints()) == ["a-first", "z-last"]
     assert former.exists()

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from bayesgeom.stats.crossings import NEVER, Crossing, reached, settled, times_later
+from bayesgeom.stats.threshold_steps import NEVER, ThresholdStep, reached, settled, times_later
 
 STEPS = (0, 10, 20, 40, 80)
 
@@ -17,15 +17,15 @@ def test_settling_equals_a_search_over_snapshots(rng: np.random.Generator, count
         found = settled(STEPS, distance, counts_last=counts_last)
         if any(stays):
             at = stays.index(True)
-            assert found == Crossing(STEPS[at], max(STEPS[at - 1], 1))
+            assert found == ThresholdStep(STEPS[at], max(STEPS[at - 1], 1))
         else:
             assert math.isnan(found.step) and found.before == max(known[-1], 1)
 
 
 def test_reached_is_the_first_time_and_settled_the_last() -> None:
     curve = np.array([1.0, 0.05, 0.5, 0.08, 0.0])
-    assert reached(STEPS, curve <= 0.1) == Crossing(10.0, 1.0)
-    assert settled(STEPS, curve, counts_last=True) == Crossing(40.0, 20.0)
+    assert reached(STEPS, curve <= 0.1) == ThresholdStep(10.0, 1.0)
+    assert settled(STEPS, curve, counts_last=True) == ThresholdStep(40.0, 20.0)
 
 
 def test_what_holds_from_the_start_or_never_has_no_moment() -> None:
@@ -35,4 +35,4 @@ def test_what_holds_from_the_start_or_never_has_no_moment() -> None:
 
 
 def test_the_spacing_of_snapshots_bounds_the_ratio() -> None:
-    assert times_later(Crossing(40.0, 20.0), Crossing(10.0, 5.0)) == (4.0, 2.0, 8.0)
+    assert times_later(ThresholdStep(40.0, 20.0), ThresholdStep(10.0, 5.0)) == (4.0, 2.0, 8.0)

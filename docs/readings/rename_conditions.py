@@ -1,0 +1,76 @@
+"""Rename fields and names of committed reports of the length and the step-size experiment; no number changes.
+
+Run once, from the root of the repository:
+
+    python docs/readings/rename_conditions.py
+
+Reports of `length` name their models in `models`, which was `arms`, and store `discontinuity_bits`, which was
+`jump_bits`. Reports of `em_experiment` name their conditions in `conditions`, which was `arms`. Recipes that differ in
+positions alone are named `hmm-variant-rotary`, which was `hmm-arm-rotary`. Arrays are written as they were read.
+`convert_fields.py` makes the tables of metrics again. A report without these names is left as it is, so running the
+script again does nothing.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT)]
+
+from bayesgeom.core.files import atomic_directory
+from bayesgeom.results import storage
+from bayesgeom.results.storage import ARRAYS, JSON
+
+FIELDS = {
+    "length": {"arms": "models", "jump_bits": "discontinuity_bits"},
+    "em_experiment": {"arms": "conditions"},
+}
+IN_PROVENANCE = {"arms": "conditions"}
+RECIPE, NEW_RECIPE = "-arm-", "-variant-"
+
+
+def renamed(value: Any, keys: dict[str, str]) -> Any:
+    """Return nested values with renamed keys, and with renamed recipes in all texts."""
+    if isinstance(value, dict):
+        return {keys.get(key, key): renamed(item, keys) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(renamed(item, keys) for item in value)
+    return value.replace(RECIPE, NEW_RECIPE) if isinstance(value, str) else value
+
+
+def renamed_arrays(arrays: dict[str, np.ndarray], keys: dict[str, str]) -> dict[str, np.ndarray]:
+    """Return arrays by their renamed fields; an estimate has several arrays, named `field.value`, `field.0.value`, …"""
+    parts = {name: name.split(".", maxsplit=1) for name in arrays}
+    return {".".join([keys.get(own[0], own[0]), *own[1:]]): arrays[name] for name, own in parts.items()}
+
+
+def convert(folder: Path) -> bool:
+    """Convert the reports of one folder; returns whether anything changed."""
+    parts, extra = storage.read(folder)
+    new = {
+        kind: (renamed(scalars, FIELDS.get(kind, {})), renamed_arrays(arrays, FIELDS.get(kind, {})))
+        for kind, (scalars, arrays) in parts.items()
+    }
+    new_extra = renamed(extra, IN_PROVENANCE)
+    if new_extra == extra and all(new[kind][0] == parts[kind][0] for kind in parts):
+        return False
+    with atomic_directory(folder) as temporary:
+        for other in (path for path in folder.iterdir() if path.name not in (JSON, ARRAYS)):
+            shutil.copy2(other, temporary)
+        storage.write(temporary, new, new_extra)
+    return True
+
+
+def main() -> None:
+    """Convert every committed report and say which ones changed."""
+    for path in sorted(ROOT.glob(f"docs/readings/**/{JSON}")):
+        if convert(path.parent):
+            print(path.parent.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
