@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.run import intervene as intervene
     from bayesgeom.interventions.run import write_strength as write_strength
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
-    from bayesgeom.models.checkpoint_folder import checkpoints as checkpoints
+    from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
@@ -66,7 +66,7 @@ _HOMES = {
     "as_model": "bayesgeom.models.resolve",
     "capacity_matched": "bayesgeom.models.capacity",
     "capture": "bayesgeom.diagnosis.recording",
-    "checkpoints": "bayesgeom.models.checkpoint_folder",
+    "checkpoints": "bayesgeom.models.named_checkpoints",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",

@@ -29,7 +29,7 @@ import bayesgeom
 from bayesgeom.commands.base import Command, Machines, Source
 from bayesgeom.comparison.report import ComparisonReport
 from bayesgeom.core.plugins import discover
-from bayesgeom.models.checkpoint_folder import checkpoints
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.base import Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.structure.source import ROOT, assert_none, package_sources

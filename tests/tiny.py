@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.models.checkpoint_folder import FOLDER_VARIABLE
+from bayesgeom.models.named_checkpoints import FOLDER_VARIABLE
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.training.formation import pack
 from bayesgeom.training.recipe import Recipe

@@ -28,8 +28,8 @@ class Checkpoints(Command):
                 tell(f"{folder}: {seal(folder)}")
             return 0
         from bayesgeom.core.files import is_temporary
-        from bayesgeom.models.checkpoint_folder import checkpoint_folder, checkpoints
         from bayesgeom.models.description import WEIGHTS
+        from bayesgeom.models.named_checkpoints import checkpoint_folder, checkpoints
         from bayesgeom.training.packed import formations
 
         found, packed = checkpoints(), formations()

@@ -16,7 +16,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint_folder import checkpoints
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance

@@ -11,9 +11,9 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.description import CONFIG, read_description
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths

@@ -20,13 +20,13 @@ from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.budget import check_memory_gib
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
-from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.config import architectures
 from bayesgeom.models.description import CONFIG, OURS, WEIGHTS
 from bayesgeom.models.disk.manifest import is_capture
 from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.huggingface.gguf_file import gguf_in
 from bayesgeom.models.huggingface.wrapped import is_adapter, unwrapped
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba

@@ -6,8 +6,8 @@ from typing import Any
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
-from bayesgeom.models.checkpoint_folder import checkpoint_folder
 from bayesgeom.models.description import check_hashed, check_numbered
+from bayesgeom.models.named_checkpoints import checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal, final
 
 from bayesgeom.core.files import RUNS
-from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.duration import as_duration, typical_seconds
 from bayesgeom.training.loop import BEFORE, RECIPE

@@ -21,7 +21,7 @@ from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.engines.executor import Batch
-from bayesgeom.models.checkpoint_folder import checkpoints
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.models import checkpoint_folder as folder_module
-from bayesgeom.models import resolve
+from bayesgeom.models import named_checkpoints, resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.checkpoint_folder import checkpoint_folder, checkpoints
+from bayesgeom.models.named_checkpoints import checkpoint_folder, checkpoints
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model, as_task, check_device, load, task_of
 from bayesgeom.tasks.bijection import Bijection
@@ -59,7 +58,7 @@ def test_a_folder_beside_an_installed_package_is_somebody_elses(
     is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
-    monkeypatch.setattr(checkpoint_folder, "_PACKAGE", tmp_path / "bayesgeom")
+    monkeypatch.setattr(named_checkpoints, "_PACKAGE", tmp_path / "bayesgeom")
     assert checkpoint_folder() == tmp_path / "bayesgeom" / "_checkpoints"
     (tmp_path / "checkpoints").mkdir()
     if is_checkout:

@@ -10,8 +10,8 @@ import torch
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.checkpoint_folder import checkpoints
 from bayesgeom.models.description import read_description
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
