@@ -356,7 +356,7 @@ class Intervention:
         originals, donors = (replayer.baseline(trials) for trials in both)
         mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)
         return {
-            at: _outside_share(originals.stored[site, at], donors.held_out[site, at], mask, subspaces[at])
+            at: _outside_share(originals.stored[site, at], donors.stored[site, at], mask, subspaces[at])
             for at in subspaces
         }
 
