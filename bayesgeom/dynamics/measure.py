@@ -112,9 +112,9 @@ def reference_of(bench: Bench, run: Run) -> Reference:
     """Return the reference for the other snapshots from a pass of the last one."""
     patterns = None
     if PATTERN in run.recorded:
-        held_out = run.at(PATTERN)
-        each = held_out[:, :1].numel() * held_out.element_size()
-        patterns = held_out[:, : max(1, PATTERN_BYTES // each)].clone()
+        recorded = run.at(PATTERN)
+        each = recorded[:, :1].numel() * recorded.element_size()
+        patterns = recorded[:, : max(1, PATTERN_BYTES // each)].clone()
     points, entropy = _cloud(run)
     axes = cloud_statistics(points.flatten(0, 1), _scale(run, bench, len(points))).axes[:, :2].cpu()
     first = (points.flatten(0, 1).double().cpu() @ axes)[:, 0].numpy()

@@ -61,9 +61,9 @@ class Eraser(Fit):
     ) -> Subspace:
         if not self.given:
             return self._of(points, values)
-        held_out = sample.confounds(self.given)
-        other = leace_subspace(f"{' and '.join(self.given)}", JointMoments.of(points, held_out))
-        own = self._of(without(points, other), _residual(self.label, values, held_out))
+        confounds = sample.confounds(self.given)
+        other = leace_subspace(f"{' and '.join(self.given)}", JointMoments.of(points, confounds))
+        own = self._of(without(points, other), _residual(self.label, values, confounds))
         # Coordinates are read after the confounds are erased: D ← (1 − P)ᵀ D.
         dual = own.reads - other.reads @ (other.basis.T @ own.reads)
         return Subspace(self.label, own.basis, dual)
@@ -132,10 +132,10 @@ def checked_points(sample: Sample, layer: int, label: str) -> Float64[Tensor, "p
 
 
 def _residual(
-    label: str, values: Float64[Tensor, "point component"], held_out: Float64[Tensor, "point column"]
+    label: str, values: Float64[Tensor, "point component"], confounds: Float64[Tensor, "point column"]
 ) -> Float64[Tensor, "point component"]:
     """Return the quantity minus its best linear prediction; raise if nothing is left."""
-    y, x = values - values.mean(dim=0), held_out - held_out.mean(dim=0)
+    y, x = values - values.mean(dim=0), confounds - confounds.mean(dim=0)
     left: Tensor = y - x @ (torch.linalg.pinv(x.T @ x, rtol=1e-9) @ (x.T @ y))
     if float(left.square().sum()) <= 1e-6 * float(y.square().sum()):
         raise InvalidArgument(

@@ -73,21 +73,19 @@ def learned(
     """
     if steps < 1 or every < 1:
         raise InvalidArgument(f"steps and every must be at least 1; got {steps} and {every}.")
-    data, held_out_value = (
-        chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT)
-    )
+    data, unseen = (chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT))
     start = initial_weights(chain.d_input, chain.n_symbols, seed=derived_seed(seed, _INIT))
     weights = {name: matrix.expand(len(CONDITIONS), -1, -1).clone() for name, matrix in start.items()}
     rates = {name: torch.tensor([condition.rate(name) for condition in CONDITIONS])[:, None, None] for name in MATRICES}
     due, losses, held_out = set(recorded_steps(steps, every)), [], []
     for step in range(steps):
         if step in due:
-            held_out.append(_scored(weights, held_out_value))
+            held_out.append(_scored(weights, unseen))
         now, gradients = outcome_and_gradients(weights, data.inputs.float(), data.symbols)
         losses.append(now.loss_nats)
         weights = {name: matrix - rates[name] * gradients[name] for name, matrix in weights.items()}
         tick()
-    last, elsewhere = _scored(weights, data), _scored(weights, held_out_value)
+    last, elsewhere = _scored(weights, data), _scored(weights, unseen)
     loss = torch.stack([*losses, last.loss_nats], dim=1).double().numpy()
     if not np.isfinite(loss).all():
         raise NonFinite(f"the loss of a condition is not finite with seed {seed}; use fewer steps.")
@@ -97,7 +95,7 @@ def learned(
         entropy=last.entropy_nats.double().numpy(),
         accuracy=last.accuracy.double().numpy(),
         held_out_accuracy=elsewhere.accuracy.double().numpy(),
-        floors=(data.floor_nats, held_out_value.floor_nats),
+        floors=(data.floor_nats, unseen.floor_nats),
     )
 
 

@@ -111,8 +111,8 @@ class EMReport(Report):
 
         found = (self.chains, *self.loss_bits_by_step, self.floor_bits)
         chains = [
-            ChainCurves(chain=chain, trained_on=trained, held_out=held_out_value, floor=float(floor))
-            for chain, trained, held_out_value, floor in zip(*found, strict=True)
+            ChainCurves(chain=chain, trained_on=trained, held_out=held_out, floor=float(floor))
+            for chain, trained, held_out, floor in zip(*found, strict=True)
         ]
         speeds = (self.speedup[TRAINED, 0], self.speedup[HELD_OUT, 0])
         return em_figure(self.title, self.conditions, self.recorded_steps, chains, speeds)
@@ -135,16 +135,16 @@ class EMReport(Report):
         return "\n".join([floor, *aligned(rows)])
 
     def _row(self, chain: int, condition: int) -> tuple[str, ...]:
-        at, held_out_value = (TRAINED, chain, condition), (HELD_OUT, chain, condition)
+        at, at_held_out = (TRAINED, chain, condition), (HELD_OUT, chain, condition)
         low, high = self.final_loss_bits.ends
         return (
             self.conditions[condition],
             number_text(self.final_loss_nats[at]),
             number_text(self.final_loss_bits.value[at], is_exact=True),
             interval_text(low[at], high[at]),
-            number_text(self.final_loss_bits.value[held_out_value]),
+            number_text(self.final_loss_bits.value[at_held_out]),
             *self._times(at),
-            *self._times(held_out_value),
+            *self._times(at_held_out),
         )
 
     def _times(self, at: tuple[int, int, int]) -> tuple[str, str]:
@@ -160,12 +160,12 @@ def em_report(
 ) -> EMReport:
     """Return the report on the curves of every chain and seed; `recorded` are the steps of held-out losses."""
     at = np.asarray(recorded)
-    loss, held_out_value = (_stacked(curves, lambda c: c.loss), _stacked(curves, lambda c: c.held_out))
-    loss, held_out_value = loss / NATS_PER_BIT, held_out_value / NATS_PER_BIT  # chain seed condition step
-    last, every_step = np.stack([loss[..., -1], held_out_value[..., -1]]), np.arange(loss.shape[-1])
+    loss, held_out = (_stacked(curves, lambda c: c.loss), _stacked(curves, lambda c: c.held_out))
+    loss, held_out = loss / NATS_PER_BIT, held_out / NATS_PER_BIT  # chain seed condition step
+    last, every_step = np.stack([loss[..., -1], held_out[..., -1]]), np.arange(loss.shape[-1])
     accuracies = _stacked(curves, lambda c: c.accuracy), _stacked(curves, lambda c: c.held_out_accuracy)
     trained = _steps_to(loss, every_step, last[TRAINED, :, :, _BASE])
-    elsewhere = _steps_to(held_out_value, at, last[HELD_OUT, :, :, _BASE])
+    elsewhere = _steps_to(held_out, at, last[HELD_OUT, :, :, _BASE])
     mean_of_base = np.repeat(last[TRAINED, :, :, _BASE].mean(axis=1, keepdims=True), len(seeds), axis=1)
     rate = np.array([chain.entropy_rate_nats() for chain in chains])
     return EMReport(
@@ -177,7 +177,7 @@ def em_report(
         floor_bits=rate / NATS_PER_BIT,
         filter_bits=np.array([[c.floors for c in of] for of in curves]).mean(axis=1).T / NATS_PER_BIT,
         final_loss_bits=_mean(last),
-        best_held_out_bits=_mean(held_out_value.min(axis=-1)),
+        best_held_out_bits=_mean(held_out.min(axis=-1)),
         final_entropy_bits=_stacked(curves, lambda c: c.entropy).mean(axis=1) / NATS_PER_BIT,
         accuracy=np.stack([own.mean(axis=1) for own in accuracies]),
         em_margin_bits=_mean(last - last[..., _EM : _EM + 1], Baseline.of("baseline", EM_LIKE, 0.0)),
@@ -185,7 +185,7 @@ def em_report(
         reached=np.stack([np.isfinite(took).sum(axis=1) for took in (trained, elsewhere)]),
         speedup_authors=_speedup(every_step[-1] / _steps_to(loss, every_step, mean_of_base)),
         recorded_steps=at,
-        loss_bits_by_step=np.stack([loss[..., at].swapaxes(1, 2), held_out_value.swapaxes(1, 2)]),
+        loss_bits_by_step=np.stack([loss[..., at].swapaxes(1, 2), held_out.swapaxes(1, 2)]),
         n=len(seeds),
     )
 
