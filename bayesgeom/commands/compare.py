@@ -37,12 +37,14 @@ class Compare(Command):
     """Directory where missing models are trained and saved."""
     from_report: Path | None = None
     """A saved comparison: recompute its baselines and verdicts by the current rules. No model is scored."""
+    rows_of: Path | None = None
+    """A saved comparison on the same sequences: add its rows for trainings that are no longer there."""
     out: Path | None = None
     """Directory for the report."""
     machines: On = HERE
 
     def __call__(self) -> int:
-        from bayesgeom.comparison.again import restated
+        from bayesgeom.comparison.again import restated, with_rows_of
         from bayesgeom.comparison.report import ComparisonReport
         from bayesgeom.comparison.run import compare, plan_comparison
         from bayesgeom.results.diagnosis import Diagnosis
@@ -66,4 +68,5 @@ class Compare(Command):
                 train_missing=not self.only_existing,
                 executor=executor,
             )
-        return conclude(Diagnosis.of(report), self.out, report.table())
+        diagnosis = Diagnosis.of(report) if self.rows_of is None else with_rows_of(self.rows_of, report)
+        return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())

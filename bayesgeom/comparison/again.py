@@ -1,17 +1,36 @@
-"""Recompute the verdicts of a saved comparison by the current rules, from its tasks but without its models."""
+"""Use a saved comparison without its models: restate its verdicts by the current rules, or add its rows to another."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, stated, task_baselines, verdict_on
-from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimators import stacked
 from bayesgeom.results.report import with_provenance
+from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST
 from bayesgeom.training.scores import levels
+
+_TEXTS = (
+    "checkpoints",
+    "task_of",
+    "architecture_of",
+    "is_check",
+    "verdicts",
+    "published",
+    "standings",
+    "targets",
+    "rate_search",
+    "weights_hashes",
+)
+_ESTIMATES = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_known", "memory_symbols")
 
 
 def restated(path: Path) -> Diagnosis:
@@ -26,10 +45,11 @@ def restated(path: Path) -> Diagnosis:
         OutputFault: The directory holds no readable comparison.
     """
     diagnosis = Diagnosis.load(path)
-    old = diagnosis.reports.get(ComparisonReport.name)
-    if not isinstance(old, ComparisonReport):
-        raise OutputFault(f"{path} holds no report of `bayesgeom compare`; it holds {', '.join(diagnosis)}.")
-    arguments = diagnosis.provenance["arguments"]
+    return _restated(_comparison(diagnosis, path), diagnosis.provenance)
+
+
+def _restated(old: ComparisonReport, provenance: Mapping[str, Any]) -> Diagnosis:
+    arguments = provenance["arguments"]
     rows = zip(old.task_of, old.architecture_of, old.checkpoints, old.is_check, strict=True)
     cells = [_cell(*row) for row in rows]
     tasks = {own.task: own.recipe.task for own in cells}
@@ -49,10 +69,75 @@ def restated(path: Path) -> Diagnosis:
         kl_bits=Estimate.of(old.kl_bits.value, old.kl_bits.ends, n=old.kl_bits.n, baselines=baselines),
         window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )
-    return Diagnosis.of(with_provenance(report, diagnosis.provenance))
+    return Diagnosis.of(with_provenance(report, provenance))
+
+
+def _comparison(diagnosis: Diagnosis, path: Path) -> ComparisonReport:
+    report = diagnosis.reports.get(ComparisonReport.name)
+    if not isinstance(report, ComparisonReport):
+        raise OutputFault(f"{path} holds no report of `bayesgeom compare`; it holds {', '.join(diagnosis)}.")
+    return report
 
 
 def _cell(task: str, architecture: str, checkpoint: str, is_check: bool) -> Cell:
     """Return the cell of a row; its seed is read from the checkpoint's name."""
+    return cell(task, architecture, seed=_seed(checkpoint), is_check=is_check)
+
+
+def _seed(checkpoint: str) -> int:
+    """Return the seed that a checkpoint's name states; 0 if it states none."""
     _, has_seed, after = checkpoint.partition("-seed")
-    return cell(task, architecture, seed=int(after.split("-")[0]) if has_seed else 0, is_check=is_check)
+    return int(after.split("-")[0]) if has_seed else 0
+
+
+def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
+    """Return a comparison with the rows of a saved one for models that the new one lacks, and verdicts on all of them.
+
+    It serves for trainings whose weights are no longer there, such as seeds that do not ship. Scores and effective
+    memory of both keep their values. Terms, baselines and verdicts are recomputed as by `restated`.
+
+    Args:
+        path: Directory of the saved comparison.
+        new: The new comparison. Where both have a row of the same name, the new row counts.
+
+    Raises:
+        OutputFault: The directory holds no readable comparison.
+        InvalidArgument: The two were scored on other sequences: n, seed or a task differs.
+    """
+    saved, where = Diagnosis.load(path), new.provenance
+    old, before = _comparison(saved, path), saved.provenance
+    counts, counts_before = ({name: of["arguments"][name] for name in ("n", "seed")} for of in (where, before))
+    other = [
+        name for name in where["task"].keys() & before["task"].keys() if where["task"][name] != before["task"][name]
+    ]
+    if counts != counts_before or other:
+        differs = f"parameters of {', '.join(other)} differ" if other else f"{counts_before} against {counts}"
+        raise InvalidArgument(f"{path} was scored on other sequences ({differs}). Use its --n, --seed and tasks.")
+    rows = [(new, index) for index in range(len(new.checkpoints))]
+    rows += [(old, index) for index, name in enumerate(old.checkpoints) if name not in new.checkpoints]
+    rows.sort(key=lambda row: _place(*row))
+    report = replace(new, **_joined(rows), missing=tuple(own for own in new.missing if own not in old.checkpoints))
+    named = {"report": path.as_posix(), "checkpoints": [own.checkpoints[index] for own, index in rows if own is old]}
+    joined = {"task": {**before["task"], **where["task"]}, "weights": {**before["weights"], **where["weights"]}}
+    return _restated(report, {**where, **joined, "rows_of": named})
+
+
+def _place(report: ComparisonReport, index: int) -> tuple[bool, int, int, int]:
+    """Return where a row stands: checks last, then by task, architecture and seed."""
+    at_task = tuple(ALL_TASKS).index(report.task_of[index])
+    at_architecture = (*ARCHITECTURES, *ON_REQUEST).index(report.architecture_of[index])
+    return report.is_check[index], at_task, at_architecture, _seed(report.checkpoints[index])
+
+
+def _joined(rows: Sequence[tuple[ComparisonReport, int]]) -> dict[str, Any]:
+    """Return the fields with one entry per checkpoint, with these rows of several reports."""
+    found = dict[str, Any]()
+    for name in _TEXTS:
+        of = attrgetter(name)
+        found[name] = tuple(of(report)[index] for report, index in rows)
+    for name in _ESTIMATES:
+        of = attrgetter(name)
+        found[name] = stacked([of(report)[index] for report, index in rows])
+    found["size_of"] = np.stack([report.size_of[:, index] for report, index in rows], axis=1)
+    found["window_gap_bits"] = np.array([report.window_gap_bits[index] for report, index in rows])
+    return found

@@ -15,7 +15,7 @@ import torch
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.comparison import cell as cells
-from bayesgeom.comparison.again import restated
+from bayesgeom.comparison.again import restated, with_rows_of
 from bayesgeom.comparison.cell import cell
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, comparison_report
@@ -329,6 +329,31 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     assert isinstance(once_more, ComparisonReport) and once_more.table() == report.table()
     with pytest.raises(OutputFault, match="holds no readable report"):
         restated(tmp_path)
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports on parts, joined, equal the report on all: values, baselines, verdicts and terms."""
+    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    TrainedModels(runs=tmp_path, train_missing=True).model(cell("bijection", "mlp", seed=1, is_check=True).recipe)
+    whole = compare(("transformer", "mlp"), ("bijection", "repeats"), seeds=2, n=5, runs=tmp_path)
+    compare(("mlp",), ("bijection", "repeats"), n=5, runs=tmp_path, seeds=2).save(tmp_path / "mlp")
+    rest = compare("transformer", ("bijection", "repeats"), seeds=2, n=5, runs=tmp_path)
+    joined = with_rows_of(tmp_path / "mlp", rest)
+    assert joined[ComparisonReport].table() == whole.table()
+    both, own = parts_of(joined[ComparisonReport])[1], parts_of(whole)[1]
+    assert both.keys() == own.keys()
+    for name, values in own.items():
+        np.testing.assert_allclose(both[name], values, rtol=1e-6, err_msg=name)  # baselines are scored again, in float64
+    assert joined.provenance["rows_of"]["checkpoints"] == [
+        "bijection-mlp",
+        "bijection-mlp-seed1",
+        "hmm-mlp",
+        "hmm-mlp-seed1",
+        "bijection-mlp-seed1-x2",
+    ]
+    with pytest.raises(InvalidArgument, match="scored on other sequences"):
+        with_rows_of(tmp_path / "mlp", compare("transformer", "bijection", n=7, runs=tmp_path))
 
 
 @pytest.mark.parametrize("seed", [0, 3])

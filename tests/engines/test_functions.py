@@ -24,7 +24,7 @@ from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgumen
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
-from bayesgeom.dynamics.runs import KEPT
+from bayesgeom.dynamics.runs import CACHE
 from bayesgeom.engines.executor import RESULT, Batch
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 from bayesgeom.generalization.length import length_generalization
@@ -162,12 +162,12 @@ def test_training_dynamics(tmp_path: Path) -> None:
     sent = training_dynamics(*seeds, **asked, executor=batch)
     assert first.n == 2 * (1 + len(STEPS))
     for folder in seeds:
-        shutil.rmtree(folder / KEPT)
+        shutil.rmtree(folder / CACHE)
     alone = training_dynamics(*seeds, **asked)
     assert list(sent) == list(alone)
     for name, report in alone.items():  # axes come back from the file in another memory order: products round elsewhere
         assert_same(sent[name], report, tolerance=1e-12)
-    shutil.rmtree(seeds[0] / KEPT)
+    shutil.rmtree(seeds[0] / CACHE)
     again = Batch(executor=(more := AtOnce()), folder=tmp_path / "jobs")
     training_dynamics(*seeds, **asked, executor=again)
     assert more.n == 0

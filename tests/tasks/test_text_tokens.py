@@ -19,8 +19,8 @@ from bayesgeom.tasks.text import (
     check_ids,
     first_symbols,
     labeled,
-    mark,
     opening,
+    punctuation_id,
     single_tokens,
 )
 from tests.tasks.test_trials import assert_equal
@@ -41,7 +41,7 @@ def test_single_tokens_are_what_the_tokenizer_writes_in_running_text(tokenizer: 
     found = single_tokens(tokenizer, ["apple", "unheard", "dax", "apple", "grandmothers"])
     assert [*found] == ["apple", "dax"]
     text = " apple: dax, apple"
-    comma, colon = mark(tokenizer, ",", after="dax"), mark(tokenizer, ":", after="apple")
+    comma, colon = punctuation_id(tokenizer, ",", after="dax"), punctuation_id(tokenizer, ":", after="apple")
     ids = [found["apple"], colon, found["dax"], comma, found["apple"]]
     assert tokenizer.encode(text, add_special_tokens=False) == ids
 
@@ -72,7 +72,7 @@ def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
 
 def test_a_mark_of_several_tokens_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"'→→' is not a single token for this tokenizer; choose another mark"):
-        mark(pair_tokenizer(), "→→", after="apple")
+        punctuation_id(pair_tokenizer(), "→→", after="apple")
 
 
 def test_opening_is_what_the_tokenizer_itself_puts_first() -> None:
