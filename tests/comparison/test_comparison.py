@@ -344,12 +344,12 @@ def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkey
     both, own = parts_of(joined[ComparisonReport])[1], parts_of(whole)[1]
     assert both.keys() == own.keys()
     for name, values in own.items():
-        np.testing.assert_allclose(both[name], values, rtol=1e-6, err_msg=name)  # baselines are scored again, in float64
+        np.testing.assert_allclose(both[name], values, rtol=1e-6, err_msg=name)  # baselines are scored in float64
     assert joined.provenance["rows_of"]["checkpoints"] == [
         "bijection-mlp",
         "bijection-mlp-seed1",
-        "hmm-mlp",
-        "hmm-mlp-seed1",
+        "repeats-mlp",
+        "repeats-mlp-seed1",
         "bijection-mlp-seed1-x2",
     ]
     with pytest.raises(InvalidArgument, match="scored on other sequences"):
