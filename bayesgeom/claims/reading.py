@@ -11,7 +11,6 @@ import numpy as np
 from bayesgeom.claims.claim import Number, Origin, Run, Value
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tidy import Record, records_of
@@ -70,10 +69,7 @@ def _matches(number: Number, row: Record) -> bool:
 
 def _levels(number: Number, report: Report, n_rows: int) -> np.ndarray:
     """The named end of the named baseline at every row: rows of an estimate are its entries in order."""
-    estimate = getattr(report, number.metric)
-    if not isinstance(estimate, Estimate):
-        raise InvalidArgument(f"number {number.name!r}: {number.probe}.{number.metric} is no estimate with baselines.")
-    own = estimate.baseline(number.baseline)
+    own = report.estimate(number.metric).baseline(number.baseline)
     level = {"value": own.value, "low": own.low, "high": own.high}[number.end]
     if level is None:
         raise InvalidArgument(f"number {number.name!r}: the baseline {number.baseline!r} has no {number.end!r} end.")

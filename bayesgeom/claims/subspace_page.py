@@ -127,7 +127,7 @@ def _rows(reports: list[InterventionReport | OnwardsReport]) -> Iterator[tuple[s
 
 def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     what = f"{report.kind} {report.subspace}, {report.where}; n = {report.n}"
-    own = f"own KL {report.baseline_kl_bits:.2g} bits"
+    own = f"own KL {report.unedited_kl_bits:.2g} bits"
     removal = _numbers(report.change_bits.value[REMOVAL, :, 0])
     if not report.is_swap:
         yield what, "KL increase (bits)", removal, report.verdict
@@ -169,7 +169,7 @@ def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
     what = f"erase {report.subspace} in this and all later layers, all positions; n = {report.n}"
     yield what, "KL increase (bits)", _numbers(report.kl_increase_bits.value), report.verdict
     controls = _numbers(largest_control(report.kl_increase_bits))
-    yield f"own KL {report.baseline_kl_bits:.2g} bits", "controls", controls, ""
+    yield f"own KL {float(report.unedited_kl_bits):.2g} bits", "controls", controls, ""
     for stage, r2 in zip(report.stages, report.r2.value, strict=True):
         yield "", f"R² {stage}", _numbers(r2), ""
     yield "", "R² excess", _numbers(report.r2_excess), ""

@@ -62,7 +62,7 @@ class Frame:
         random = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.swap.n, N_RANDOM_PAIRS))
         return {
             "answer_shift_bits": swapped[:, :, 0],
-            "ceiling_answer_shift_bits": swapped[:, :, 1].mean(axis=0),
+            "whole_answer_shift_bits": swapped[:, :, 1].mean(axis=0),
             "random_answer_shift_bits": random.mean(axis=(0, 2)),
         }
 

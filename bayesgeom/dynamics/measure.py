@@ -42,7 +42,7 @@ BY_LAYER = (
     "pattern_distance_bits",
     "key_overlap",
     "answer_shift_bits",
-    "ceiling_answer_shift_bits",
+    "whole_answer_shift_bits",
     "random_answer_shift_bits",
     "frame_ratio",
 )

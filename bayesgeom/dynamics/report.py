@@ -35,9 +35,9 @@ class DynamicsReport(Report):
     - `key_overlap`: mean |cosine| between hypothesis tokens' keys. `pc1_share`, `curve_share`: for the last layer's
       values (for its residual stream in models without values). `belief_r2`: held out, from the last layer's residual
       stream.
-    - `answer_shift_bits`: effect on the answer of swapping the frame at each layer's input;
-      `ceiling_answer_shift_bits`: that of swapping the whole residual stream. `frame_ratio`: overlap of the frame with
-      the directions on which the answers depend, divided by chance level.
+    - `answer_shift_bits`: effect on the answer of swapping the frame at each layer's input; its `ceiling` is that of
+      swapping the whole residual stream. `frame_ratio`: overlap of the frame with the directions on which the answers
+      depend, divided by chance level.
     """
 
     name: ClassVar[str] = "dynamics"
@@ -65,9 +65,6 @@ class DynamicsReport(Report):
     belief_r2: Annotated[Estimate, Quantity("run step", better="higher", label="held-out R² of the belief, last layer")]
     answer_shift_bits: Annotated[
         Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the frame swap")
-    ]
-    ceiling_answer_shift_bits: Annotated[
-        Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the whole stream")
     ]
     frame_ratio: Annotated[
         Estimate, Quantity("run step layer", better="higher", label="frame ratio: overlap over chance level")
@@ -141,13 +138,13 @@ class DynamicsReport(Report):
         from bayesgeom.dynamics.drawing import Curves, by_layer, of_baselines
         from bayesgeom.results.theme import EXACT
 
-        shift, highest = self.answer_shift_bits, self.ceiling_answer_shift_bits.value[..., 0].mean(axis=0)
+        shift, highest = self.answer_shift_bits, self.answer_shift_bits.ceiling[..., 0].mean(axis=0)
         ceiling = Curve(name="ceiling, layer 0", values=highest, color=EXACT)
         return Curves(
             title="Swapping the frame, by layer",
             unit="answer shift (bits)",
             curves=[*by_layer(shift.value)[:_MAX_LAYERS], ceiling],
-            levels=(*of_baselines("layer 0", shift[..., 0].baselines), ("no shift", 0.0)),
+            levels=(*of_baselines("layer 0", shift[..., 0].compared), ("no shift", 0.0)),
         )
 
     def timed(self) -> Mapping[str, np.ndarray]:
@@ -198,7 +195,7 @@ class DynamicsReport(Report):
             ("frame ratio", self.frame_ratio[:, -1, 0]),
         )
         known = [
-            f"{what} {number_text(level.value.mean())} ({level.name})" for what, own in last for level in own.baselines
+            f"{what} {number_text(level.value.mean())} ({level.name})" for what, own in last for level in own.compared
         ]
         return (
             f"chance: {', '.join(known)}; of the other columns, the first snapshot. "

@@ -65,8 +65,9 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
             value("curve_share"), n=n, baselines=level("permutation", SHUFFLED, value("shuffled_curve_share"))
         ),
         belief_r2=estimate("belief_r2", level("chance", SUBSPACES, value("random_belief_r2"))),
-        answer_shift_bits=estimate("answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))),
-        ceiling_answer_shift_bits=Estimate.of(value("ceiling_answer_shift_bits"), n=n),
+        answer_shift_bits=estimate(
+            "answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))
+        ).with_ceiling(value("whole_answer_shift_bits")),
         frame_ratio=Estimate.of(value("frame_ratio"), n=n, baselines=level("chance", DIRECTIONS, 1.0)),
         n=n,
     )

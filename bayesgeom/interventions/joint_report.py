@@ -38,7 +38,7 @@ class JointInterventionReport(Report):
     - `unedited_bits`: KL to the exact posterior and entropy error of the unedited model.
     - `increase_bits`: the increase of both over the unedited model on the same sequences. Baselines: mean and range
       over `n_random` random subspaces of that rank, and over as many that are orthogonal to the edited subspace.
-    - `ceiling_increase_bits`: the same with the whole activation replaced by its mean in those layers.
+      Its `ceiling`: the same with the whole activation replaced by its mean in those layers.
     - `beyond_random_bits`: the paired difference to the mean over random subspaces.
     - `axis_correlation`: |Spearman| of entropy and the coordinate along a layer's axis, read before the edit of that
       layer; baselines: edits of random subspaces, and the unedited model. NaN for ranks above 1.
@@ -64,7 +64,6 @@ class JointInterventionReport(Report):
     targets: tuple[str, ...]
     unedited_bits: Annotated[Estimate, Quantity("metric", unit="bits", label="unedited model")]
     increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", better="higher", label="increase")]
-    ceiling_increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", label="increase, ceiling")]
     beyond_random_bits: Annotated[
         Estimate, Quantity("set metric", unit="bits", label="increase beyond random subspaces")
     ]
@@ -94,14 +93,14 @@ class JointInterventionReport(Report):
         figure = panels(f"{self.title} {self.kind} {self.subspace} at {self.site}", (*titles, "Order along the axis"))
         for column, name in enumerate(self.metrics):
             own = self.increase_bits[:, column]
-            levels = {each.name: each.value for each in own.baselines}
+            levels = {each.name: each.value for each in own.compared}
             reach = 1.1 * float(np.nanmax(np.abs([own.value, *own.ends, *levels.values()]))) + 1e-6
             rows = Rows(
                 labels=tuple(f"layers {layers}" for layers in self.sets),
                 values=own.value,
                 lo=own.ends[0],
                 hi=own.ends[1],
-                thresholds=self.ceiling_increase_bits.value[:, column],
+                thresholds=own.ceiling,
                 baselines=levels,
                 threshold_name="ceiling: whole activation",
             )
@@ -141,7 +140,7 @@ class JointInterventionReport(Report):
                         _interval(own),
                         random,
                         orthogonal,
-                        number_text(self.ceiling_increase_bits.value[i, j]),
+                        number_text(own.ceiling),
                         f"{number_text(float(beyond))} [{_interval(beyond)}]",
                     )
                 )

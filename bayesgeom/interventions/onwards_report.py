@@ -45,7 +45,7 @@ class OnwardsReport(Report):
       ranks, with their range, and the largest of 20 subspaces with the same share of variance in every layer. Where
       `is_matched_by_layer` is false there are no such subspaces in some layer, and everything outside the erased
       subspace is erased there.
-    - `ceiling_kl_increase_bits`: the whole activation replaced by its mean.
+      Its `ceiling`: the whole activation replaced by its mean. `unedited_kl_bits`: the model's own KL.
     - `r2`: held-out R² of the quantity at scored positions, before and after; the largest over the erased layers.
     - `r2_excess`: the largest amount by which R² exceeds both the 97.5 % quantile of shuffled values and 0.
     """
@@ -63,11 +63,10 @@ class OnwardsReport(Report):
     subspace: str
     quantity: str
     kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="higher", label="KL increase")]
-    ceiling_kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", label="KL increase, ceiling")]
     stages: tuple[str, ...]
     r2: Annotated[Estimate, Quantity("stage layer", label="R² of the quantity, before and after erasure")]
     r2_excess: Float[np.ndarray, " layer"]
-    baseline_kl_bits: float
+    unedited_kl_bits: Annotated[Estimate, Quantity(unit="bits", label="KL of the unedited model")]
     verdict_by_layer: tuple[str, ...]
     is_matched_by_layer: tuple[bool, ...]
     n: int
@@ -110,7 +109,7 @@ class OnwardsReport(Report):
 
         figure = panels(self.verdict, ("KL increase", "R² of the quantity"))
         at, increase = self.layers, self.kl_increase_bits
-        random, ceiling = increase.baseline(RANDOM_MOST), self.ceiling_kl_increase_bits.value[at]
+        random, ceiling = increase.baseline(RANDOM_MOST), increase.ceiling[at]
         least, most = (random.value if end is None else end for end in (random.low, random.high))
         add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=BASELINE)
         add_line(figure, (1, 1), at, ceiling, name="ceiling", color=EXACT, dash="dot")
@@ -134,7 +133,7 @@ class OnwardsReport(Report):
                 number_text(float(increase.baseline(name).value), is_exact=True) for name in (RANDOM_MOST, MATCHED_MOST)
             )
             matched += "" if self.is_matched_by_layer[at] else " (not matched)"
-            ceiling = number_text(self.ceiling_kl_increase_bits.value[at], is_exact=True)
+            ceiling = number_text(float(increase.ceiling), is_exact=True)
             reads = (number_text(r2) for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
             low, high = (float(end) for end in increase.ends)
             own = (
@@ -146,7 +145,7 @@ class OnwardsReport(Report):
                 ceiling,
             )
             rows.append((*own, *reads, self.verdict_by_layer[at]))
-        own_kl = number_text(self.baseline_kl_bits)
+        own_kl = number_text(float(self.unedited_kl_bits))
         level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {own_kl}"
         return "\n".join([self.verdict, "", level, *aligned(rows), "", RULE])
 

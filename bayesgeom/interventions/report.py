@@ -22,7 +22,7 @@ from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.report import Report, ceiling_of, headline_of
 from bayesgeom.results.tables import aligned
 
 if TYPE_CHECKING:
@@ -60,10 +60,11 @@ class InterventionReport(Report):
     """Effects per layer and band of scored positions; NaN in layers that were not edited.
 
     - `movement`: towards the donor's value, for swaps only. `indirect_movement`: without the direct path to the
-      output. `ceiling_movement`: when the whole activation is swapped.
-    - `change_bits`: the changes from the unedited model that `effects` lists. `ceiling_bits`: the same for the whole
-      activation, swapped or, for every other kind, replaced by its mean. `effect(name)` returns one of them. The answer
-      shift is defined for swaps only. "On removal" means that the subspace is removed.
+      output.
+    - `change_bits`: the changes from the unedited model that `effects` lists. `effect(name)` returns one of them. The
+      answer shift is defined for swaps only. "On removal" means that the subspace is removed.
+    - The `ceiling` of an effect or of a movement is that of the whole activation, swapped or, for every other kind,
+      replaced by its mean.
     - `unedited_bits`: the reference level of each change: the unedited model's answer shift and KL.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
       subspaces`; for movement also `untrained networks`, over all positions, scaled to this model's ceiling. For an
@@ -97,10 +98,8 @@ class InterventionReport(Report):
     indirect_movement: Annotated[
         Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
     ]
-    ceiling_movement: Annotated[Estimate, Quantity("layer band", label="movement, ceiling")]
     effects: tuple[str, ...]
     change_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", better="higher", label="effect")]
-    ceiling_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", label="ceiling")]
     unedited_bits: Float[np.ndarray, "effect band"]
     sources: tuple[str, ...]
     r2: Annotated[Estimate, Quantity("source layer", label="R²")]
@@ -130,7 +129,7 @@ class InterventionReport(Report):
         return self.effect(EFFECTS[KL])
 
     @property
-    def baseline_kl_bits(self) -> float:
+    def unedited_kl_bits(self) -> float:
         """The unedited model's own KL, over all positions."""
         return float(self.unedited_bits[KL, 0])
 
@@ -152,9 +151,9 @@ class InterventionReport(Report):
     @property
     def share_of_ceiling(self) -> Float[np.ndarray, "layer band"]:
         """The effect as a share of the ceiling: movement for a swap, else the KL increase."""
-        effect, ceiling = self.kl_increase_bits.value, self.ceiling_bits.value[KL]
+        effect, ceiling = self.kl_increase_bits.value, self.kl_increase_bits.ceiling
         if self.is_swap:
-            effect, ceiling = self.movement.value, self.ceiling_movement.value
+            effect, ceiling = self.movement.value, self.movement.ceiling
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(ceiling > 0, effect / ceiling, np.nan)
 
@@ -177,11 +176,11 @@ class InterventionReport(Report):
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
         rulings = self._rulings(at)
         if not self.is_swap:
-            return *rulings, headline_of(self, "ceiling_bits", (KL, at, 0), f"ceiling, layer {at}"), read
+            return *rulings, ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"), read
         return (
             *rulings,
             self._explaining(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
-            headline_of(self, "ceiling_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
+            ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
             increase,
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
@@ -234,7 +233,7 @@ class InterventionReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure
 
-        ceilings = self.ceiling_bits.value[..., 0]
+        ceilings = self.change_bits.ceiling[..., 0]
         increase = Profile(
             title="KL increase", y="increase in KL (bits)", effect=self.kl_increase_bits, ceiling=ceilings[KL]
         )
@@ -249,14 +248,14 @@ class InterventionReport(Report):
         ]
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             title = f"Movement towards the donor's {self.quantity}"
-            ceiling = self.ceiling_movement.value[:, 0]
+            ceiling = self.movement.ceiling[:, 0]
             chosen = [Profile(title=title, y="share of the way", effect=self.movement, ceiling=ceiling), increase]
         return intervention_figure(f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}", chosen, self.bands)
 
     def table(self) -> str:
         """Return the verdict, then one row per layer over all scored positions."""
         title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}"
-        level = f"model's own KL {number_text(self.baseline_kl_bits)} bits"
+        level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]
@@ -285,12 +284,12 @@ class InterventionReport(Report):
         return ("layer", *effect, "95 % interval", "ceiling", "random, max", "matched, max", "indirect", *last)
 
     def _effect(self, layer: int) -> tuple[str, ...]:
-        own, indirect, ceiling = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL]), self.ceiling_bits[KL]
-        last = [self.effect(EFFECTS[ERROR])]
+        own, indirect = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL])
+        last = [self.effect(EFFECTS[ERROR]).value]
         if self.is_swap:
-            own, indirect, ceiling = self.movement, self.indirect_movement, self.ceiling_movement
-            last = [self.effect(EFFECTS[SHIFT]), self.ceiling_bits[SHIFT]]
-        levels = (ceiling.value, _most(own, RANDOM), _most(own, MATCHED), *(each.value for each in (indirect, *last)))
+            own, indirect, shift = self.movement, self.indirect_movement, self.effect(EFFECTS[SHIFT])
+            last = [shift.value, shift.ceiling]
+        levels = (own.ceiling, _most(own, RANDOM), _most(own, MATCHED), indirect.value, *last)
         low, high = own.ends
         return (
             str(layer),
@@ -308,7 +307,7 @@ class InterventionReport(Report):
             f"{self.share.value[VARIANCE, layer]:.2%}",
             *map(number_text, reads),
             removal.text(),
-            number_text(self.ceiling_bits.value[REMOVAL, layer, 0]),
+            number_text(removal.ceiling),
             self.verdict_by_layer[layer],
         )
 

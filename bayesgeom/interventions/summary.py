@@ -109,12 +109,12 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         quantity=context.quantity,
         where=f"{context.where}; {scores.controls_text}",
         bands=context.bands,
-        movement=movement.own,
+        movement=movement.own.with_ceiling(movement.ceiling),
         indirect_movement=movement.indirect,
-        ceiling_movement=Estimate.of(movement.ceiling, n=n),
         effects=EFFECTS,
-        change_bits=stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]),
-        ceiling_bits=Estimate.of(np.stack(ceilings), n=n),
+        change_bits=stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]).with_ceiling(
+            np.stack(ceilings)
+        ),
         unedited_bits=scores.unedited,
         sources=SOURCES,
         r2=_r2(context),
@@ -279,7 +279,7 @@ class _Scores:
             is_readout=context.is_readout,
             outside_share=context.outside_share[layer],
             share_of_ceiling=float(value),
-            share_of_ceiling_lo=float(low),
+            least_share_of_ceiling=float(low),
             untrained_share=context.untrained.get(layer, float("nan")),
         )
 

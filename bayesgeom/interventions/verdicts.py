@@ -28,10 +28,9 @@ RULE = (
     "A subspace of a quantity must also meet two conditions: the quantity is decodable at the site, and erasing it "
     "there by LEACE costs more than the margin below. Not used (linearly, at this site and these positions): before "
     f"removal, R² of a linear map is at least {FLOOR:g} above that of shuffled values; after removal, it is at most "
-    f"{SLACK:g} above. In "
-    f"addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
-    f"±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the subspace. Not "
-    "identified: the quantity is a function of position. Undecided: everything else, or fewer than "
+    f"{SLACK:g} above. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
+    f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
+    "subspace. Not identified: the quantity is a function of position. Undecided: everything else, or fewer than "
     f"{LEAST_SEQUENCES} sequences."
 )
 
@@ -70,7 +69,7 @@ class Evidence:
         indirect: movement without the direct path to the output, and the largest of random and of matched subspaces
             without theirs; None if the site has no direct path.
         share_of_ceiling, untrained_share: movement as a share of the ceiling, in this model and in untrained networks.
-        share_of_ceiling_lo: lower end of the former; NaN if the movement has no interval.
+        least_share_of_ceiling: lower end of the former; NaN if the movement has no interval.
     """
 
     kind: str
@@ -88,7 +87,7 @@ class Evidence:
     outside_share: float
     share_of_ceiling: float
     untrained_share: float
-    share_of_ceiling_lo: float = math.nan
+    least_share_of_ceiling: float = math.nan
     erasing: Effect | None = None
     indirect: tuple[Effect, float, float] | None = None
 
@@ -176,7 +175,7 @@ def _against_use(evidence: Evidence) -> list[str]:
             found.append(f"a random subspace reaches the {name}")
         elif evidence.is_matched and not effect.lo > matched:
             found.append(f"a variance-matched subspace reaches the {name}")
-    if evidence.untrained_share >= evidence.share_of_ceiling_lo:
+    if evidence.untrained_share >= evidence.least_share_of_ceiling:
         found.append("untrained networks reach as much of the ceiling")
     return found + _against_site(evidence)
 

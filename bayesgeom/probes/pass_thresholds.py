@@ -8,6 +8,7 @@ References:
     Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.2, 4.4 and 4.5.
 """
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from torch import Tensor
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
@@ -68,8 +69,9 @@ class PassThresholdsReport(Report):
     - `fall of attention entropy`: 1 − last / first layer's, of the last scored query, averaged over heads. Passed above
       0.3.
 
-    The chance level of `measured` is its expectation for random data of these `sizes`, which pass with probability
-    `chance_passes`; `untrained_passes` is the share of untrained networks that pass. Unrecorded measures are NaN.
+    The chance level of `measured` is its expectation for random data of these `sizes`. `passed` is 1 if the value
+    passes and else 0; its baselines are the probability that random data pass, and the share of untrained networks
+    that do. Unrecorded measures are NaN.
     """
 
     name: ClassVar[str] = "pass_thresholds"
@@ -86,8 +88,7 @@ class PassThresholdsReport(Report):
     measures: tuple[str, ...]
     measured: Annotated[Estimate, Quantity("measure", better="higher", label="measured")]
     threshold: Float[np.ndarray, " measure"]
-    chance_passes: Float[np.ndarray, " measure"]
-    untrained_passes: Float[np.ndarray, " measure"]
+    passed: Annotated[Estimate, Quantity("measure", label="passes the threshold: 1, else 0")]
     verdicts: tuple[str, ...]
     sizes: tuple[str, ...]
     column_overlap: Float[np.ndarray, " layer"]
@@ -150,18 +151,22 @@ class PassThresholdsReport(Report):
                 number_text(float(own), is_exact=True),
                 interval_text(float(low), float(high)),
                 number_text(levels[CHANCE]),
-                f"{self.chance_passes[i]:.0%}",
+                f"{self._rate(CHANCE, i):.0%}",
                 number_text(levels.get(UNTRAINED, np.nan)),
-                f"{self.untrained_passes[i]:.0%}",
+                f"{self._rate(UNTRAINED, i):.0%}",
             )
             rows.append((measure, *numbers, verdict))
         return "\n".join(aligned(rows))
 
+    def _rate(self, name: str, i: int) -> float:
+        """Return how often random data or untrained networks pass; NaN if there are none."""
+        return next((float(own.value[i]) for own in self.passed.baselines if own.name == name), math.nan)
+
     def _label(self, i: int) -> str:
         """Return name, threshold, and how often random data and untrained networks pass it."""
-        rate = self.untrained_passes[i]
+        rate = self._rate(UNTRAINED, i)
         others = "" if np.isnan(rate) else f", untrained {rate:.0%}"
-        passes = f"chance passes {self.chance_passes[i]:.0%}{others}"
+        passes = f"chance passes {self._rate(CHANCE, i):.0%}{others}"
         return f"{self.measures[i]} (threshold {number_text(self.threshold[i])}; {passes})"
 
 
@@ -210,8 +215,7 @@ class PassThresholds(Probe[PassThresholdsReport]):
             measures=MEASURES,
             measured=Estimate.of(measured, (low, high), n=n, baselines=baselines),
             threshold=np.array(_THRESHOLDS),
-            chance_passes=rates,
-            untrained_passes=by_copies,
+            passed=passed_estimate(measured, rates, by_copies, n=n),
             verdicts=tuple(verdicts),
             sizes=tuple(c.sizes for c in chance),
             column_overlap=columns[0],
@@ -313,6 +317,19 @@ def _fall(entropy: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " ro
     first, last = entropy[:, 0], entropy[:, -1]
     has_fall = (first > 0) & (entropy.shape[1] > 1)
     return np.where(has_fall, 1 - last / np.where(has_fall, first, 1), np.nan)
+
+
+def passed_estimate(
+    measured: Float[np.ndarray, " measure"],
+    by_chance: Float[np.ndarray, " measure"],
+    by_untrained: Float[np.ndarray, " measure"],
+    *,
+    n: int,
+) -> Estimate:
+    """Return whether each measure passes its threshold: 1, 0, or NaN if it is unknown; rates of others as baselines."""
+    own = np.where(np.isnan(measured), np.nan, _passes(measured))
+    levels = known(Baseline.of("chance", CHANCE, by_chance), Baseline.of("baseline", UNTRAINED, by_untrained))
+    return Estimate.of(own, n=n, baselines=levels)
 
 
 def _passes(measured: Float[np.ndarray, "*copy measure"]) -> Bool[np.ndarray, "*copy measure"]:

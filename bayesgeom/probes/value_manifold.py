@@ -76,7 +76,7 @@ class ValueManifoldReport(Report):
     Intervals of shares are corrected for the bias of fitted axes. They are withheld for shares of PC1 below 1.25 times
     that of as many Gaussian points as sequences. `signed_spearman` is the correlation along PC1, whose largest entry is
     positive, with intervals in the last layer of the `shown_sites`. The absolute value has an interval only if the
-    signed one excludes 0. `spearman_p` are two-sided p-values of permuting the entropies of whole sequences, which
+    signed one excludes 0. `p_value` are two-sided p-values of permuting the entropies of whole sequences, which
     preserves effects of position. `shown_*` are points to plot, NaN for sites that are not shown.
     """
 
@@ -96,7 +96,7 @@ class ValueManifoldReport(Report):
     participation_ratio: Annotated[Estimate, Quantity("site layer", label="participation ratio of the variances")]
     spearman: Annotated[Estimate, Quantity("ordering site layer", better="higher", label="|Spearman| of PC1, entropy")]
     signed_spearman: Annotated[Estimate, Quantity("ordering site layer", label="Spearman of PC1 with entropy")]
-    spearman_p: Float[np.ndarray, "ordering site layer"]
+    p_value: Annotated[Estimate, Quantity("ordering site layer", label="p-value of Spearman, by permutation")]
     pearson: Annotated[Estimate, Quantity("site layer", better="higher", label="|Pearson| of PC1 with entropy")]
     entropy_r2: Annotated[Estimate, Quantity("site layer", better="higher", label="R² of a linear read-out of entropy")]
     curve_share: Annotated[Estimate, Quantity("site layer", better="higher", label="share on a curve in entropy")]
@@ -215,7 +215,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         }
         head_share, head_related = _heads(run, scale, recorded_points)
         pc1_share, pc12_share = _shares(clouds, points_of, untrained, n=n, widths=widths, seed=run.seed)
-        spearman, signed_spearman, spearman_p = _ordered(run, clouds, entropy, points_of, untrained)
+        spearman, signed_spearman, p_value = _ordered(run, clouds, entropy, points_of, untrained)
         of_ratio = of_untrained([copy.participation_ratio.value for copy in untrained])
         return ValueManifoldReport(
             pc1_share=pc1_share,
@@ -223,7 +223,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
             participation_ratio=Estimate.of(_shape(clouds, "participation_ratio"), n=n, baselines=of_ratio),
             spearman=spearman,
             signed_spearman=signed_spearman,
-            spearman_p=spearman_p,
+            p_value=p_value,
             pearson=_related(clouds, "pearson", [copy.pearson.value for copy in untrained], n=n),
             entropy_r2=_related(clouds, "entropy_r2", [copy.entropy_r2.value for copy in untrained], n=n),
             curve_share=_related(clouds, "curve_share", [copy.curve_share.value for copy in untrained], n=n),
@@ -357,7 +357,7 @@ def _ordered(
     entropy: Float64[np.ndarray, "sequence position"],
     points_of: PointsOf,
     copies: Sequence[ValueManifoldReport],
-) -> tuple[Estimate, Estimate, Float64[np.ndarray, "ordering site layer"]]:
+) -> tuple[Estimate, Estimate, Estimate]:
     """Return |Spearman|, signed Spearman and p-values; intervals in the last layer of the shown sites."""
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
@@ -385,7 +385,7 @@ def _ordered(
     shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
     levels = known(shuffle, *of_untrained([copy.spearman.value for copy in copies]))
     absolute = Estimate.of(np.stack(size), absolute_ends(low, high), n=n, why_not=NO_ENDS, baselines=levels)
-    return absolute, Estimate.of(signed, (low, high), n=n), p
+    return absolute, Estimate.of(signed, (low, high), n=n), Estimate.of(p, n=n)
 
 
 def _shown(

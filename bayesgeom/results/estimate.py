@@ -20,9 +20,10 @@ from jaxtyping import Float, Shaped
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, is_any_small, number_text
 
-Kind = Literal["baseline", "chance", "permutation"]
+Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
-KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation")
+KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
+WHOLE = "whole activation"  # name of the ceiling of an edit
 YES, NO, UNDECIDED = "yes", "no", "undecided"
 TOO_FEW = "too few sequences, or too few that differ, for one that covers"
 Values = Float[np.ndarray, "..."]
@@ -55,11 +56,12 @@ class Quantity:
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Baseline:
-    """The level of a value without the claimed structure.
+    """The level of a value without the claimed structure, or the most that an edit can reach.
 
     Args:
         kind: "baseline" for a predictor or an untrained network, "chance" for random directions or subspaces,
-            "permutation" for shuffled values.
+            "permutation" for shuffled values. "ceiling" for the same edit of the whole activation, which no estimate
+            has to beat.
         name: Name in tables.
         value: The level, broadcast to the axes of its estimate.
         low: Lower end of its interval, or the minimum of several draws; None without either.
@@ -252,6 +254,22 @@ class Estimate:
         known = ", ".join(own.name for own in self.baselines) or "none"
         raise InvalidArgument(f"no baseline is named {name!r}; there are: {known}.")
 
+    @property
+    def compared(self) -> tuple[Baseline, ...]:
+        """The baselines that the value has to beat: all but ceilings."""
+        return tuple(own for own in self.baselines if own.kind != "ceiling")
+
+    @property
+    def ceiling(self) -> Values:
+        """The effect of the same edit on the whole activation; NaN without one."""
+        found = next((own.value for own in self.baselines if own.kind == "ceiling"), None)
+        return np.full(self.value.shape, np.nan) if found is None else found
+
+    def with_ceiling(self, ceiling: Any) -> Self:
+        """Return the same estimate with a ceiling, broadcast to the shape of the value."""
+        level = Baseline.of("ceiling", WHOLE, ceiling).broadcast(self.value.shape)
+        return replace(self, baselines=(*self.baselines, level))
+
     def hardest_baseline(self, better: Better) -> Baseline | None:
         """Return the strongest baseline of a scalar, or None. Unknown levels are left out.
 
@@ -268,7 +286,7 @@ class Estimate:
             >>> Estimate.of(0.125, baselines=levels).hardest_baseline("lower").name
             'window 1'
         """
-        known = [own for own in self.baselines if not math.isnan(float(own.value))]
+        known = [own for own in self.compared if not math.isnan(float(own.value))]
         if not known or not better:
             return known[0] if known else None
         sign = 1 if better == "higher" else -1
@@ -294,7 +312,7 @@ class Estimate:
             ['yes', 'undecided']
         """
         found = np.full(self.value.shape, UNDECIDED, dtype="<U9")
-        bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.baselines]
+        bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.compared]
         known = [bar for bar in bars if not np.isnan(bar).all()]
         if not known or not better:
             return found

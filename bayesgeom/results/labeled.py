@@ -6,7 +6,7 @@ import numpy as np
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.storage import axes_of, quantities_of
+from bayesgeom.results.storage import axes_of, quantities_of, values_of
 from bayesgeom.results.tidy import COLUMN_OF_AXIS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def dataset(name: str, report: object) -> "xr.Dataset":
 
     variables: dict[str, Any] = {}
     coordinates: dict[str, Any] = {}
-    declared, axes, values_by_field = quantities_of(type(report)), axes_of(type(report)), vars(report)
+    declared, axes, values_by_field = quantities_of(type(report)), axes_of(type(report)), values_of(report)
     for field, quantity in declared.items():
         own, levels = _of_estimate(field, values_by_field[field], quantity)
         variables |= own

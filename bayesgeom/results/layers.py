@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import axes_of
+from bayesgeom.results.storage import axes_of, value_of
 
 R = TypeVar("R", bound=Report)
 LAYERS = "layers"  # key of the provenance: the measured layers of each report that does not have all
@@ -32,7 +32,7 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
     for name, axes in axes_of(type(report)).items():
         if _AXIS not in axes:
             continue
-        at, own = axes.index(_AXIS), vars(report)[name]
+        at, own = axes.index(_AXIS), value_of(report, name)
 
         def spread(values: Shaped[np.ndarray, "..."], at: int = at, name: str = name) -> Shaped[np.ndarray, "..."]:
             if values.dtype.kind != "f":

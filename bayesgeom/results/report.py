@@ -8,11 +8,10 @@ Other numbers, such as masks and indices, are arrays with jaxtyping annotations.
 datasets follow from the annotations. An axis `thing` whose entries have names is labeled by the field `things`.
 """
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
@@ -61,7 +60,28 @@ class Report(ABC):
         Raises:
             ValueError: They do not, or an estimate has another number of axes than its annotation.
         """
-        storage.check_axes(type(self), vars(self), f"{type(self).__name__}")
+        storage.check_axes(type(self), storage.values_of(self), f"{type(self).__name__}")
+
+    @final
+    def estimate(self, name: str) -> Estimate:
+        """Return one of the report's estimates by the name of its field.
+
+        Args:
+            name: The name, such as "kl_bits".
+
+        Returns:
+            The estimate, with its interval and baselines.
+
+        Raises:
+            InvalidArgument: The report has no such field, or the field is no estimate.
+        """
+        declared = quantities_of(type(self))
+        if name not in declared:
+            raise InvalidArgument(
+                f"{type(self).__name__} has no estimate {name!r}. Its estimates: {', '.join(declared) or 'none'}."
+            )
+        found: Estimate = storage.value_of(self, name)
+        return found
 
     @abstractmethod
     def headlines(self) -> Sequence[Headline]:
@@ -203,9 +223,7 @@ class Report(ABC):
 
 def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
     """Return the same report with this provenance."""
-    found = copy.copy(report)
-    vars(found)["provenance"] = dict(provenance)
-    return found
+    return replace(report, provenance=dict(provenance))
 
 
 def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
@@ -218,7 +236,7 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
         label: Label in tables. Default: the label of its quantity.
     """
     quantity = quantities_of(type(report))[metric]
-    own: Estimate = vars(report)[metric][at]
+    own = report.estimate(metric)[at]
     (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
     has_verdict = hardest is not None and bool(quantity.better)
     return Headline(
@@ -235,12 +253,25 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
     )
 
 
+def ceiling_of(report: Report, metric: str, at: tuple[int, ...], label: str) -> Headline:
+    """Return the ceiling of one entry of an estimate as a headline.
+
+    Args:
+        report: The report.
+        metric: Name of a field that is an estimate with a ceiling.
+        at: Index of the entry along every axis.
+        label: Label in tables.
+    """
+    value = float(report.estimate(metric).ceiling[at])
+    return Headline.computed(metric, label, value, quantities_of(type(report))[metric].unit)
+
+
 def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
     """Return the strongest baseline's name, with its mean if the end of its range is the bar; then other levels."""
     if hardest is None:
         return ""
     is_exact = is_any_small(own.value, *own.ends)  # as the headline itself
-    others = [each for each in own.baselines if each is not hardest and not math.isnan(float(each.value))]
+    others = [each for each in own.compared if each is not hardest and not math.isnan(float(each.value))]
     first, mean = _name(hardest, better), float(hardest.value)
     if first != hardest.name:
         first = f"{first} (mean {number_text(mean, is_exact=is_exact)})"

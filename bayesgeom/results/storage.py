@@ -9,8 +9,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -181,11 +183,35 @@ def axes_of(kind: type) -> dict[str, tuple[str, ...]]:
     return {name: _axes(hint) for name, hint in hints.items() if _axes(hint) or _is_array_hint(hint)}
 
 
+def value_of(report: object, name: str) -> Any:
+    """Return the value of a report's field.
+
+    Raises:
+        InvalidArgument: The report has no such field.
+    """
+    known = _readers(type(report))
+    if name not in known:
+        raise InvalidArgument(f"{type(report).__name__} has no field {name!r}. Its fields: {', '.join(sorted(known))}.")
+    return known[name](report)
+
+
+def values_of(report: object) -> dict[str, Any]:
+    """Return the values of all fields of a report, by name."""
+    return {name: read(report) for name, read in _readers(type(report)).items()}
+
+
+@cache
+def _readers(kind: type) -> Mapping[str, Callable[[object], Any]]:
+    """Return a function for each field that reads it from a report."""
+    return {own.name: attrgetter(own.name) for own in fields(kind)}
+
+
 def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return all fields of a report in file form: JSON values by field, and arrays by field or part of one."""
     scalars, arrays = dict[str, Any](), dict[str, np.ndarray]()
+    values = values_of(report)
     for own in _stored(type(report)):
-        value = vars(report)[own.name]
+        value = values[own.name]
         if quantity_of(own.type) is not None:
             scalars[own.name], of_estimate = estimate_parts(own.name, value)
             arrays |= of_estimate

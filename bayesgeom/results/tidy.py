@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
-from bayesgeom.results.storage import axes_of, quantities_of
+from bayesgeom.results.storage import axes_of, quantities_of, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,7 @@ def records_of(report: Any, *, baselines: bool = False, metric: str | None = Non
         baselines: Whether to add a row per baseline after each entry.
         metric: Return the rows of this field alone; None for all.
     """
-    values_by_field, declared = vars(report), quantities_of(type(report))
+    values_by_field, declared = values_of(report), quantities_of(type(report))
     rows = [_row(report, name, value=value) for name, value in values_by_field.items() if isinstance(value, float)]
     for name, quantity in declared.items():
         if metric in (None, name) and _is_labeled(values_by_field, quantity.dims):
@@ -98,7 +98,7 @@ def _is_labeled(values_by_field: Mapping[str, Any], axes: Sequence[str]) -> bool
 
 
 def _of_estimate(report: Any, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
-    values_by_field = vars(report)
+    values_by_field = values_of(report)
     whole: Estimate = values_by_field[metric]
     (low, high), hardest = whole.ends, _hardest(whole, quantity.better)
     levels = [_levels(own, whole.value.shape) for own in whole.baselines]
@@ -123,7 +123,7 @@ def _hardest(whole: Estimate, better: Better) -> np.ndarray:
     sign = -1.0 if better == "lower" else 1.0
     for place, own in enumerate(whole.baselines):
         bar = sign * own.bar(better) if better else np.zeros(whole.value.shape)  # without a direction, the first known
-        is_harder = ~np.isnan(own.value) & ((found < 0) | (bar > bars))
+        is_harder = (own.kind != "ceiling") & ~np.isnan(own.value) & ((found < 0) | (bar > bars))
         found, bars = np.where(is_harder, place, found), np.where(is_harder, bar, bars)
     return found
 

@@ -15,12 +15,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-STEPS = (  # in the order in which the forms changed
+STEPS = (  # in the order in which the forms changed, unless a line says otherwise
     ("convert.py", HERE),  # schema 2, with a field per interval end and baseline, to estimates
+    ("rename_conditions.py",),  # models, conditions: steps below know present names alone
+    ("fold_companions.py",),  # ceilings and rates as baselines: likewise
     ("convert_names.py",),  # keys of checkpoints and reports
-    (
-        "rename_conditions.py",
-    ),  # names of models, conditions and discontinuities; the steps below write the present ones
     ("withhold_whole_numbers.py",),  # intervals of whole-number statistics
     ("convert_fields.py", HERE),  # fields merged along axes
     ("extend_to_estimate.py",),  # intervals that excluded their estimate

@@ -110,7 +110,7 @@ def beyond(own: Estimate, at: int, random: str = RANDOM, matched: str = MATCHED)
 def evidence(report: InterventionReport, at: int, *, n_matched: int) -> Evidence:
     """Return the evidence of one layer from the stored numbers; for LEACE, removal is the erasure."""
 
-    movement, ceiling = report.movement, report.ceiling_movement.value[at, 0]
+    movement, ceiling = report.movement, report.movement.ceiling[at, 0]
     untrained = {each.name: each.value[at, 0] for each in movement.baselines}.get(UNTRAINED, np.nan)
     effects = {"movement": beyond(movement, at)}
     is_later = "later" in report.where
@@ -135,7 +135,7 @@ def evidence(report: InterventionReport, at: int, *, n_matched: int) -> Evidence
         removal=removal,
         erasing=removal,
         indirect=beyond(report.indirect_movement, at, RANDOM_MOST, MATCHED_MOST) if has_indirect else None,
-        removal_ceiling=float(report.ceiling_bits.value[REMOVAL, at, 0]),
+        removal_ceiling=float(report.change_bits.ceiling[REMOVAL, at, 0]),
         own_kl=float(report.unedited_bits[KL, 0]),
         is_identified=True,
         is_readout=False,

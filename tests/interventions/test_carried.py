@@ -84,7 +84,7 @@ def test_the_baseline_is_a_plain_pass_and_an_edit_is_carried_by_a_loop_over_posi
 def test_interventions_run_on_the_state() -> None:
     report = intervene(lstm(), subspace=fits.covariance("belief"), kind=FEW, sites=HERE, n=11)
     assert report.where.startswith("carried, one scored") and report.rank.tolist() == [10, 10] and report.n == 11
-    np.testing.assert_allclose(report.ceiling_movement.value[:, 0], 1, atol=1e-6)
+    np.testing.assert_allclose(report.movement.ceiling[:, 0], 1, atol=1e-6)
     assert np.abs(report.kl_increase_bits.value[:, 0]).min() > 1e-6 and np.isfinite(report.r2.value).all()
     removed = intervene(lstm(), subspace=fits.leace("entropy"), kind=replace(FEW, kind="remove"), sites=HERE, n=11)
     assert np.isfinite(removed.change_bits.value[REMOVAL, :, 0]).all()

@@ -50,9 +50,9 @@ def swapped() -> InterventionReport:
 
 
 def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: InterventionReport) -> None:
-    assert swapped.baseline_kl_bits < 1e-5, "the planted model is exact"
+    assert swapped.unedited_kl_bits < 1e-5, "the planted model is exact"
     shift, unedited = swapped.effect("answer shift"), swapped.unedited_bits[SHIFT]
-    np.testing.assert_allclose(shift.value, swapped.ceiling_bits.value[SHIFT], atol=1e-4)
+    np.testing.assert_allclose(shift.value, swapped.change_bits.ceiling[SHIFT], atol=1e-4)
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
     # The subspace holds most of the variance, so that every control with as much holds most of it, too, and moves the
@@ -81,7 +81,7 @@ def test_a_whole_complement_that_is_the_only_control_is_counted_once() -> None:
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: str) -> None:
     report = intervene(planted_model(), subspace=UNUSED, kind=kind, n=N)
-    assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.ceiling_bits.value[KL, :, 0].min()
+    assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.change_bits.ceiling[KL, :, 0].min()
     assert report.verdict_by_layer == ("undecided", "undecided")
     assert all("still decodable after removal" in reason for reason in report.reason_by_layer)
     assert report.r2.value[AFTER].min() > 0.99, "the belief lies elsewhere"

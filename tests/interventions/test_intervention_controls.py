@@ -59,8 +59,8 @@ def test_a_margin_without_erasure_would_say_not_used_of_what_is_used(label: str)
     """What version 1 did: remove the decoder direction, see that it costs nothing, and call the quantity inert."""
     report = report_of(label)
     reach = max(abs(float(end[LAYER, 0])) for end in report.change_bits[REMOVAL].ends)
-    assert reach < OWN_KL_SHARE * report.baseline_kl_bits
-    assert reach < CEILING_SHARE * report.ceiling_bits.value[REMOVAL, LAYER, 0]
+    assert reach < OWN_KL_SHARE * report.unedited_kl_bits
+    assert reach < CEILING_SHARE * report.change_bits.ceiling[REMOVAL, LAYER, 0]
     assert report.r2.value[AFTER, LAYER] > 0.9, "which is why the verdict is another one"
 
 

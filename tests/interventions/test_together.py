@@ -171,7 +171,7 @@ def test_labeled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, 
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
     task, axis = LabeledEvidence(k_max=2, n_words=7), fits.covariance()
     report = intervene(reader, task, axis, sites=[InterventionSite(V, (1, 2))], kind="remove", n=5)
-    assert report.site == "v" and np.abs(report.ceiling_increase_bits.value).min() > 0
+    assert report.site == "v" and np.abs(report.increase_bits.ceiling).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
         intervene(reader, task, "random:19", sites=[InterventionSite(V, (0,))], kind="remove", n=5)
     with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):

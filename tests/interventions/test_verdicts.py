@@ -95,8 +95,8 @@ CASES = {
     "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
     "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
     "untrained alone": (replace(USED, untrained_share=0.999), "used"),
-    "untrained as far": (replace(USED, share_of_ceiling_lo=0.5, untrained_share=0.6), "undecided"),
-    "untrained less far": (replace(USED, share_of_ceiling_lo=0.5, untrained_share=0.4), "used"),
+    "untrained as far": (replace(USED, least_share_of_ceiling=0.5, untrained_share=0.6), "undecided"),
+    "untrained less far": (replace(USED, least_share_of_ceiling=0.5, untrained_share=0.4), "used"),
     "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
     "direct path alone": (replace(USED, indirect=(Effect(0.0, -0.01, 0.01), -1.0, -1.0)), "undecided"),
     "indirectly, too": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.04, 0.03)), "used"),
@@ -199,9 +199,9 @@ def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
     )
     assert np.isnan(report.effect("answer shift").value).all(), "the donor's later tokens were not seen"
     np.testing.assert_allclose(report.kl_increase_bits.value[1], 0, atol=1e-7)
-    np.testing.assert_allclose(report.ceiling_bits.value[KL, 1], 0, atol=1e-7)
-    assert abs(report.ceiling_bits.value[KL, 0, 0]) > 1e-3
-    np.testing.assert_allclose(report.ceiling_movement.value[0], 1, atol=1e-6)
+    np.testing.assert_allclose(report.change_bits.ceiling[KL, 1], 0, atol=1e-7)
+    assert abs(report.change_bits.ceiling[KL, 0, 0]) > 1e-3
+    np.testing.assert_allclose(report.movement.ceiling[0], 1, atol=1e-6)
 
 
 def test_what_is_held_fixed_is_not_moved() -> None:

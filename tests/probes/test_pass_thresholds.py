@@ -128,7 +128,8 @@ def test_chance_is_of_the_sizes_at_hand(rng: np.random.Generator) -> None:
         f"3 directions in {D} dimensions",
         f"random scores over {POSITIONS} positions",
     )
-    assert report.chance_passes[2] > 0.9 and report.chance_passes[4] < 0.05
+    rates = report.passed.baseline(CHANCE).value
+    assert rates[2] > 0.9 and rates[4] < 0.05
     chance = report.measured.baseline(CHANCE)
     assert chance.kind == "chance" and chance.value[4] == 0 and 0 < chance.value[0] < chance.value[1] < 1
 
@@ -142,7 +143,8 @@ def test_who_else_passes_is_said(rng: np.random.Generator) -> None:
     probe = PassThresholds()
     copies = [probe.measure(each) for each in (run, falling, falling)]
     report, alone = probe.measure(falling, copies), probe.measure(falling)
-    assert report.untrained_passes[-1] == pytest.approx(2 / 3) and np.isnan(alone.untrained_passes).all()
+    assert report.passed.baseline(UNTRAINED).value[-1] == pytest.approx(2 / 3) and report.passed.value[-1] == 1
+    assert [own.name for own in alone.passed.baselines] == [CHANCE]
     fresh, found = report.measured[-1].baseline(UNTRAINED), [float(copy.measured[-1]) for copy in copies]
     assert (fresh.value, fresh.low, fresh.high) == pytest.approx((np.mean(found), min(found), max(found)))
     assert [own.name for own in alone.measured.baselines] == [CHANCE]

@@ -140,3 +140,12 @@ def test_damaged_parts_are_refused_by_name(damage: dict[str, object], tmp_path: 
     held, arrays = estimate_parts("kl_bits", Estimate.of(0.25, (0.125, 0.5), n=3, baselines=[UNIFORM]))
     with pytest.raises(OutputFault, match="here: field 'kl_bits' holds no estimate"):
         estimate_of("kl_bits", decoded({**held, **damage}), arrays, "here")
+
+
+def test_a_ceiling_is_no_baseline_to_beat() -> None:
+    level = Baseline.of("chance", "random subspaces", 0.1)
+    own = Estimate.of([0.5, 0.2], ([0.4, 0.0], [0.6, 0.4]), baselines=[level]).with_ceiling([0.9, math.nan])
+    assert own.ceiling.tolist()[0] == 0.9 and np.isnan(own.ceiling[1])
+    assert own.clears("higher").tolist() == ["yes", "undecided"]
+    assert own.compared == own.baselines[:1] and own[0].hardest_baseline("higher").name == "random subspaces"  # type: ignore[union-attr]
+    assert np.isnan(Estimate.of([0.5, 0.2]).ceiling).all()

@@ -406,11 +406,33 @@ COMPANIONS = (
     "_shuffled",
     "_baseline",
     "_indirect",
+    "_passes",
+    "_p",
+    "_unedited",
+    "_published",
 )
+PREFIXES = ("ceiling_", "baseline_", "chance_", "untrained_", "random_", "null_", "permuted_", "shuffled_")
 
 
 @pytest.mark.parametrize("name", sorted(report_kinds()))
 def test_no_field_is_a_companion_of_another(name: str) -> None:
-    """Ends of intervals and baselines belong into the estimate of the number itself."""
+    """Ends of intervals, baselines and ceilings belong into the estimate of the number itself."""
     kind: Any = report_kinds()[name]
-    assert not [field.name for field in dataclasses.fields(kind) if field.name.endswith(COMPANIONS)]
+    assert not companions([field.name for field in dataclasses.fields(kind)])
+
+
+def companions(fields: list[str]) -> list[str]:
+    return [name for name in fields if name.endswith(COMPANIONS) or name.startswith(PREFIXES)]
+
+
+def test_companions_are_found() -> None:
+    planted_fields = ["kl_bits", "kl_bits_lo", "ceiling_bits", "untrained_passes", "spearman_p", "baseline_kl_bits"]
+    assert companions(planted_fields) == planted_fields[1:]
+
+
+def test_an_estimate_is_read_by_name(rng: np.random.Generator) -> None:
+    report = planted(rng)
+    assert report.estimate("overlap") is report.overlap
+    for name in ("kl_bits", "n", "provenance", "__class__"):
+        with pytest.raises(InvalidArgument, match=rf"PlantedReport has no estimate '{name}'. Its estimates: depth, "):
+            report.estimate(name)

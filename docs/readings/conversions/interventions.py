@@ -50,9 +50,10 @@ def intervention(old: Old) -> InterventionReport:
             "where": where_text(old["site"], old["positions"], old["donors"]),
             "controls": controls_text(old["kind"], old["n_random"], old["n_matched"], old["n_floor"]),
             "bands": tuple(old["bands"]),
-            "movement": old.estimate("movement", *_controls(old, "movement"), _untrained(old)),
+            "movement": old.estimate("movement", *_controls(old, "movement"), _untrained(old)).with_ceiling(
+                old["movement_ceiling"]
+            ),
             "indirect_movement": _indirect(old, "movement"),
-            "ceiling_movement": Estimate.of(old["movement_ceiling"], n=n),
             "answer_shift_bits": old.estimate("redirect_change_bits", *_shift_controls(old)),
             "indirect_answer_shift_bits": _indirect(old, "redirect_change_bits"),
             "unedited_answer_shift_bits": old["redirect_bits_unedited"],
@@ -98,12 +99,13 @@ def onwards(old: Old) -> OnwardsReport:
         site=old["site"],
         subspace=old["subspace"],
         quantity=old["quantity"],
-        kl_increase_bits=Estimate.of(old[name], old.ends(name), n=n, baselines=controls),
-        ceiling_kl_increase_bits=Estimate.of(old[f"{name}_ceiling"], n=n),
+        kl_increase_bits=Estimate.of(old[name], old.ends(name), n=n, baselines=controls).with_ceiling(
+            old[f"{name}_ceiling"]
+        ),
         stages=STAGES,
         r2=Estimate.of([old["r2_before"], old["r2_after"]]),
         r2_excess=old["r2_excess"],
-        baseline_kl_bits=old["baseline_kl_bits"],
+        unedited_kl_bits=Estimate.of(old["baseline_kl_bits"], n=n),
         verdict_by_layer=tuple(old["verdict_by_layer"]),
         is_matched_by_layer=tuple(old.get("is_matched_by_layer", (False,) * len(most))),
         n=n,
@@ -134,8 +136,7 @@ def joint(old: Old) -> JointInterventionReport:
             "increase_bits",
             _random(old, "increase_bits"),
             old.level("chance", ORTHOGONAL, orthogonal, low=f"{orthogonal}_least", high=f"{orthogonal}_most"),
-        ),
-        ceiling_increase_bits=Estimate.of(old["increase_bits_ceiling"], n=n),
+        ).with_ceiling(old["increase_bits_ceiling"]),
         beyond_random_bits=old.estimate("beyond_random_bits"),
         axis_correlation=Estimate.of(
             old["axis_correlation"],
@@ -234,7 +235,7 @@ DROPPED: dict[str, tuple[str, ...]] = {
         "redirect_bits_hi",
         # Effect over ceiling, both of which are kept; `share_of_ceiling` is a property.
         "share_of_ceiling",
-        # The baseline "untrained networks" of `movement`, over `ceiling_movement`.
+        # The baseline "untrained networks" of `movement`, over the ceiling.
         "movement_untrained",
         # Nothing reads it, and no verdict rests on it: entropy error without the direct path.
         "entropy_mae_increase_bits_indirect",

@@ -33,7 +33,7 @@ def joined(*parts: Estimate) -> Estimate:
 def intervention(old: Fields) -> InterventionReport:
     """Changes in bits along the axis `effect`, read-outs along `source`, shares along `part`."""
     shift, kl = old["unedited_answer_shift_bits"], np.full(len(old["bands"]), np.nan)
-    unknown, n = np.full_like(kl, np.nan), old["n"]
+    unknown = np.full_like(kl, np.nan)
     kl[0] = old["baseline_kl_bits"]
     nowhere = np.full((2, *old["movement"].value.shape), np.nan)
     changes = (
@@ -50,8 +50,9 @@ def intervention(old: Fields) -> InterventionReport:
         **without(old, *changes, *held, *texts, "unedited_answer_shift_bits"),
         where=f"{old['where']}; controls: {old['controls']}",
         effects=EFFECTS,
-        change_bits=stacked([old[name] for name in changes]),
-        ceiling_bits=Estimate.of(np.concatenate([old["ceiling_bits"].value, nowhere]), n=n),
+        change_bits=stacked([old[name] for name in changes]).with_ceiling(
+            np.concatenate([old["ceiling_bits"].value, nowhere])
+        ),
         unedited_bits=np.stack([shift, kl, unknown, kl, shift, kl]),
         sources=SOURCES,
         r2=joined(old["r2"], old["coordinate_r2"]),

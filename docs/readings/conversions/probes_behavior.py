@@ -9,7 +9,7 @@ import numpy as np
 from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropyReport
 from bayesgeom.probes.calibration import SOURCES, CalibrationReport
 from bayesgeom.probes.domain_separation import EXCHANGED, MIXED, DomainSeparationReport
-from bayesgeom.probes.pass_thresholds import CHANCE, PassThresholdsReport
+from bayesgeom.probes.pass_thresholds import CHANCE, PassThresholdsReport, passed_estimate
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.report import Report
@@ -130,8 +130,7 @@ def pass_thresholds(old: Old) -> PassThresholdsReport:
         measures=old["marks"],
         measured=Estimate.of(old["measured"], ends, n=n, baselines=(chance, *fresh)),
         threshold=old["threshold"],
-        chance_passes=old["chance_passes"],
-        untrained_passes=old["copies_pass"],
+        passed=passed_estimate(old["measured"], old["chance_passes"], old["copies_pass"], n=n),
         verdicts=tuple(own.replace("untrained copies", UNTRAINED) for own in old["verdicts"]),
         sizes=old["sizes"],
         column_overlap=old["column_overlap"],

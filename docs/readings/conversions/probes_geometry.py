@@ -192,7 +192,7 @@ def value_manifold(old: Old) -> ValueManifoldReport:
             "participation_ratio": old.estimate("participation_ratio", untrained_shape("participation_ratio")),
             "spearman": spearman,
             "signed_spearman": Estimate.of(both("{}_signed"), (both("{}_signed_lo"), both("{}_signed_hi")), n=old["n"]),
-            "spearman_p": both("{}_p"),
+            "p_value": Estimate.of(both("{}_p"), n=old["n"]),
             "pearson": related("pearson"),
             "entropy_r2": related("entropy_r2"),
             "curve_share": related("curve_share"),

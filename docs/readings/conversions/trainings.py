@@ -164,8 +164,9 @@ def dynamics(old: Old) -> DynamicsReport:
         pc1_share=old.estimate("pc1_share"),
         curve_share=old.estimate("curve_share", old.level("permutation", SHUFFLED, "curve_share_null")),
         belief_r2=old.estimate("belief_r2", old.level("chance", SUBSPACES, "belief_r2_null")),
-        answer_shift_bits=old.estimate("redirect_bits", old.level("chance", SUBSPACES, "redirect_bits_null")),
-        ceiling_answer_shift_bits=old.estimate("redirect_ceiling_bits"),
+        answer_shift_bits=old.estimate(
+            "redirect_bits", old.level("chance", SUBSPACES, "redirect_bits_null")
+        ).with_ceiling(old["redirect_ceiling_bits"]),
         frame_ratio=old.estimate("frame_ratio", Baseline.of("chance", DIRECTIONS, 1.0)),
         n=int(old["n"]),
     )
