@@ -267,7 +267,7 @@ class Estimate:
 
     def with_ceiling(self, ceiling: Any) -> Self:
         """Return the same estimate with a ceiling, broadcast to the shape of the value."""
-        level = Baseline.of("ceiling", WHOLE, ceiling).broadcast(self.value.shape)
+        level = Baseline.of("ceiling", WHOLE, np.asarray(ceiling, dtype=np.float64)).broadcast(self.value.shape)
         return replace(self, baselines=(*self.baselines, level))
 
     def hardest_baseline(self, better: Better) -> Baseline | None:

@@ -11,7 +11,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -200,7 +199,6 @@ def values_of(report: object) -> dict[str, Any]:
     return {name: read(report) for name, read in _readers(type(report)).items()}
 
 
-@cache
 def _readers(kind: type) -> Mapping[str, Callable[[object], Any]]:
     """Return a function for each field that reads it from a report."""
     return {own.name: attrgetter(own.name) for own in fields(kind)}

@@ -209,7 +209,7 @@ def test_a_number_may_be_the_level_of_a_baseline() -> None:
         value_of(replace(number, end="low"), [shifts()])
     with pytest.raises(InvalidArgument, match="no baseline is named 'untrained'; there are: random subspaces"):
         value_of(replace(number, baseline="untrained"), [shifts()])
-    with pytest.raises(InvalidArgument, match=r"p\.k is no estimate with baselines"):
+    with pytest.raises(InvalidArgument, match=r"no estimate 'k'\. Its estimates: "):
         value_of(replace(number, metric="k", layer=None, variant=None), [shifts()])
 
 

@@ -61,7 +61,7 @@ def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site:
             handle.remove()
     exact = scored.at_scored(scored.predictive)
     kl = [float(kl_bits(exact, answer_log_probabilities(logits, scored)[0]).mean()) for logits in (before, after)]
-    assert report.unedited_kl_bits == pytest.approx(kl[0], abs=1e-5)
+    assert float(report.unedited_kl_bits) == pytest.approx(kl[0], abs=1e-5)
     assert report.kl_increase_bits.value[0] == pytest.approx(kl[1] - kl[0], abs=1e-4)
 
 
