@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
-from bayesgeom.results.theme import DASHES, SERIES, label_axes
+from bayesgeom.results.theme import DASHES, MEASURED, SERIES, label_axes
 
 Panel = tuple[int, int]
 _CROWDED = 30  # with more points, markers would hide the line
@@ -18,7 +18,10 @@ _CROWDED = 30  # with more points, markers would hide the line
 @final
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One number over steps, with an optional band. Without `color` it takes the next color of the series."""
+    """One number over steps, with an optional band. Without `color` it takes the next color of the series.
+
+    A curve that is alone in its panel and has no color is drawn in that of measured numbers.
+    """
 
     name: str
     values: Float[np.ndarray, " step"]
@@ -41,7 +44,8 @@ def add_curves(
     On a log axis step 0 is drawn at half of the next step, with the tick label 0.
     """
     x = _placed(steps) if log_steps else np.asarray(steps, dtype=float)
-    for next_color, curve in zip(SERIES, curves, strict=False):
+    colors = SERIES if len(curves) > 1 else (MEASURED,)
+    for next_color, curve in zip(colors, curves, strict=False):
         color = curve.color or next_color
         if curve.band is not None and np.isfinite(curve.band).all(axis=0).any():
             add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)

@@ -34,7 +34,7 @@ def add_heads(
     """Add a heat map: layers upward, heads to the right, missing values blank, "◂ baseline" at the baseline level.
 
     Without `limits` the scale is symmetric about `baseline`. A baseline in the middle of the scale is pale,
-    with colder colors below and warmer colors above.
+    with purple below and orange above.
     """
     if not np.isfinite(values).any():
         add_note(figure, panel, "not defined here")

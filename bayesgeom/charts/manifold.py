@@ -12,7 +12,7 @@ from bayesgeom.charts.lines import add_baseline, add_line
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
 LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
-_SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], (*SERIES[4:7], SERIES[8])
+_SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], SERIES[4:8]
 
 
 @final

@@ -12,7 +12,7 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import LAYERS, label_axes, log_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import label_axes, layer_colors, log_axes, name_once, panels, with_room_for_legend
 
 _MAX_CURVES = 9  # number of colors
 
@@ -81,7 +81,7 @@ def by_run(runs: Sequence[str], own: Estimate, first: Float[np.ndarray, "run 1"]
 
 def by_layer(values: Float[np.ndarray, "run step layer"]) -> list[Curve]:
     """Return a curve per layer, the mean over trainings."""
-    rows = zip(values.mean(axis=0).T, LAYERS, strict=False)
+    rows = zip(values.mean(axis=0).T, layer_colors(values.shape[-1]), strict=False)
     return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
 
 

@@ -10,16 +10,14 @@ from bayesgeom.charts.lines import LEAST_BITS, SMALLEST_BITS, add_line, add_refe
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import (
     EXACT,
-    QUANTITIES,
-    SERIES,
+    MEASURED,
     at_least,
     label_axes,
     log_axes,
     panels,
+    series,
     with_room_for_legend,
 )
-
-MODEL = QUANTITIES[0]  # over the values, which have the other colors
 
 
 def sweep_figure(
@@ -42,21 +40,21 @@ def sweep_figure(
     exact, model = entropies
     steps = np.arange(1, exact.shape[1] + 1)
     for index, label in enumerate(labels):
-        color = SERIES[index % len(SERIES)]
-        add_reference(figure, (1, 1), steps, exact[index], name=f"{vary}={label}, exact", color=color)
+        style = series(index)
+        add_reference(figure, (1, 1), steps, exact[index], name=f"{vary}={label}, exact", color=style["color"])
         if np.isfinite(model[index]).any():
-            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}", color=color)
+            add_line(figure, (1, 1), steps, model[index], name=f"{vary}={label}", **style)
     label_axes(figure, (1, 1), "scored position (1 is the first)", "entropy (bits)")
     figure.for_each_trace(_only_models_listed)
     at_least(figure, (1, 1), LEAST_BITS)
     x, is_ordinal = _places(labels)
-    for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MODEL)):
+    for own, name, color in ((tokens[0], "exact", EXACT), (tokens[1], "model", MEASURED)):
         _estimates(figure, (1, 2), x, own, name, color)
         if name == "exact" and np.isfinite(own.value).any():
             figure.data[-1].update(opacity=0.3, line_width=7)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
     for column, own in enumerate(errors, start=1):
-        _estimates(figure, (2, column), x, own, "model", MODEL)
+        _estimates(figure, (2, column), x, own, "model", MEASURED)
         floor = min(SMALLEST_BITS, float(own.value[own.value > 0].min(initial=np.inf)))  # the model is always shown
         for baseline in own.baselines:
             log_baseline(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}", floor=floor)

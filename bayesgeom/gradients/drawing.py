@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.charts.heads import add_heads, add_note
 from bayesgeom.charts.lines import add_baseline, add_line
 from bayesgeom.gradients.tally import OTHER
-from bayesgeom.results.theme import SERIES, label_axes, log_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import label_axes, log_axes, panels, series, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -81,7 +81,7 @@ def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: 
         named.add(OTHER)
     for head, (values, count) in enumerate(zip(binned.values[layer], is_enough, strict=True)):
         name = f"head {head}"
-        add_line(figure, panel, x, np.where(count, values, np.nan), name=name, color=SERIES[head % len(SERIES)])
+        add_line(figure, panel, x, np.where(count, values, np.nan), name=name, **series(head))
         figure.data[-1].showlegend = name not in named
     log_axes(figure, panel, "x")
     label_axes(figure, panel, "attention / uniform attention", "advantage (row's rms)")

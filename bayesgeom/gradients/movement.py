@@ -109,7 +109,7 @@ class GradientMovementReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.results.theme import log_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SERIES, log_axes, panels, with_room_for_legend
 
         titles = (
             "Distance to the last snapshot, share of the first",
@@ -122,17 +122,17 @@ class GradientMovementReport(Report):
         levels = [("settled: a tenth", SETTLED), ("start", 1.0)]
         add_curves(figure, (1, 1), at, shares, unit="share", levels=levels, log_steps=True)
         norms = (
-            _curve(self.routing_norm, "routing: ∂L/∂s"),
-            _curve(self.value_elasticity, "values: ‖∂L/∂v‖·‖v‖"),
-            _curve(self.value_norm, "values: ‖∂L/∂v‖"),
+            _curve(self.routing_norm, "routing: ∂L/∂s", color=SERIES[2]),
+            _curve(self.value_elasticity, "values: ‖∂L/∂v‖·‖v‖", color=SERIES[3]),
+            _curve(self.value_norm, "values: ‖∂L/∂v‖", color=SERIES[4]),
         )
         add_curves(figure, (1, 2), at, norms, unit="nats (log)", log_steps=True)
         log_axes(figure, (1, 2))
         moved = (
-            Curve(name="patterns (bits)", values=self.pattern_moved_bits),
-            Curve(name="values (relative)", values=self.value_moved),
+            Curve(name="patterns", values=self.pattern_moved_bits),
+            Curve(name="values", values=self.value_moved),
         )
-        add_curves(figure, (2, 1), at, moved, unit="distance", log_steps=True)
+        add_curves(figure, (2, 1), at, moved, unit="patterns (bits), values (relative)", log_steps=True)
         related = _curve(self.correlation, "correlation")
         other = [(own.name, own.value) for own in self.correlation.baselines]
         add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=other, log_steps=True)
@@ -161,12 +161,12 @@ class GradientMovementReport(Report):
         return "\n".join(aligned(rows))
 
 
-def _curve(own: Estimate, name: str, first: float = 1.0) -> "Curve":
+def _curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> "Curve":
     """Return a curve over snapshots with its band, divided by `first`."""
     from bayesgeom.charts.curves import Curve
 
     low, high = own.ends
-    return Curve(name=name, values=own.value / first, band=(low / first, high / first))
+    return Curve(name=name, values=own.value / first, band=(low / first, high / first), color=color)
 
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_band, add_line
 from bayesgeom.interventions.design import MATCHED, RANDOM
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import BASELINE, EXACT, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -52,7 +52,8 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=BASELINE, dash="dash")
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
     low, high = (end[layers, 0] for end in effect.ends)
-    add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=SERIES[0])
+    add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=MEASURED)
     for band, name in reversed(list(enumerate(bands))):
         dash, label = ("solid", f"{name} positions, 95 % interval") if band == 0 else ("dash", f"{name} of positions")
-        add_line(figure, panel, layers, effect.value[layers, band], name=label, color=SERIES[band], dash=dash)
+        color = (MEASURED, *SERIES)[band]
+        add_line(figure, panel, layers, effect.value[layers, band], name=label, color=color, dash=dash)

@@ -87,7 +87,7 @@ class JointInterventionReport(Report):
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
         from bayesgeom.charts.thresholds import Rows, add_thresholds
-        from bayesgeom.results.theme import EXACT, SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import EXACT, label_axes, panels, series, with_room_for_legend
 
         titles = [f"Increase of {metric}" for metric in self.metrics]
         figure = panels(f"{self.title} {self.kind} {self.subspace} at {self.site}", (*titles, "Order along the axis"))
@@ -118,8 +118,7 @@ class JointInterventionReport(Report):
             color=EXACT,
         )
         for i, name in enumerate(self.sets):
-            color = SERIES[i % len(SERIES)]
-            add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", color=color)
+            add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", **series(i))
         figure.update_yaxes(range=[0, 1.03], row=2, col=1)
         label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy")
         return with_room_for_legend(figure)

@@ -105,7 +105,7 @@ class OnwardsReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
-        from bayesgeom.results.theme import BASELINE, EXACT, SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, label_axes, panels, with_room_for_legend
 
         figure = panels(self.verdict, ("KL increase", "R² of the quantity"))
         at, increase = self.layers, self.kl_increase_bits
@@ -114,10 +114,10 @@ class OnwardsReport(Report):
         add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=BASELINE)
         add_line(figure, (1, 1), at, ceiling, name="ceiling", color=EXACT, dash="dot")
         low, high = (end[at] for end in increase.ends)
-        add_band(figure, (1, 1), at, low, high, name="95 % interval", color=SERIES[0])
-        add_line(figure, (1, 1), at, increase.value[at], name="erased", color=SERIES[0])
+        add_band(figure, (1, 1), at, low, high, name="95 % interval", color=MEASURED)
+        add_line(figure, (1, 1), at, increase.value[at], name="erased", color=MEASURED)
         label_axes(figure, (1, 1), "first erased layer", "KL increase (bits)")
-        for name, values, color in zip(self.stages, self.r2.value, (EXACT, SERIES[0]), strict=True):
+        for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
             add_line(figure, (1, 2), at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(figure, (1, 2), "first erased layer", "held-out R²")
         figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8))

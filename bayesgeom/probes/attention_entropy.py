@@ -112,7 +112,7 @@ class AttentionEntropyReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
-        from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import label_axes, panels, with_room_for_legend
 
         level = float(self.consistency.baseline(UNIFORM).value.max())
         titles = ["Entropy, mean over heads", with_baseline("Entropy as a share of the possible", 1.0, "uniform")]
@@ -135,8 +135,8 @@ class AttentionEntropyReport(Report):
         add_heads(figure, (2, 1), self.consistency.value, unit="1 − total variation", baseline=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
         baselines = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
-        add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), baselines=baselines, color=SECOND)
-        add_profile(figure, (2, 2), middle, name="consistency", band=(least, most), color=SECOND)
+        add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), baselines=baselines)
+        add_profile(figure, (2, 2), middle, name="consistency", band=(least, most))
         figure.update_yaxes(range=[0, 1], row=2, col=2)
         label_axes(figure, (2, 2), "layer", "consistency (1 is equal shares)")
         return with_room_for_legend(figure)

@@ -101,14 +101,13 @@ class DomainSeparationReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.results.theme import QUANTITIES, SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         figure, own = panels(self.title, _PANELS), self.silhouette
-        color, other = QUANTITIES  # the domains have the other colors
-        add_profile(figure, (1, 1), own.value, name="silhouette", band=own.ends, baselines=_levels(own), color=color)
+        add_profile(figure, (1, 1), own.value, name="silhouette", band=own.ends, baselines=_levels(own))
         label_axes(figure, (1, 1), "layer", "silhouette (−1 to 1)")
         levels = _levels(self.angle_degrees)
-        add_profile(figure, (1, 2), self.angle_degrees.value, name="angle", baselines=levels, color=other)
+        add_profile(figure, (1, 2), self.angle_degrees.value, name="angle", baselines=levels)
         label_axes(figure, (1, 2), "layer", "mean principal angle (degrees)")
         mixed = {MIXED: self.pc12_share.baseline(MIXED).value.mean(axis=1)}
         for i, name in enumerate(self.groups):

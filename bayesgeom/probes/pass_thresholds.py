@@ -108,7 +108,7 @@ class PassThresholdsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.thresholds import Rows, add_thresholds
-        from bayesgeom.results.theme import EXACT, QUANTITIES, SECOND, THIRD, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import EXACT, SECOND, THIRD, label_axes, panels, with_room_for_legend
 
         found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
         title = "<br>".join(textwrap.wrap("; ".join(found), 110))
@@ -133,7 +133,7 @@ class PassThresholdsReport(Report):
         add_profile(figure, (1, 2), level, name="threshold", color=EXACT)
         figure.data[-1].mode = "lines"
         label_axes(figure, (1, 2), "layer", "mean |cosine|, heads averaged")
-        add_profile(figure, (2, 1), self.final_entropy_bits, name="entropy of the last query", color=QUANTITIES[0])
+        add_profile(figure, (2, 1), self.final_entropy_bits, name="entropy of the last query")
         label_axes(figure, (2, 1), "layer", "attention entropy (bits)")
         return with_room_for_legend(figure)
 

@@ -9,27 +9,29 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#3f8f5b", "#6b7280", "#1d1f23"
-SERIES = (MEASURED, SECOND, THIRD, "#7d4fa1", "#b08900", "#0f8b8d", "#a8325e", "#6d4c2f", "#6b8e23")
+MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b7280", "#1d1f23"
+# Of named series. MEASURED is not among them: it is the only measured number of a panel. Green and red are verdicts.
+SERIES = (SECOND, THIRD, "#0f8b8d", "#b08900", "#6d4c2f", "#c2408f", "#3d3a8c", "#4b8fba", "#94785a")
 LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
 QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one quantity, in figures where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
 SEQUENTIAL = "Viridis"  # of points: every color is visible on white
 SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
-DIVERGING = "RdBu_r"
+DIVERGING = "PuOr_r"  # purple below the middle, orange above; red and green are verdicts
 GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
 DARK: Mapping[str, str] = {
     MEASURED: "#6aa9ee",
     SECOND: "#f0935a",
-    THIRD: "#6cc48a",
-    "#7d4fa1": "#bd93e0",
-    "#b08900": "#d9b23c",
+    THIRD: "#bd93e0",
     "#0f8b8d": "#4cc3c5",
-    "#a8325e": "#ec7fa6",
+    "#b08900": "#d9b23c",
     "#6d4c2f": "#c9a27e",
-    "#6b8e23": "#a8cc5c",
+    "#c2408f": "#f27fc4",
+    "#3d3a8c": "#9b99f2",
+    "#4b8fba": "#a3d4f0",
+    "#94785a": "#efdcc0",
     **dict(
         zip(
             LAYERS,
@@ -58,6 +60,28 @@ def rgb(color: str) -> tuple[int, int, int]:
     """
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return red, green, blue
+
+
+def series(index: int) -> dict[str, str]:
+    """Return color and dash of a named series: colors first, then the same colors with another dash.
+
+    Example:
+        >>> series(0), series(9)["dash"]
+        ({'color': '#c2571a', 'dash': 'solid'}, 'dash')
+    """
+    lap, place = divmod(index, len(SERIES))
+    return {"color": SERIES[place], "dash": ("solid", *DASHES)[lap % (1 + len(DASHES))]}
+
+
+def layer_colors(n_layers: int) -> tuple[str, ...]:
+    """Return a color per layer, from light to dark; up to six layers are as far apart as the scale allows.
+
+    Example:
+        >>> layer_colors(2) == (LAYERS[0], LAYERS[5]), layer_colors(30) == LAYERS
+        (True, True)
+    """
+    ramp = _RAMP if 1 < n_layers < _RAMP else n_layers
+    return tuple(LAYERS[round(i * (ramp - 1) / max(1, n_layers - 1))] for i in range(min(n_layers, len(LAYERS))))
 
 
 def panels(title: str, subplot_titles: tuple[str, ...], *, n_columns: int = 2, row_height: int = 340) -> go.Figure:
@@ -191,6 +215,7 @@ def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> Non
     subplot.xaxis.title.text, subplot.yaxis.title.text = x, y
 
 
+_RAMP = 6  # colors of `LAYERS` from light to dark; those after them are another ramp
 _SPACED = "a legend under each panel"
 _LEAST_DECADES = 0.5
 

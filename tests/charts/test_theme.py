@@ -14,6 +14,7 @@ from bayesgeom.results.theme import (
     EXACT,
     GRID,
     LAYERS,
+    MEASURED,
     QUANTITIES,
     SERIES,
     at_least,
@@ -64,7 +65,7 @@ def test_text_is_readable_on_its_background(is_dark: bool) -> None:
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_lines_and_texts_of_figures_stand_out(is_dark: bool) -> None:
     back = BACKGROUNDS[is_dark]
-    for color in (*SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT):
+    for color in (MEASURED, *SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT):
         shown = DARK[color] if is_dark else color
         assert contrast(shown, back) >= LINE_CONTRAST, color
     for color in (BASELINE, EXACT):
@@ -72,7 +73,7 @@ def test_lines_and_texts_of_figures_stand_out(is_dark: bool) -> None:
 
 
 def test_no_color_means_two_things() -> None:
-    colors = [*SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT, GRID, AXIS]
+    colors = [MEASURED, *SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT, GRID, AXIS]
     assert len(set(colors)) == len(colors) == len(DARK) and len(set(DARK.values())) == len(DARK)
     assert not set(DARK) & set(DARK.values()), "a color that was replaced is not replaced again"
 
