@@ -5,7 +5,45 @@
     diagnosis = bayesgeom.diagnose(model)
     print(diagnosis.summary())
 
-Names are imported on first use: `import bayesgeom` alone loads neither torch nor plotly.
+Load models, tasks and reports:
+
+    load                   load a shipped checkpoint, a directory, or a Hugging Face causal language model
+    checkpoints            list the directories of all named checkpoints
+    as_model               return the `Model` of a name, a path or a module
+    load_report            load a saved report or diagnosis
+    tasks                  tasks with an exact posterior at every step, and text tasks
+
+Measure one model:
+
+    diagnose               run every probe that the model supports, in one pass
+    ablate                 measure the KL increase of each ablation
+    intervene              edit a subspace and report whether the model uses it
+    erase_onwards          erase a quantity from one layer on
+    fit_subspace           fit the subspaces that `intervene` would edit
+    write_strength         measure how strongly each head writes into a subspace
+    relabeling_invariance  measure how the answers change when hypotheses are renamed
+    length_generalization  measure errors at and beyond the training length
+    sweep                  measure how fast the posterior converges at each value of a parameter
+    gradient_laws          measure advantages and value updates of every head
+    capture                record sites and predictions in safetensors files
+
+Compare models and trainings:
+
+    compare                compare architectures on tasks
+    diff                   compare two models on the same sequences, or two diagnoses
+    replicate              measure mean and spread of a recipe over several trainings
+    training_dynamics      measure every diagnostic at every snapshot of a training
+    gradient_movement      measure gradients and distances at every snapshot of a training
+    em_experiment          compare an EM-like schedule with its controls
+    capacity_matched       return the config whose number of parameters matches a reference
+    reproduce              run a claim's commands and compare with the recorded numbers
+
+Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training) and
+claims (claims of the literature as data). Classes: Diagnosis, Selection (of `capture`), InterventionSite, Design,
+Subspace, Transformer, TransformerConfig and BayesGeomError. Clusters: engine (connect) and Batch (of jobs).
+
+`help(bayesgeom.diagnose)` describes a function. Names are imported on first use: `import bayesgeom` alone loads neither
+torch nor plotly.
 """
 
 import importlib
@@ -89,18 +127,17 @@ _HOMES = {
     "write_strength": "bayesgeom.interventions.run",
 }
 _MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
-__all__ = [*_HOMES, *_MODULES, "__version__"]
+# There is no `__all__`: with it, `help(bayesgeom)` would print every method of every class, 2,900 lines.
+_PUBLIC = sorted([*_HOMES, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
-        raise AttributeError(
-            f"module 'bayesgeom' has no attribute {name!r}. Public names: {', '.join(sorted(__all__))}."
-        )
+        raise AttributeError(f"module 'bayesgeom' has no attribute {name!r}. Public names: {', '.join(_PUBLIC)}.")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(_PUBLIC)

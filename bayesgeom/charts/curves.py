@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.charts.lines import add_band, add_baseline, add_line
-from bayesgeom.results.theme import DASHES, MEASURED, SERIES, label_axes
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
+from bayesgeom.results.theme import DASHES, EXACT, MEASURED, SERIES, label_axes
 
 Panel = tuple[int, int]
 _CROWDED = 30  # with more points, markers would hide the line
@@ -51,10 +51,12 @@ def add_curves(
             add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
         seen = _names(figure)
-        add_line(figure, panel, x, curve.values, name=curve.name, color=color)
-        figure.data[-1].update(
-            mode="lines" if len(x) > _CROWDED else "lines+markers", showlegend=curve.name not in seen
-        )
+        if color == EXACT:  # under the lines that it limits: they may coincide
+            add_reference(figure, panel, x, curve.values, name=curve.name)
+        else:
+            add_line(figure, panel, x, curve.values, name=curve.name, color=color)
+            figure.data[-1].mode = "lines" if len(x) > _CROWDED else "lines+markers"
+        figure.data[-1].showlegend = curve.name not in seen
     for dash, (label, level) in zip(DASHES, levels, strict=False):
         if np.isfinite(level).any():
             seen = _names(figure)

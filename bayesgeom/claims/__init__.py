@@ -1,5 +1,8 @@
 """The claims of the literature as data: criterion, command, measured value and verdict of each.
 
+`load` returns every claim by its id, `find` one of them, and `verdict` the verdict on a claim. The
+classes are `Claim` and `Verdict`.
+
 Example:
     >>> import bayesgeom
     >>> bayesgeom.claims.find("B1").published
@@ -12,4 +15,6 @@ from bayesgeom.claims.loading import find as find
 from bayesgeom.claims.loading import load as load
 from bayesgeom.claims.verdicts import verdict as verdict
 
-__all__ = ["Claim", "Verdict", "find", "load", "verdict"]
+
+def __dir__() -> list[str]:
+    return ["Claim", "Verdict", "find", "load", "verdict"]

@@ -1,6 +1,7 @@
 """The number format of all output: terminal, tables, pages, cards, claims and generated documents."""
 
 import math
+import re
 from typing import SupportsFloat
 
 MINUS = "−"
@@ -39,6 +40,16 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
     mantissa, _, exponent = text.partition("e")
     power = f"e{int(exponent)}".replace("-", MINUS) if exponent else ""
     return f"{MINUS if number < 0 else ''}{mantissa}{power}"
+
+
+def with_minus(text: str) -> str:
+    """Return a text whose negative numbers have a minus sign in place of a hyphen; names and ranges are not changed.
+
+    Example:
+        >>> with_minus("R² -0.003 (-1 to 2e-05) of bijection-v20, layers 1-4")
+        'R² −0.003 (−1 to 2e−05) of bijection-v20, layers 1-4'
+    """
+    return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\d[eE])-(?=\d)", MINUS, text)
 
 
 def is_small(value: SupportsFloat) -> bool:

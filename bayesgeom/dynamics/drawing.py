@@ -13,6 +13,7 @@ from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import label_axes, layer_colors, log_axes, name_once, panels, with_room_for_legend
+from bayesgeom.stats.crossings import settled
 
 _MAX_CURVES = 9  # number of colors
 
@@ -83,6 +84,16 @@ def by_layer(values: Float[np.ndarray, "run step layer"]) -> list[Curve]:
     """Return a curve per layer, the mean over trainings."""
     rows = zip(values.mean(axis=0).T, layer_colors(values.shape[-1]), strict=False)
     return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
+
+
+def settling(what: str, steps: Sequence[str], names: Sequence[str], distances: Float[np.ndarray, "name step"]) -> str:
+    """Return from which step on each distance stays within a tenth of its first value, as a caption; "" if unknown."""
+    if not np.isfinite(distances).all(axis=1).any():
+        return ""
+    at = [int(step) for step in steps]
+    found = {name: settled(at, own, counts_last=False).step for name, own in zip(names, distances, strict=True)}
+    said = (f"{f'step {step:,.0f}' if step > 0 else 'the last snapshot'} ({name})" for name, step in found.items())
+    return f"{what.capitalize()} stay within a tenth of their first distance to the last from {', '.join(said)} on."
 
 
 def of_baselines(name: str, baselines: Sequence[Baseline]) -> list[tuple[str, Float[np.ndarray, " step"]]]:

@@ -11,6 +11,7 @@ from bayesgeom.dynamics.measure import Measured
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import quantities_of
@@ -58,9 +59,10 @@ class ManifoldFilmReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.film import film_figure
+        from bayesgeom.results.captions import with_captions
 
         axes = ("last snapshot's PC1 (activation units)", "last snapshot's PC2 (activation units)")
-        return film_figure(
+        figure = film_figure(
             f"{self.title} — {self.run}",
             self.steps,
             self.cloud,
@@ -68,6 +70,7 @@ class ManifoldFilmReport(Report):
             colored_by="entropy (bits)",
             axes=axes,
         )
+        return with_captions(figure, (numbers(self.headlines()[-1]),))
 
 
 @final
@@ -80,6 +83,7 @@ class AttentionMapsReport(Report):
 
     name: ClassVar[str] = "attention_maps"
     title: ClassVar[str] = "Attention over training"
+    limit: ClassVar[str] = "the maps show one example"
     about: ClassVar[str] = (
         "Attention from the scored positions (rows) to all positions (columns) of one sequence, mean over heads, at a "
         "few steps of training. A map that looks like the last one has settled. The number is the largest weight of a "

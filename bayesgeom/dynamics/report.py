@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
 SHUFFLED = "shuffled entropies"
+_SHOWN = 4  # panels that answer the title's question; pages fold the others
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
 
 
@@ -75,35 +76,58 @@ class DynamicsReport(Report):
         return (headline_of(self, "kl_bits_mean", at=(len(self.steps) - 1,), label="KL at the last snapshot"),)
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.curves import Curve
-        from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, curves_figure, levels_of, of_baselines
-        from bayesgeom.results.theme import QUANTITIES
+        from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, settling
+        from bayesgeom.results.captions import with_captions
 
-        first = self.pattern_distance_bits.value[:, :1]
-        kl, errors = by_run(self.runs, self.kl_bits), by_run(self.runs, self.entropy_mae_bits)
-        patterns = by_run(self.runs, self.pattern_distance_bits, first)
-        shape = [
-            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
-            Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
-        ]
-        read = by_run(self.runs, self.belief_r2)
-        by_layers = by_layer(self.pattern_distance_bits_by_layer)
+        patterns_of = self.pattern_distance_bits.value
+        at_layers = self.pattern_distance_bits_by_layer.mean(axis=0).T
+        settle = ("", settling("patterns", self.steps, self.runs, patterns_of))
         drawn = (
             Curves(
                 title="Error of the answers",
                 unit="KL (bits, log scale)",
-                curves=kl,
+                curves=by_run(self.runs, self.kl_bits),
                 levels=levels_of(self.kl_bits),
                 is_log=True,
             ),
-            Curves(title="Error of their entropy", unit="entropy error (bits, log scale)", curves=errors, is_log=True),
             Curves(
                 title="Patterns: distance from the last, share of the first",
                 unit="share of the first",
-                curves=patterns,
+                curves=by_run(self.runs, self.pattern_distance_bits, patterns_of[:, :1]),
                 levels=(("settled", SETTLED), ("start", 1.0)),
             ),
-            Curves(title="The same, by layer", unit="Jensen–Shannon (bits)", curves=by_layers),
+            Curves(
+                title="Belief read-out, last layer",
+                unit="held-out R²",
+                curves=by_run(self.runs, self.belief_r2),
+                levels=of_baselines("belief R²", self.belief_r2.baselines),
+            ),
+            self._swapped(),
+            *self._further(),
+        )
+        layers = [f"layer {layer}" for layer in range(len(at_layers))]
+        by_layers = settling("patterns", self.steps, layers, at_layers)
+        figure = curves_figure(self.title, self.steps, drawn)
+        return with_captions(figure, (*settle, "", "", "", by_layers), n_shown=_SHOWN)
+
+    def _further(self) -> "tuple[Curves, ...]":
+        """Return the panels that pages show on request."""
+        from bayesgeom.charts.curves import Curve
+        from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, levels_of, of_baselines
+        from bayesgeom.results.theme import QUANTITIES
+
+        shape = [
+            Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
+            Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
+        ]
+        errors = by_run(self.runs, self.entropy_mae_bits)
+        return (
+            Curves(title="Error of their entropy", unit="entropy error (bits, log scale)", curves=errors, is_log=True),
+            Curves(
+                title="Patterns: distance from the last, by layer",
+                unit="Jensen–Shannon (bits)",
+                curves=by_layer(self.pattern_distance_bits_by_layer),
+            ),
             Curves(
                 title="Key overlap, by layer",
                 unit="mean |cosine|",
@@ -117,20 +141,12 @@ class DynamicsReport(Report):
                 levels=of_baselines("curve share", self.curve_share.baselines),
             ),
             Curves(
-                title="Belief read-out, last layer",
-                unit="held-out R²",
-                curves=read,
-                levels=of_baselines("belief R²", self.belief_r2.baselines),
-            ),
-            self._swapped(),
-            Curves(
                 title="Frame ratio, by layer",
                 unit="over chance",
                 curves=by_layer(self.frame_ratio.value),
                 levels=levels_of(self.frame_ratio),
             ),
         )
-        return curves_figure(self.title, self.steps, drawn)
 
     def _swapped(self) -> "Curves":
         """Return the panel of the answer shift by layer, with its ceiling."""
@@ -143,7 +159,7 @@ class DynamicsReport(Report):
         return Curves(
             title="Swapping the frame, by layer",
             unit="answer shift (bits)",
-            curves=[*by_layer(shift.value)[:_MAX_LAYERS], ceiling],
+            curves=[ceiling, *by_layer(shift.value)[:_MAX_LAYERS]],
             levels=(*of_baselines("layer 0", shift[..., 0].compared), ("no shift", 0.0)),
         )
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 
@@ -90,14 +91,17 @@ class RelabelingReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.relabeling_drawing import relabeling_figure
+        from bayesgeom.results.captions import with_captions
 
-        return relabeling_figure(
+        figure = relabeling_figure(
             self.title,
             before=self.kl_before_bits_by_sequence,
             after=self.kl_after_bits_by_sequence,
             difference=self.kl_difference_bits_by_position,
             bound=self.bound_bits,
         )
+        difference, size = self.headlines()[:2]
+        return with_captions(figure, (numbers(size), numbers(difference)))
 
 
 @final

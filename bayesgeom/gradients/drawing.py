@@ -9,11 +9,13 @@ from jaxtyping import Float
 from bayesgeom.charts.heads import add_heads, add_note
 from bayesgeom.charts.lines import add_baseline, add_line
 from bayesgeom.gradients.tally import OTHER
+from bayesgeom.results.captions import with_captions
 from bayesgeom.results.theme import label_axes, log_axes, panels, series, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+_LAYERS_SHOWN = 2  # pages fold the panels of other layers
 _FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
 
 
@@ -56,7 +58,7 @@ def gradients_figure(title: str, maps: tuple[HeadMap, ...], binned: Binned) -> "
     for layer in layers:
         place = len(maps) + layer
         _add_layer(figure, (place // 2 + 1, place % 2 + 1), binned, layer)
-    return with_room_for_legend(figure)
+    return with_captions(with_room_for_legend(figure), (), n_shown=len(maps) + _LAYERS_SHOWN)
 
 
 def _add_norms(figure: "Figure", panel: tuple[int, int], of: HeadMap) -> None:

@@ -19,6 +19,7 @@ from bayesgeom.interventions.verdicts import (
     listed,
 )
 from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -105,6 +106,7 @@ class OnwardsReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
+        from bayesgeom.results.captions import with_captions
         from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, label_axes, panels, with_room_for_legend
 
         figure = panels(self.verdict, ("KL increase", "R² of the quantity"))
@@ -121,7 +123,7 @@ class OnwardsReport(Report):
             add_line(figure, (1, 2), at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(figure, (1, 2), "first erased layer", "held-out R²")
         figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8))
-        return with_room_for_legend(figure)
+        return with_captions(with_room_for_legend(figure), (numbers(self.headlines()[0]),))
 
     def table(self) -> str:
         """Return the verdict, then one row per first layer."""

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text, with_minus
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
 from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, ceiling_of, headline_of
 from bayesgeom.results.tables import aligned
@@ -206,7 +207,7 @@ class InterventionReport(Report):
         """Return layers with the same verdict and the same reason against use."""
         groups: dict[tuple[str, str], list[int]] = {}
         for layer in self.layers:
-            reason = self.reason_by_layer[layer]
+            reason = with_minus(self.reason_by_layer[layer])
             key = against(reason) or reason if self.verdict_by_layer[layer] == UNDECIDED else ""
             groups.setdefault((self.verdict_by_layer[layer], key), []).append(layer)
         return list(groups.values())
@@ -220,7 +221,7 @@ class InterventionReport(Report):
 
     def _explained(self, layer: int) -> str:
         group = next(own for own in self._groups() if layer in own)
-        return explained(group, self.verdict_by_layer[layer], [self.reason_by_layer[at] for at in group])
+        return explained(group, self.verdict_by_layer[layer], [with_minus(self.reason_by_layer[at]) for at in group])
 
     def _ruling(self, layer: int) -> Headline:
         """Return the headline of one layer: its effect, verdict and reason."""
@@ -232,7 +233,14 @@ class InterventionReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure
+        from bayesgeom.results.captions import with_captions
 
+        at = self.strongest()
+        where = f"layer {at}, {self.subspace}"
+        said = [
+            self._said("change_bits", (KL, at, 0), f"KL increase, {where}"),
+            self._said("change_bits", (ERROR, at, 0), f"increase in entropy error, {where}"),
+        ]
         ceilings = self.change_bits.ceiling[..., 0]
         increase = Profile(
             title="KL increase", y="increase in KL (bits)", effect=self.kl_increase_bits, ceiling=ceilings[KL]
@@ -250,7 +258,13 @@ class InterventionReport(Report):
             title = f"Movement towards the donor's {self.quantity}"
             ceiling = self.movement.ceiling[:, 0]
             chosen = [Profile(title=title, y="share of the way", effect=self.movement, ceiling=ceiling), increase]
-        return intervention_figure(f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}", chosen, self.bands)
+            said = [self._said("movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"), said[0]]
+        title = f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}"
+        return with_captions(intervention_figure(title, chosen, self.bands), said)
+
+    def _said(self, metric: str, at: tuple[int, ...], label: str) -> str:
+        """Return a number with interval and strongest baseline, which alone do not decide the verdict of its layer."""
+        return numbers(replace(headline_of(self, metric, at, label), ruling=self.verdict))
 
     def table(self) -> str:
         """Return the verdict, then one row per layer over all scored positions."""
@@ -258,7 +272,8 @@ class InterventionReport(Report):
         level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
-        reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {self.reason_by_layer[at]}" for at in self.layers]
+        said = zip(self.layers, (with_minus(self.reason_by_layer[at]) for at in self.layers), strict=True)
+        reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in said]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from bayesgeom.core.numbers import with_minus
 from bayesgeom.interventions.design import LEAST_CONTROLS
 from bayesgeom.subspaces.matching import SAME
 from bayesgeom.subspaces.readout import FLOOR, SLACK, Erasure
@@ -221,7 +222,7 @@ def _against_disuse(evidence: Evidence) -> list[str]:
     if evidence.is_readout:
         return ["decoder weights are only a read-out"]
     if evidence.erasure is not None and not evidence.erasure.has_quantity:
-        return [f"there is nothing to remove (R² {evidence.erasure.before:.3f})"]
+        return [f"there is nothing to remove (R² {with_minus(f'{evidence.erasure.before:.3f}')})"]
     if evidence.erasure is not None and not evidence.erasure.is_clearly_decodable:
         return [hardly_decodable(evidence.erasure.before)]
     if evidence.erasure is None or not evidence.erasure.is_complete:

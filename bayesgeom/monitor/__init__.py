@@ -2,6 +2,9 @@
 
 from bayesgeom.monitor import Monitor
 watch = Monitor(module, task, every=100)
+
+`Settings`, `Thresholds` and `Response` configure a monitor, `Event` is what it records, and `trainer_callback` makes a
+callback for `transformers.Trainer`.
 """
 
 from typing import TYPE_CHECKING
@@ -24,5 +27,4 @@ _HOMES = {
     "Thresholds": "rules",
     "trainer_callback": "watch",
 }
-__all__ = [*_HOMES]
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -27,6 +27,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # most attention weights read; least sequences read
+_SPREAD = "middle of sequences"  # of the quantile bands
 HYPOTHESES = "hypotheses"
 UNIFORM, OTHER = "uniform attention", "another sequence's attention"
 UNDEFINED = "undefined: consistency is 0 for any attention, since no consistent hypothesis appears in the context"
@@ -57,6 +59,7 @@ class AttentionEntropyReport(Report):
 
     name: ClassVar[str] = "attention_entropy"
     title: ClassVar[str] = "Attention entropy: does attention narrow, and does it follow the posterior?"
+    limit: ClassVar[str] = "at most four million attention weights are read"
     about: ClassVar[str] = (
         "Entropy measures over how many positions a head spreads its attention: as a share of the maximum, 1 is "
         "uniform and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. "
@@ -112,6 +115,7 @@ class AttentionEntropyReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.results.captions import with_captions
         from bayesgeom.results.theme import label_axes, panels, with_room_for_legend
 
         level = float(self.consistency.baseline(UNIFORM).value.max())
@@ -137,9 +141,11 @@ class AttentionEntropyReport(Report):
         baselines = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
         add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), baselines=baselines)
         add_profile(figure, (2, 2), middle, name="consistency", band=(least, most))
+        figure.update_traces(name=_SPREAD, selector={"fill": "toself", "name": "consistency, 95 % interval"})
         figure.update_yaxes(range=[0, 1], row=2, col=2)
         label_axes(figure, (2, 2), "layer", "consistency (1 is equal shares)")
-        return with_room_for_legend(figure)
+        last = numbers(headline_of(self, "consistency_last_layer", label="consistency, last layer"))
+        return with_captions(with_room_for_legend(figure), ("", "", "", last))
 
 
 def _has_hypotheses(trials: Trials) -> bool:

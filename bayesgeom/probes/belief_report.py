@@ -11,6 +11,7 @@ from jaxtyping import Float
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.memory import WIDEST_BASELINE
@@ -27,6 +28,7 @@ STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
 _NO_GUESS = "no hypothesis is ever the single best guess"
 _LAYER, _COUNT, _CONFIDENCE = "layer", "number of clusters k, last layer", "confidence of the exact belief, last layer"
+_SHOWN = 4  # panels of numbers that a page shows at once
 
 
 @final
@@ -65,6 +67,7 @@ class BeliefReadoutReport(Report):
 
     name: ClassVar[str] = "belief_readout"
     title: ClassVar[str] = "Belief read-out: is the exact posterior linearly decodable from the activations?"
+    limit: ClassVar[str] = "at most 3,072 scored positions are read"
     about: ClassVar[str] = (
         "A linear map from the model's vectors to the exact belief is fitted on half of the sequences and tested on "
         "the other half. R² is 1 if the belief is decoded exactly, and 0 if the map is no better than the average "
@@ -140,6 +143,7 @@ class BeliefReadoutReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.readout import Line, readout_figure
+        from bayesgeom.results.captions import with_captions
 
         ticks = {_LAYER: [str(layer) for layer in range(self.r2.value.shape[1])], _COUNT: self.cluster_counts}
         lines = []
@@ -161,7 +165,9 @@ class BeliefReadoutReport(Report):
                         before=before[0] if before else math.nan,
                     )
                 )
-        return readout_figure(self.title, lines, self._simplexes())
+        simplexes = self._simplexes()
+        figure = readout_figure(self.title, lines, [simplex for simplex, _ in simplexes])
+        return with_captions(figure, [said for _, said in simplexes], n_shown=len(simplexes) + _SHOWN)
 
     def _panels(self) -> tuple[_Panel, ...]:
         rand = "adjusted Rand index (0 is chance)"
@@ -192,20 +198,29 @@ class BeliefReadoutReport(Report):
             ),
         )
 
-    def _simplexes(self) -> "list[Simplex]":
-        """Return simplexes of exact beliefs, read-outs, and read-outs of an untrained network, at the same points."""
+    def _simplexes(self) -> "list[tuple[Simplex, str]]":
+        """Return simplexes of exact beliefs and of read-outs, also of an untrained network, with their captions."""
         from bayesgeom.charts.simplex import Simplex
 
-        read = [("Exact belief", self.drawn_belief)]
+        exact = f"Exact beliefs at {len(self.drawn_belief):,} scored positions; the other panels show the same ones."
+        read = [("Exact belief", self.drawn_belief, exact)]
         for row, site in enumerate(self.sites):
-            own, drawn = self.r2[row], self.drawn_readout[:, row]
-            read.append((f"Read from {site}, last layer (R² {number_text(own.value[-1])})", drawn[_LAST]))
+            drawn = self.drawn_readout[:, row]
+            last, first = (
+                numbers(headline_of(self, "r2", (row, at), f"held-out R² of the belief, {which} layer"))
+                for at, which in ((-1, "last"), (0, "first"))
+            )
+            read.append((f"Read from {site}, last layer", drawn[_LAST], last))
             if row == 0:
-                read.append((f"Read from {site}, layer 0 (R² {number_text(own.value[0])})", drawn[_FIRST]))
-            before = [f" (R² {number_text(level.value[-1])})" for level in own.baselines if level.name == UNTRAINED]
-            read.append((f"Untrained network, last layer{''.join(before)}", drawn[_UNTRAINED]))
+                read.append((f"Read from {site}, layer 0", drawn[_FIRST], first))
+            before = [level.value[-1] for level in self.r2[row].baselines if level.name == UNTRAINED]
+            fresh = "".join(f"Held-out R² of the belief, untrained: {number_text(r2)}." for r2 in before)
+            read.append(("Untrained network, last layer", drawn[_UNTRAINED], fresh))
         note = "no untrained network was run"
-        return [Simplex(title=title, placed=placed, belief=self.drawn_belief, note=note) for title, placed in read]
+        return [
+            (Simplex(title=title, placed=placed, belief=self.drawn_belief, note=note), said)
+            for title, placed, said in read
+        ]
 
 
 def window_levels(

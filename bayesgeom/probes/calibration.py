@@ -24,6 +24,7 @@ from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import of_untrained, stacked
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import mean_interval
@@ -146,10 +147,11 @@ class CalibrationReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.calibration import calibration_figure
+        from bayesgeom.results.captions import with_captions
 
         error, weaker = self.entropy_mae_bits_by_position, self._weaker()
         exact, model = self.entropy_bits_by_position
-        return calibration_figure(
+        figure = calibration_figure(
             title=self.title,
             exact=exact,
             model=model,
@@ -158,6 +160,7 @@ class CalibrationReport(Report):
             baselines={own.name: own.value for own in error.baselines if own.name not in weaker},
             examples=(self.example_entropy_bits[0], self.example_entropy_bits[1]),
         )
+        return with_captions(figure, ("", numbers(self.headlines()[0])))
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is better; these are not plotted."""

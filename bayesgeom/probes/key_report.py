@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.cosine import verdicts
@@ -42,6 +43,7 @@ class KeyOverlapReport(Report):
 
     name: ClassVar[str] = "key_overlap"
     title: ClassVar[str] = "Key overlap: are the keys of different tokens orthogonal?"
+    limit: ClassVar[str] = "at most 256 sequences are read"
     about: ClassVar[str] = (
         "Attention selects a token by its key. If the keys of different tokens have unrelated directions, a query can "
         "select one token without the others. The number is the mean |cosine| between keys of different tokens: 0 is "
@@ -173,6 +175,7 @@ class KeyOverlapReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.results.captions import with_captions
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
@@ -188,4 +191,4 @@ class KeyOverlapReport(Report):
         for i, (values, level) in enumerate(zip(self.overlap.value, chance, strict=True), start=1):
             panel = (i // 2 + 1, i % 2 + 1)
             add_heads(figure, panel, values, unit="|cosine|", baseline=float(level), limits=(0.0, 1.0), head="key head")
-        return with_room_for_legend(figure)
+        return with_captions(with_room_for_legend(figure), (numbers(self.headlines()[0]),))

@@ -76,6 +76,7 @@ class PassThresholdsReport(Report):
 
     name: ClassVar[str] = "pass_thresholds"
     title: ClassVar[str] = "Pass thresholds: does the model pass, and would chance?"
+    limit: ClassVar[str] = "at most 256 sequences are read"
     about: ClassVar[str] = (
         "The papers attribute the geometry of Bayesian inference to a language model that passes three thresholds. One "
         "or two directions have more than 30 % of the variance of its last values. The mean |cosine| of its keys is "

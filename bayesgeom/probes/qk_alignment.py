@@ -63,6 +63,7 @@ class QKAlignmentReport(Report):
 
     name: ClassVar[str] = "qk_alignment"
     title: ClassVar[str] = "Query–key alignment: does attention go to the evidence?"
+    limit: ClassVar[str] = "at most four million scores are ranked"
     about: ClassVar[str] = (
         "For each prediction the task names the earlier positions that are evidence, such as the pair stored under the "
         "same key. The number is a head's share of attention on those positions, minus its share on the positions that "

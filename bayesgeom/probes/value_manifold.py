@@ -24,6 +24,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
@@ -82,6 +83,7 @@ class ValueManifoldReport(Report):
 
     name: ClassVar[str] = "value_manifold"
     title: ClassVar[str] = "Value manifold: a curve ordered by uncertainty?"
+    limit: ClassVar[str] = "at most 3,072 scored positions are read"
     about: ClassVar[str] = (
         "Each dot is the model's vector at one scored position, plotted along the directions of largest variance "
         "(principal components, PC) and colored by the entropy of the exact posterior. The claim is that training "
@@ -145,15 +147,20 @@ class ValueManifoldReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
+        from bayesgeom.results.captions import with_captions
 
-        shown = ((site, self.sites.index(site)) for site in self.shown_sites)
+        shown = [(site, self.sites.index(site)) for site in self.shown_sites]
         row = self.sites.index("resid_post")
         order = {
             _CURVE: self.curve_share[row],
             _READ_OUT: self.entropy_r2[row],
             **{label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)},
         }
-        return manifold_figure(
+        said = list[str]()
+        for site, at in shown:
+            said.append(numbers(headline_of(self, "pc1_share", (at, -1), f"PC1 share of {site}, last layer")))
+            said.append(numbers(headline_of(self, "spearman", (0, at, -1), f"{_ORDERED[0]}, {site}, last layer")))
+        figure = manifold_figure(
             title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
             clouds=[
                 Cloud(
@@ -173,6 +180,7 @@ class ValueManifoldReport(Report):
             order=[Profile(name=name, values=own.value, baseline=_level(own, SHUFFLE)) for name, own in order.items()],
             baseline_labels=(UNTRAINED, SHUFFLE),
         )
+        return with_captions(figure, said)
 
 
 def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:

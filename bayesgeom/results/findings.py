@@ -65,12 +65,11 @@ def findings(sections: Sequence[Section]) -> list[Finding]:
 
 
 def caption(section: Section) -> str:
-    """Return the first finding of a section as the caption of its figure."""
+    """Return the first finding of a section if it is a sentence; "" for a number, which captions of panels state."""
     first = next(iter(_of_section(section)), None)
-    if first is None:
+    if first is None or not first.sentence:
         return ""
-    word = f"{_capital(first.verdict)}: " if first.sentence and first.verdict else ""
-    return f"{word}{first.sentence or first.numbers}"
+    return f"{_capital(first.verdict)}: {first.sentence}" if first.verdict else first.sentence
 
 
 def verdict_word(line: Headline) -> str:

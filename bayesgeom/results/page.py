@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from bayesgeom.core.numbers import with_minus
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.results.chart import further_figures
 from bayesgeom.results.findings import caption, findings, tone, verdict_word
@@ -46,6 +47,7 @@ def section_of(name: str, report: Any) -> Section:
         counts=report.counts,
         verdict=report.conclusion(),
         rule=report.rule,
+        fewer=_fewer(report),
         further=further_figures(report),
     )
 
@@ -77,6 +79,7 @@ def page(
         subtitles={section.name: _subtitle(section) for section in sections},
         captions={section.name: caption(section) for section in sections},
         tone=tone,
+        minus=with_minus,
         word=verdict_word,
         drawn=drawn,
         skipped=skipped,
@@ -103,6 +106,15 @@ def notebook_html(summary: str, figure: go.Figure | None) -> str:
     return f"<pre>{html.escape(summary)}</pre>\n{drawn}"
 
 
+def _fewer(report: Any) -> str:
+    """Return why a report has fewer sequences than were requested; "" where it has not, or this is unknown."""
+    requested, stored = report.provenance.get("arguments", {}).get("n"), report.provenance.get("n_recorded")
+    if not isinstance(requested, int) or report.n >= requested or report.counts != "sequence":
+        return ""
+    why = "activations were stored for these only" if report.n == stored else report.limit
+    return f"of {requested:,} requested{f': {why}' if why else ''}"
+
+
 def _figure(report: Any) -> go.Figure:
     """Return the figure of a report, or an empty figure with the reason if a plug-in's figure cannot be drawn."""
     with Contained(is_foreign=is_foreign(type(report))) as drawing:
@@ -124,7 +136,7 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     if not (name and task and sections):
         return ""
     counts = {(section.n, section.counts) for section in sections}
-    of = " or ".join(sorted(f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts)) if len(counts) < 3 else ""
+    of = "".join(f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts) if len(counts) == 1 else ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."

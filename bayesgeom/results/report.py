@@ -42,7 +42,8 @@ class Report(ABC):
 
     `name` is that of the probe or function, and `title` the heading of its section. `about` explains what was measured,
     how to read it, and what the baselines are, to a reader who does not know the papers. `rule` states how verdicts are
-    reached; pages show it on request. `n` is the number of sequences measured, or of the units that `counts` names.
+    reached; pages show it on request. `n` is the number of sequences measured, or of the units that `counts` names, and
+    `limit` why it can be less than requested.
     `provenance` holds model, weights, task, arguments and versions; it is empty for a report made by hand.
     """
 
@@ -51,6 +52,7 @@ class Report(ABC):
     title: ClassVar[str]
     about: ClassVar[str]
     rule: ClassVar[str] = ""
+    limit: ClassVar[str] = ""
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One report on the page; `verdict` is its conclusion in a sentence, and `rule` how it is reached."""
+    """One report on the page; `verdict` is its conclusion in a sentence, and `rule` how it is reached.
+
+    `fewer` states why `n` is less than requested; "" where it is not.
+    """
 
     name: str
     title: str
@@ -24,6 +27,7 @@ class Section:
     counts: str = "sequence"
     verdict: str = ""
     rule: str = ""
+    fewer: str = ""
     further: "Mapping[str, Figure]" = field(default_factory=dict)  # of charts, by name
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import plotly.graph_objects as go
 
+from bayesgeom.results.captions import caption_of, n_shown, stated_caption
 from bayesgeom.results.theme import DARK, EXACT, entries
 
 DIGITS = 5  # significant digits of a plotted number
@@ -39,10 +40,11 @@ class Key:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One plot of the page. `drawn` is what plotly.js draws."""
+    """One plot of the page. `caption` states what it shows, and `drawn` is what plotly.js draws."""
 
     id: str
     title: str
+    caption: str
     alt: str
     height: int
     keys: Sequence[Key]
@@ -52,13 +54,16 @@ class Panel:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """The panels of one figure, and why others are missing. `is_wide`: panels are as wide as the page."""
+    """The panels of one figure, and why others are missing.
+
+    `is_wide`: panels are as wide as the page. `folded` are panels that the page shows on request.
+    """
 
     title: str
-
     panels: Sequence[Panel]
     notes: Sequence[str]
     is_wide: bool
+    folded: Sequence[Panel] = ()
 
 
 def split(figure: go.Figure, name: str) -> Drawing:
@@ -85,7 +90,10 @@ def split(figure: go.Figure, name: str) -> Drawing:
         if traces:
             found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"{name}-{number}", title)))
     columns = {round((x.domain or (0, 1))[0], 2) for x in figure.select_xaxes()}
-    return Drawing(title=heading, panels=found, notes=notes, is_wide=len(columns) == 1 or len(found) == 1)
+    last = n_shown(figure) or math.inf
+    shown = sum(1 for panel in found if int(panel.id.rpartition("-")[2]) <= last)
+    is_wide = len(columns) == 1 or len(found) == 1
+    return Drawing(title=heading, panels=found[:shown], folded=found[shown:], notes=notes, is_wide=is_wide)
 
 
 def _is_text(trace: Any) -> bool:
@@ -139,7 +147,8 @@ def _whole(figure: go.Figure, identifier: str) -> Panel:
         own["layout"] |= {"paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR}
         own["layout"]["margin"] = {**layout["margin"], "t": 10}
         own["frames"] = [frame.to_plotly_json() for frame in figure.frames]
-    return Panel(id=identifier, title="", alt=title or "figure", height=height, keys=(), drawn=own)
+    caption, alt = stated_caption(figure, 0), title or "figure"
+    return Panel(id=identifier, title="", caption=caption, alt=alt, height=height, keys=(), drawn=own)
 
 
 _CLEAR = "rgba(0,0,0,0)"
@@ -189,7 +198,8 @@ def _panel(
     )
     drawn = {"data": [_trace(figure.data[index]) for index in traces], "layout": layout}
     total = int(height) + _MARGIN["t"] + _MARGIN["b"]
-    return Panel(id=identifier, title=title, alt=alt, height=total, keys=keys, drawn=drawn)
+    caption = caption_of(figure, axis)
+    return Panel(id=identifier, title=title, caption=caption, alt=alt, height=total, keys=keys, drawn=drawn)
 
 
 def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
@@ -284,5 +294,5 @@ def _axis_name(axis: str) -> str:
 
 def as_json(drawings: Iterable[Drawing]) -> str:
     """Return the plotly.js input of all panels as JSON, by their identifiers."""
-    panels = {panel.id: compact(panel.drawn) for drawing in drawings for panel in drawing.panels}
+    panels = {panel.id: compact(panel.drawn) for drawing in drawings for panel in (*drawing.panels, *drawing.folded)}
     return json.dumps(panels, separators=(",", ":"), ensure_ascii=False)

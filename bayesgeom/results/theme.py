@@ -189,24 +189,24 @@ def entries(figure: go.Figure) -> dict[str, dict[str, list[int]]]:
 def with_room_for_legend(figure: go.Figure) -> go.Figure:
     """Return the figure with a legend below each panel, made higher so that panels keep their size."""
     listed, layout = entries(figure), figure.layout
-    if layout.meta == _SPACED or not listed:
+    if (layout.meta or {}).get(_SPACED) or not listed:
         return go.Figure(figure)
     spaced = go.Figure(figure)
     width = PAGE_WIDTH - layout.margin.l - layout.margin.r
     rows: dict[float, int] = {}  # lines of the highest legend, by the upper edge of the row
     for x in spaced.select_xaxes():
-        names = listed.get(_axis_id(x), {})
+        names = listed.get(axis_id(x), {})
         top = spaced.layout[_axis_name(x.anchor or "y")].domain[1]
         rows[top] = max(rows.get(top, 0), _lines(list(names), width * (x.domain[1] - x.domain[0])))
     moved = _Stretch(rows, layout.height - layout.margin.t - layout.margin.b)
     for x in spaced.select_xaxes():
         y = spaced.layout[_axis_name(x.anchor or "y")]
         below = moved(y.domain[0]) - BELOW / moved.height
-        _place_legends(spaced, listed.get(_axis_id(x), {}), (x.domain[0], x.domain[1], below), width)
+        _place_legends(spaced, listed.get(axis_id(x), {}), (x.domain[0], x.domain[1], below), width)
     _move(spaced, moved)
-    return spaced.update_layout(
-        height=layout.height + moved.added, margin_b=layout.margin.b + moved.last, meta=_SPACED, showlegend=True
-    )
+    height, below = layout.height + moved.added, layout.margin.b + moved.last
+    noted = {**(layout.meta or {}), _SPACED: True}
+    return spaced.update_layout(height=height, margin_b=below, meta=noted, showlegend=True)
 
 
 def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> None:
@@ -216,7 +216,7 @@ def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> Non
 
 
 _RAMP = 6  # colors of `LAYERS` from light to dark; those after them are another ramp
-_SPACED = "a legend under each panel"
+_SPACED = "is_spaced"  # key of the figure's notes: a legend under each panel
 _LEAST_DECADES = 0.5
 
 
@@ -297,5 +297,6 @@ def _axis_name(axis: str) -> str:
     return f"{axis[0]}axis{axis[1:]}"
 
 
-def _axis_id(axis: "go.layout.XAxis") -> str:
+def axis_id(axis: "go.layout.XAxis") -> str:
+    """Return the short name of an axis, such as "x2"."""
     return str(axis.plotly_name).replace("axis", "")

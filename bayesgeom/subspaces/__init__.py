@@ -2,6 +2,20 @@
 
 from bayesgeom import subspaces
 subspaces.covariance("entropy"), subspaces.leace("belief"), subspaces.top_jacobian(16)
+
+Subspaces for `bayesgeom.intervene(model, subspace=…)`:
+
+    leace          the component that the least-change affine eraser of a quantity removes
+    covariance     the span of the covariance with a quantity
+    decoder        the weights of a ridge map to a quantity
+    belief_readout the row space of the ridge map to the exact belief
+    entropy_axis   one direction along which entropy increases
+    frame          the span of the hypothesis tokens
+    top_jacobian   the main directions of the gradients of the answer logits
+    trained_swap   directions trained so that a swap moves the model's own quantity
+    random         a random subspace
+    basis, fixed   your own columns, or the same subspace in every layer
+    fit_from_text  the fit that the command line writes as NAME or NAME:argument
 """
 
 from typing import TYPE_CHECKING
@@ -39,5 +53,4 @@ _HOMES = dict.fromkeys(
     ),
     "fits",
 )
-__all__ = [*_HOMES]
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

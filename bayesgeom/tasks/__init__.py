@@ -1,4 +1,22 @@
-"""Tasks, one file each: wind tunnels with an exact posterior at every step, and text tasks for language models."""
+"""Tasks, one file each: wind tunnels with an exact posterior at every step, and text tasks for language models.
+
+With an exact posterior:
+
+    Bijection          a new permutation in each sequence; the last key has no value
+    AssociativeRecall  a new one-to-one map: some pairs are stored, then queried
+    HMM                a new hidden Markov model in each sequence
+    StickyMarkov       one fixed ring; the belief is over its states
+    Mess3, Process     a fixed generator of symbols with hidden states
+    ModularRecurrence  numbers that follow a recurrence modulo a number
+
+In words, for language models:
+
+    LabeledEvidence    lines with labels and a last word
+    InContext          one of the tasks above, in words
+    Prompts            your own texts, or the shipped prompts
+
+`WindTunnel` and `TextTask` are the base classes of new tasks. `help(bayesgeom.tasks.HMM)` describes one task.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -32,19 +50,4 @@ _HOMES = {
     "StickyMarkov": "sticky_markov",
     "ModularRecurrence": "modular_recurrence",
 }
-__all__ = [
-    "HMM",
-    "AssociativeRecall",
-    "Bijection",
-    "InContext",
-    "LabeledEvidence",
-    "Mess3",
-    "ModularRecurrence",
-    "Process",
-    "Prompts",
-    "StickyMarkov",
-    "TextTask",
-    "WindTunnel",
-]
-
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -281,7 +281,7 @@ def test_a_figure_does_not_say_its_heading_again(title: str, shown: str) -> None
     figure = panels(title, ("a",), n_columns=1)
     add_line(figure, (1, 1), [2, 3], np.array([0.5, 0.25]), name="measured")
     text = page("t", [replace(section("first", "First: is it?"), figure=figure)], skipped={}, provenance={})
-    under = text.split("</figcaption>")[1].split('<div id="figure-first"')[0].strip()
+    under = text.split('role="group" aria-label="First: is it?">')[1].split('<div id="figure-first"')[0].strip()
     assert under == (f'<p class="note">{shown}</p>' if shown else "")
 
 

@@ -124,11 +124,11 @@ def callables_of(prefix: str, names: Iterable[str], home: object) -> Iterator[tu
 
 def measuring() -> set[str]:
     """Public functions and methods, of the package and of its public modules, that return a report or a diagnosis."""
-    modules = {name: own for name in bayesgeom.__all__ if inspect.ismodule(own := getattr(bayesgeom, name))}
+    modules = {name: own for name in dir(bayesgeom) if inspect.ismodule(own := getattr(bayesgeom, name))}
     assert modules.keys() == {"ablations", "claims", "monitor", "subspaces", "tasks"}
-    found = dict(callables_of("", bayesgeom.__all__, bayesgeom))
+    found = dict(callables_of("", dir(bayesgeom), bayesgeom))
     for name, module in modules.items():
-        found |= dict(callables_of(f"{name}.", module.__all__, module))
+        found |= dict(callables_of(f"{name}.", dir(module), module))
     return {name for name, own in found.items() if name != "load_report" and gives_result(own)}
 
 

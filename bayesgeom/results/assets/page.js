@@ -28,7 +28,10 @@
   };
   draw(prefersDark.matches);
   prefersDark.addEventListener("change", () => draw(prefersDark.matches));
-  addEventListener("beforeprint", () => draw(false, 640));
+  const folds = document.querySelectorAll("details.more");
+  const fit = (fold) => { if (fold.open) fold.querySelectorAll(".plot").forEach((place) => Plotly.Plots.resize(place)); };
+  folds.forEach((fold) => fold.addEventListener("toggle", () => fit(fold)));
+  addEventListener("beforeprint", () => { folds.forEach((fold) => { fold.open = true; }); draw(false, 640); });
   addEventListener("afterprint", () => draw(prefersDark.matches));
   document.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
     const isShown = button.getAttribute("aria-pressed") !== "true";
