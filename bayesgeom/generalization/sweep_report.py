@@ -13,6 +13,7 @@ from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate, stacked
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -76,14 +77,19 @@ class SweepReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.sweep_drawing import sweep_figure
+        from bayesgeom.results.captions import with_captions
 
-        return sweep_figure(
+        figure = sweep_figure(
             self.title,
             (self.vary, self.values),
             entropies=(self.exact_entropy_bits, self.model_entropy_bits),
             tokens=(self.exact_tokens, self.model_tokens),
             errors=(self.kl_bits, self.entropy_mae_bits),
         )
+        last = f"{self.vary}={self.values[-1]}"
+        errors = (("kl_bits", "KL"), ("entropy_mae_bits", "entropy error"))
+        said = (numbers(headline_of(self, metric, (-1,), f"{label} at {last}")) for metric, label in errors)
+        return with_captions(figure, ("", "", *said))
 
     def table(self) -> str:
         """Return one row per value, then the reasons why the model could not be run."""

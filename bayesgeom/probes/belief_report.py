@@ -207,14 +207,14 @@ class BeliefReadoutReport(Report):
         for row, site in enumerate(self.sites):
             drawn = self.drawn_readout[:, row]
             last, first = (
-                numbers(headline_of(self, "r2", (row, at), f"held-out R² of the belief, {which} layer"))
+                numbers(headline_of(self, "r2", (row, at), f"R² of the belief, {which} layer"))
                 for at, which in ((-1, "last"), (0, "first"))
             )
             read.append((f"Read from {site}, last layer", drawn[_LAST], last))
             if row == 0:
                 read.append((f"Read from {site}, layer 0", drawn[_FIRST], first))
             before = [level.value[-1] for level in self.r2[row].baselines if level.name == UNTRAINED]
-            fresh = "".join(f"Held-out R² of the belief, untrained: {number_text(r2)}." for r2 in before)
+            fresh = "".join(f"R² of the belief, last layer, untrained network: {number_text(r2)}." for r2 in before)
             read.append(("Untrained network, last layer", drawn[_UNTRAINED], fresh))
         note = "no untrained network was run"
         return [

@@ -135,7 +135,7 @@ def _of_lines(lines: Sequence[Any], bands: Sequence[Any], titles: tuple[str, str
     ended = [t for t, last in sorted(known, key=lambda own: own[1][1]) if last[0] == end]
     axis, comma, condition = x.partition(",")  # "number of clusters k, last layer"
     where = f"{axis}{' =' if '/' in axis else ''} {_tick(end, ticks)}{comma}{condition}".strip()
-    beside = _levels([t for t in lines if _color(t) in (BASELINE, EXACT)], end)
+    beside = _levels([t for t in lines if _color(t) in (BASELINE, EXACT)], end, _level(ended[0], end))
     if len(ended) == 1:
         name = f"{_name(ended[0])} " if _name(ended[0]).lower() not in y.lower() else ""
         return f"{_capital(y)} at {where}: {name}{_value(ended[0], end, bands)}{beside}."
@@ -146,15 +146,17 @@ def _of_lines(lines: Sequence[Any], bands: Sequence[Any], titles: tuple[str, str
     return f"{_capital(y)} at {where}: from {' to '.join(ends)}{beside}."
 
 
-def _levels(lines: Sequence[Any], at: float) -> str:
-    """Return gray and black levels at a place, those of the same name as a range."""
+def _levels(lines: Sequence[Any], at: float, value: float) -> str:
+    """Return the gray and black levels at a place that are nearest to a value, those of the same name as a range."""
     found: dict[str, list[float]] = {}
     for trace in lines:
         if np.isfinite(level := _level(trace, at)):
             found.setdefault(_name(trace), []).append(level)
+    nearest = sorted(found, key=lambda name: min(abs(own - value) for own in found[name]))[:_LISTED]
+    found = {name: own for name, own in found.items() if name in nearest}
     texts = {name: " to ".join(dict.fromkeys(map(number_text, (min(own), max(own))))) for name, own in found.items()}
     unnamed = [name for name, text in texts.items() if text in name]  # "threshold 0.01 bits"
-    said = [*_pairs({name: text for name, text in texts.items() if name not in unnamed}), *unnamed][:_LISTED]
+    said = [*_pairs({name: text for name, text in texts.items() if name not in unnamed}), *unnamed]
     return f"; {', '.join(said)}" if said else ""
 
 
