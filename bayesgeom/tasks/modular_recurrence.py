@@ -5,25 +5,43 @@ independent and uniform. After k numbers the odds for a rule have been multiplie
 p^(k−3), which is 1, 1, 1, then p, p², … as long as a rule fits. If no rule fits, the sequence is noise. The difficulty
 axis is `n_hypotheses`: p² rules and the noise.
 
+**Opaque form.** Each sequence starts with a header: ORD, a random order of p symbols, SEP. The symbol at place x stands
+for the number x in this sequence only. Numbers are then shown as symbols, with ids of their own.
+
+**Prefixes.** A hash of the first three numbers assigns each sequence to one of `prefix_buckets` buckets; one bucket is
+held out. The prior is uniform over the rules and starts whose prefix is in the chosen buckets. The noise is restricted
+in the same way: its first three numbers are uniform over the prefixes in these buckets. If only rules were restricted,
+a held-out prefix would prove that the sequence is noise, and the exact observer would be right not to infer a rule.
+Restricted prefixes change the posterior before the third number. From the third on, they multiply the odds for a rule
+by a constant near 1: the share of allowed prefixes over the share of allowed rules and starts.
+
 References:
     The follow-up of Agarwal, Dalal & Misra 2025 (arXiv:2512.22471) on the limits of their construction, in their public
-    code: p = 17, length 16.
+    code: p = 17, length 16. There the hash covers prefixes of rules with two different first numbers only, and noise is
+    not restricted.
 """
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import Relations, Trials
-from bayesgeom.tasks.base import WindTunnel, check_parameters
+from bayesgeom.core.trials import NO_LABEL, Relations, Trials
+from bayesgeom.tasks.base import WindTunnel, check_parameters, random_order
 from bayesgeom.tasks.limits import check_affordable
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
+_HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN
+_PREFIX_BYTES = 40.0  # a prefix: its hash, and whether it and its rule are allowed
+_PREFIX = 3  # numbers that determine the bucket
+_Numbers = Int64[Tensor, "batch pos_and_one"]
 
 
 @final
@@ -31,12 +49,22 @@ _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, 
 class ModularRecurrence(WindTunnel):
     """`length` numbers below `modulus`; the label at each is the next one, and the last label is not shown.
 
-    `belief` is over the noise, then over all rules (a, b) in the order of a·p + b.
+    `belief` is over the noise, then over all rules (a, b) in the order of a·p + b. Rules are about numbers: in the
+    opaque form, about the places of symbols in the header.
 
     Args:
         modulus: Number of different numbers p.
         length: Numbers in a sequence; each is a scored position.
-        rule_share: Share of sequences that follow a rule; the others are noise.
+        rule_share: Prior probability of a rule.
+        opaque: Whether a header states which symbol stands for which number, anew in each sequence.
+        prefixes: "all": any first three numbers. "trained": those of all buckets except `held_out`. "held_out": those
+            of the bucket `held_out`.
+        prefix_buckets: Number of buckets of prefixes.
+        held_out: The bucket that "trained" leaves out.
+        kinds: "both": rules and noise as in the prior. "rules", "noise": only these are drawn; the posterior is still
+            that of the prior with both.
+        scored_from: Index of the first scored number.
+        scored_to: Index after the last scored number. None: all numbers to the end.
 
     Raises:
         InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
@@ -45,12 +73,21 @@ class ModularRecurrence(WindTunnel):
         >>> from bayesgeom import tasks
         >>> tasks.ModularRecurrence(modulus=5, length=7).n_hypotheses  # 25 rules and the noise
         26
+        >>> tasks.ModularRecurrence(modulus=5, length=7, opaque=True).n_pos  # ORD, 5 symbols, SEP and 7 numbers
+        14
     """
 
     name: ClassVar[str] = "modular-recurrence"
     modulus: int = 17
     length: int = 16
     rule_share: float = 0.5
+    opaque: bool = False
+    prefixes: Literal["all", "trained", "held_out"] = "all"
+    prefix_buckets: int = 5
+    held_out: int = 0
+    kinds: Literal["both", "rules", "noise"] = "both"
+    scored_from: int = 0
+    scored_to: int | None = None
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -59,8 +96,18 @@ class ModularRecurrence(WindTunnel):
                 f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self.modulus}, "
                 f"{self.length}, {self.rule_share}."
             )
+        self._check_scored()
         cells = float(self.n_hypotheses) * self.length
-        check_affordable(self, _CELL_BYTES * cells, n_steps=self.length, on=("modulus", "length"))
+        header = _HEADER_BYTES * self.n_hypotheses * self.n_header
+        prefixes = 0.0 if self.prefixes == "all" else _PREFIX_BYTES * float(self.modulus) ** _PREFIX
+        check_affordable(
+            self,
+            _CELL_BYTES * cells + header,
+            n_steps=self.length,
+            constant_bytes=prefixes,
+            on=("modulus", "length"),
+        )
+        self._check_prefixes()
 
     @property
     def n_hypotheses(self) -> int:
@@ -68,103 +115,294 @@ class ModularRecurrence(WindTunnel):
         return self.modulus**2 + 1
 
     @property
+    def n_header(self) -> int:
+        """Number of tokens before the first number: p + 2 in the opaque form, else 0."""
+        return self.modulus + 2 if self.opaque else 0
+
+    @property
     def d_vocab(self) -> int:
-        return self.modulus
+        return 2 * self.modulus + 2 if self.opaque else self.modulus
 
     @property
     def n_pos(self) -> int:
-        return self.length
+        return self.n_header + self.length
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        kind = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
-        return self.trials(self._numbers(kind < self.rule_share, self._below((n, 1), generator), generator))
+        is_rule = self._kinds(n, generator)
+        numbers = self._numbers(is_rule, self._starts(is_rule, generator), generator)
+        return self.trials(numbers, self._orders(n, generator))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """Draw pairs with the same start and kind, and another rule or other noise."""
-        kind = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
-        start = self._below((n, 1), generator)
-        original, donor = (self.trials(self._numbers(kind < self.rule_share, start, generator)) for _ in range(2))
+        """Draw pairs with the same header, start and kind, and another rule or other noise."""
+        is_rule = self._kinds(n, generator)
+        start = self._starts(is_rule, generator)
+        both = [self._numbers(is_rule, start, generator) for _ in range(2)]
+        order = self._orders(n, generator)
+        original, donor = (self.trials(numbers, order) for numbers in both)
         return original, donor
 
-    def trials(self, numbers: Int64[Tensor, "batch pos_and_one"]) -> Trials:
-        """Build sequences from numbers; the last number is the label and not shown."""
-        tokens, ids = numbers[:, :-1].contiguous(), torch.arange(self.modulus, device=numbers.device)
-        belief = self._belief(tokens)
+    def trials(self, numbers: _Numbers, order: Int64[Tensor, "batch number"] | None = None) -> Trials:
+        """Build sequences from numbers; the last number is the label and not shown.
+
+        Args:
+            numbers: The numbers.
+            order: The symbol that stands for each number, by sequence, for the opaque form only.
+
+        Raises:
+            InvalidArgument: A prefix is not allowed by `prefixes`, or `order` is missing or not needed.
+        """
+        if (order is not None) != self.opaque:
+            raise InvalidArgument(f"order is the header of the opaque form only; opaque is {self.opaque}.")
+        self._check_allowed(numbers)
+        belief = self._belief(numbers[:, :-1])
+        predictive, labels = self._next_number(numbers[:, :-1], belief), numbers[:, 1:]
+        tokens, ids = numbers[:, :-1], torch.arange(self.modulus, device=numbers.device)
+        sets = {"inputs": ids}
+        if order is not None:
+            p, specials = self.modulus, torch.tensor([2 * self.modulus, 2 * self.modulus + 1], device=numbers.device)
+            first, last = specials.expand(len(order), 2).split(1, dim=1)
+            tokens = torch.cat([first, order, last, order.gather(1, tokens) + p], dim=1)
+            labels, predictive = order.gather(1, labels) + p, self._as_symbols(predictive, order)
+            sets, ids = {"header": ids, "inputs": ids + p}, ids + p
+        tokens, header = tokens.contiguous(), self.n_header
+        scored = torch.zeros_like(tokens, dtype=torch.bool)
+        scored[:, header:][:, self._scored] = True
         return Trials(
             tokens=tokens,
-            scored=torch.ones_like(tokens, dtype=torch.bool),
+            scored=scored,
             answers=ids,
-            predictive=self._next_number(tokens, belief),
-            belief=belief,
-            labels=numbers[:, 1:].contiguous(),
-            token_sets={"inputs": ids},
-            relations=Relations(draw=_relations, of=tokens),
+            predictive=_only_at(scored, predictive, torch.nan),
+            belief=_only_at(scored, belief, torch.nan),
+            labels=_only_at(scored, labels, NO_LABEL),
+            token_sets=sets,
+            relations=Relations(draw=functools.partial(_relations, header=header, scored=self._scored), of=tokens),
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return `uniform`, and `prior_odds`: the rules that fit, at their prior odds against the noise."""
-        rules = trials.belief[:, :, 1:]
-        fits = rules > 0
+        order, numbers = self._read(trials.tokens)
+        fits = trials.at_scored(trials.belief)[:, :, 1:] > 0
         n_fitting = fits.sum(dim=2, keepdim=True)
         share = self.rule_share * (n_fitting > 0).double()
         unweighed = torch.cat([1 - share, share * fits / n_fitting.clamp_min(1)], dim=2)
+        known = self._mixed(numbers[:, self._scored], unweighed)
         return {
-            "uniform": torch.full_like(trials.predictive, 1 / self.modulus),
-            "prior_odds": self._next_number(trials.tokens, unweighed),
+            "uniform": torch.full_like(known, 1 / self.modulus),
+            "prior_odds": known if order is None else self._as_symbols(known, order),
         }
 
     def token_labels(self) -> Sequence[str]:
-        return [str(i) for i in range(self.modulus)]
+        numbers = [str(i) for i in range(self.modulus)]
+        return [*(f"order {i}" for i in numbers), *numbers, "ORD", "SEP"] if self.opaque else numbers
+
+    @property
+    def _scored(self) -> slice:
+        return slice(self.scored_from, self.length if self.scored_to is None else self.scored_to)
+
+    def _check_scored(self) -> None:
+        end = self._scored.stop
+        if not 0 <= self.scored_from < end <= self.length:
+            raise InvalidArgument(
+                f"scored numbers need 0 ≤ scored_from < scored_to ≤ length, got {self.scored_from}, {self.scored_to} "
+                f"and length {self.length}."
+            )
+
+    def _check_prefixes(self) -> None:
+        if self.prefix_buckets < 2 or not 0 <= self.held_out < self.prefix_buckets:
+            raise InvalidArgument(
+                f"buckets of prefixes need prefix_buckets ≥ 2 and 0 ≤ held_out < prefix_buckets, got "
+                f"{self.prefix_buckets} and held_out={self.held_out}."
+            )
+        if self.prefixes == "all":
+            return
+        if self.length < _PREFIX:
+            raise InvalidArgument(
+                f"prefixes={self.prefixes!r} needs length ≥ {_PREFIX}, the numbers of a prefix, got {self.length}."
+            )
+        if not (self._allowed.any() and self._allowed_rules.any()):
+            raise InvalidArgument(
+                f"no rule has a prefix in the chosen buckets: modulus {self.modulus} is too small for "
+                f"{self.prefix_buckets} buckets with prefixes={self.prefixes!r}. Use fewer buckets."
+            )
+
+    def _check_allowed(self, numbers: _Numbers) -> None:
+        if self.prefixes != "all":
+            first, second, third = numbers[:, :_PREFIX].unbind(dim=1)
+            is_foreign = ~self._allowed.to(numbers.device)[first, second, third]
+            if bool(is_foreign.any()):
+                row = int(is_foreign.nonzero()[0])
+                raise InvalidArgument(
+                    f"sequence {row} starts with {numbers[row, :_PREFIX].tolist()}, which prefixes={self.prefixes!r} "
+                    f"excludes. Use prefixes='all' for sequences of any prefix."
+                )
+
+    @property
+    def _allowed(self) -> Bool[Tensor, "first second third"]:
+        """Whether each prefix is in the chosen buckets."""
+        is_held_out = _buckets(self.modulus, self.prefix_buckets) == self.held_out
+        return is_held_out if self.prefixes == "held_out" else ~is_held_out
+
+    @property
+    def _allowed_rules(self) -> Bool[Tensor, "first rule"]:
+        """Whether each rule has an allowed prefix from each start."""
+        first = torch.arange(self.modulus)[:, None]
+        second = self._successors(first)[:, 0]
+        slope, offset = self._rules(first.device)
+        return self._allowed[first, second, (slope * second + offset) % self.modulus]
+
+    def _kinds(self, n: int, generator: torch.Generator) -> Bool[Tensor, " batch"]:
+        """Draw which sequences follow a rule."""
+        share = {"both": self.rule_share, "rules": 1.0, "noise": 0.0}[self.kinds]
+        return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device) < share
+
+    def _starts(self, is_rule: Bool[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch 1"]:
+        if self.prefixes == "all":
+            return self._below((len(is_rule), 1), generator)
+        rules, noise = (own.flatten(1).sum(dim=1).double() for own in (self._allowed_rules, self._allowed))
+        weights = torch.where(is_rule[:, None], rules.to(is_rule.device), noise.to(is_rule.device))
+        return torch.multinomial(weights, 1, generator=generator)
+
+    def _orders(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch number"] | None:
+        return random_order(n, self.modulus, generator) if self.opaque else None
 
     def _below(self, shape: tuple[int, int], generator: torch.Generator) -> Int64[Tensor, "batch number"]:
         return torch.randint(self.modulus, shape, generator=generator, device=generator.device)
 
     def _numbers(
         self, is_rule: Bool[Tensor, " batch"], start: Int64[Tensor, "batch 1"], generator: torch.Generator
-    ) -> Int64[Tensor, "batch pos_and_one"]:
+    ) -> _Numbers:
         n = len(start)
-        slope, offset = self._below((n, 2), generator).split(1, dim=1)
-        noise = self._below((n, self.length), generator)
+        if self.prefixes == "all":
+            slope, offset = self._below((n, 2), generator).split(1, dim=1)
+            noise = self._below((n, self.length), generator)
+        else:
+            rules, others = (own.to(start.device).flatten(1) for own in (self._allowed_rules, self._allowed))
+            weights = torch.where(is_rule[:, None], rules[start[:, 0]], others[start[:, 0]]).double()
+            chosen = torch.multinomial(weights, 1, generator=generator)  # a rule, or the next two numbers of the noise
+            slope, offset = chosen // self.modulus, chosen % self.modulus
+            noise = torch.cat([slope, offset, self._below((n, self.length - 2), generator)], dim=1)
         numbers = [start]
         for step in range(self.length):
             follows = (slope * numbers[-1] + offset) % self.modulus
             numbers.append(torch.where(is_rule[:, None], follows, noise[:, step : step + 1]))
         return torch.cat(numbers, dim=1)
 
-    def _successors(self, tokens: Int64[Tensor, "batch pos"]) -> Int64[Tensor, "batch pos rule"]:
-        """Return the successor of each number under every rule."""
-        rule = torch.arange(self.modulus**2, device=tokens.device)
-        slope, offset = rule // self.modulus, rule % self.modulus
-        return (slope * tokens[:, :, None] + offset) % self.modulus
+    def _read(
+        self, tokens: Int64[Tensor, "batch pos"]
+    ) -> tuple[Int64[Tensor, "batch number"] | None, Int64[Tensor, "batch place"]]:
+        """Return header and numbers of sequences."""
+        if not self.opaque:
+            return None, tokens
+        order = tokens[:, 1 : 1 + self.modulus]
+        return order, order.argsort(dim=1).gather(1, tokens[:, self.n_header :] - self.modulus)
 
-    def _belief(self, tokens: Int64[Tensor, "batch pos"]) -> Float64[Tensor, "batch pos hypothesis"]:
+    def _as_symbols(
+        self, values: Float64[Tensor, "batch place answer"], order: Int64[Tensor, "batch answer"]
+    ) -> Float64[Tensor, "batch place answer"]:
+        """Return a distribution over numbers as one over the symbols that stand for them."""
+        return torch.empty_like(values).scatter_(2, order[:, None, :].expand_as(values), values)
+
+    def _rules(self, device: torch.device) -> tuple[Int64[Tensor, " rule"], Int64[Tensor, " rule"]]:
+        rule = torch.arange(self.modulus**2, device=device)
+        return rule // self.modulus, rule % self.modulus
+
+    def _successors(self, numbers: Int64[Tensor, "batch place"]) -> Int64[Tensor, "batch place rule"]:
+        """Return the successor of each number under every rule."""
+        number = torch.arange(self.modulus, device=numbers.device)[:, None]
+        slope, offset = self._rules(numbers.device)
+        return ((slope * number + offset) % self.modulus)[numbers]
+
+    def _belief(self, numbers: Int64[Tensor, "batch place"]) -> Float64[Tensor, "batch place hypothesis"]:
         """Return the belief. Likelihoods are relative to that of a fitting rule, 1/p, against the noise's 1/p^k."""
-        fits = torch.ones(*tokens.shape, self.modulus**2, dtype=torch.bool, device=tokens.device)
-        fits[:, 1:] = (self._successors(tokens[:, :-1]) == tokens[:, 1:, None]).cummin(dim=1).values
-        n_steps = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)
+        fits = torch.ones(*numbers.shape, self.modulus**2, dtype=torch.bool, device=numbers.device)
+        fits[:, 1:] = self._successors(numbers[:, :-1]) == numbers[:, 1:, None]
+        if self.prefixes != "all":
+            fits[:, 0] = self._allowed_rules.to(numbers.device)[numbers[:, 0]]
+        for earlier, later in itertools.pairwise(fits.unbind(dim=1)):  # several times as fast as cummin
+            later &= earlier
+        n_steps = torch.arange(numbers.shape[1], device=numbers.device, dtype=torch.float64)
+        noise, rules = (1 - self.rule_share) * float(self.modulus) ** -n_steps, self.rule_share / self.modulus**2
+        if self.prefixes != "all":
+            rules = rules / float(self._allowed_rules.double().mean())
+            noise = noise * self._allowed_share(numbers)
         # In long sequences the probability of noise underflows to 0, which is correct while a rule fits.
-        noise = torch.where(fits.any(dim=2), (1 - self.rule_share) * float(self.modulus) ** -n_steps, 1.0)
-        joint = torch.cat([noise[:, :, None], fits.double() * (self.rule_share / self.modulus**2)], dim=2)
+        noise = torch.where(fits.any(dim=2), noise, 1.0)
+        joint = torch.cat([noise[:, :, None], fits.double() * rules], dim=2)
         return joint / joint.sum(dim=2, keepdim=True)
 
+    def _allowed_share(self, numbers: Int64[Tensor, "batch place"]) -> Float64[Tensor, "batch place"]:
+        """Return the share of allowed prefixes among those that begin with these numbers, over that among all."""
+        allowed = self._allowed.to(numbers.device).double()
+        first, second = numbers[:, 0], numbers[:, 1]
+        shares = torch.ones(numbers.shape, dtype=torch.float64, device=numbers.device)
+        shares[:, 0] = allowed.mean(dim=(1, 2))[first]
+        shares[:, 1] = allowed.mean(dim=2)[first, second]
+        return shares / allowed.mean()
+
     def _next_number(
-        self, tokens: Int64[Tensor, "batch pos"], belief: Float64[Tensor, "batch pos hypothesis"]
-    ) -> Float64[Tensor, "batch pos answer"]:
+        self, numbers: Int64[Tensor, "batch place"], belief: Float64[Tensor, "batch place hypothesis"]
+    ) -> Float64[Tensor, "batch place answer"]:
+        """Return the exact predictive over numbers."""
+        if self.prefixes == "all":
+            return self._mixed(numbers, belief)
+        allowed = self._allowed.to(numbers.device).double()
+        noise = torch.full((*numbers.shape, self.modulus), 1 / self.modulus, dtype=torch.float64, device=numbers.device)
+        noise[:, 0] = allowed.sum(dim=2)[numbers[:, 0]]
+        noise[:, 1] = allowed[numbers[:, 0], numbers[:, 1]]
+        noise = noise / noise.sum(dim=2, keepdim=True)
+        return (belief[:, :, :1] * noise).scatter_add(2, self._successors(numbers), belief[:, :, 1:])
+
+    def _mixed(
+        self, numbers: Int64[Tensor, "batch place"], belief: Float64[Tensor, "batch place hypothesis"]
+    ) -> Float64[Tensor, "batch place answer"]:
+        """Return the next number under the rules and under uniform noise, weighted by the belief."""
         predictive = (belief[:, :, :1] / self.modulus).repeat(1, 1, self.modulus)
-        return predictive.scatter_add(2, self._successors(tokens), belief[:, :, 1:])
+        return predictive.scatter_add(2, self._successors(numbers), belief[:, :, 1:])
 
 
-def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-    """Mark earlier occurrences of this number, their successors, and the current, previous and earlier numbers."""
+@functools.lru_cache(maxsize=8)
+def _buckets(modulus: int, n: int) -> Int64[Tensor, "first second third"]:
+    """Return the bucket of each prefix: the finalizer of MurmurHash3 of its index, modulo the number of buckets."""
+    own = np.arange(modulus**_PREFIX, dtype=np.uint32)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        own = (own ^ (own >> np.uint32(shift))) * np.uint32(factor)  # modulo 2^32
+    own ^= own >> np.uint32(16)
+    return torch.from_numpy((own % np.uint32(n)).astype(np.int64)).reshape((modulus,) * _PREFIX)
+
+
+def _only_at(
+    scored: Bool[Tensor, "batch pos"], values: Shaped[Tensor, "batch place *rest"], other: float
+) -> Shaped[Tensor, "batch pos *rest"]:
+    """Return values of numbers at all positions, with another value where nothing is scored."""
+    if bool(scored.all()):
+        return values.contiguous()
+    header = scored.shape[1] - values.shape[1]
+    full = torch.full((*scored.shape, *values.shape[2:]), other, dtype=values.dtype, device=values.device)
+    full[scored] = values[scored[:, header:]]
+    return full
+
+
+def _relations(
+    tokens: Int64[Tensor, "batch pos"], *, header: int, scored: slice
+) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+    """Mark earlier occurrences of this number, their successors, and the current, previous and earlier numbers.
+
+    In the opaque form, also mark the place of the current number in the header.
+    """
     n, n_pos = tokens.shape
     pos = torch.arange(n_pos, device=tokens.device)
     back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)
+    is_number = pos >= header
     same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
     after_same = torch.cat([torch.zeros_like(same[:, :, :1]), same[:, :, :-1]], dim=2)
-    return {
+    found = {
         "after_same_number": after_same,
         "same_number": same,
         "current_number": back == 0,
-        "previous_number": back == 1,
-        "earlier_number": back > 1,
+        "previous_number": (back == 1) & is_number,
+        "earlier_number": (back > 1) & is_number,
     }
+    if header:
+        symbol = tokens - (header - 2)  # ids of numbers follow those of the header
+        found["place_in_header"] = (symbol[:, :, None] == tokens[:, None, :]) & ~is_number
+    return {name: own[:, header:][:, scored] for name, own in found.items()}
