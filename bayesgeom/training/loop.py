@@ -21,10 +21,11 @@ from bayesgeom.core.files import apart, atomic_file
 from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
 from bayesgeom.core.reading import read_json
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
+from bayesgeom.training.labels import labeled
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import (
     BEFORE_RECORDS,
@@ -219,11 +220,15 @@ def held_out_seed(recipe: Recipe) -> int:
 
 
 def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials) -> Float[Tensor, ""]:
-    """Return the cross-entropy over all ids at the scored positions, for the labels or the exact predictive."""
+    """Return the cross-entropy over all ids at the scored positions, for the labels or the exact predictive.
+
+    With `loss_positions`, only scored positions with a label count (see `training.labels`).
+    """
     if recipe.targets == "sampled":
         return nn.functional.cross_entropy(logits.flatten(0, 1), trials.labels.flatten())
-    log_probabilities = logits[trials.scored].log_softmax(-1)[:, trials.answers]
-    exact = trials.predictive[trials.scored].to(log_probabilities.dtype)
+    counted = trials.scored if recipe.loss_positions is None else trials.scored & (trials.labels != NO_LABEL)
+    log_probabilities = logits[counted].log_softmax(-1)[:, trials.answers]
+    exact = trials.predictive[counted].to(log_probabilities.dtype)
     return -(exact * log_probabilities).sum(-1).mean()
 
 
@@ -253,7 +258,7 @@ def training_step(
     # float32 sets no autocast, so it also works on devices without it.
     with torch.autocast(torch.device(device).type, torch.bfloat16) if is_half else contextlib.nullcontext():
         logits = module(trials.tokens)
-    loss = loss_nats(recipe, logits.float(), trials)
+    loss = loss_nats(recipe, logits.float(), labeled(recipe, trials, step))
     loss.backward()
     nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP)
     optimizers.step(step)

@@ -16,6 +16,7 @@ from bayesgeom.core.files import RUNS
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.tables import aligned
+from bayesgeom.training.construction import constructed
 from bayesgeom.training.duration import as_duration, typical_seconds
 from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.queued_sizes import PARAMETERS
@@ -174,13 +175,14 @@ _ONCE = (
 
 
 def _entries() -> Iterator[_Entry]:
-    """Slow chains, untied models, further seeds, the sweep, then recipes that are trained once."""
+    """Slow chains, untied models, further seeds, the sweep, recipes that are trained once, then modular recurrences."""
     yield from ((name, 0) for name in _SLOW)
     yield from (("bijection-transformer-untied", seed) for seed in (0, 1))
     yield from ((name, seed) for name in _QUICK for seed in (1, 2))
     yield from ((_named(name), 1) for name in _LONGER)
     yield from ((name, 0) for name in sweep())
     yield from ((name, 0) for name in _ONCE)
+    yield from ((name, seed) for name in constructed() for seed in (0, 1))
 
 
 def _named(name: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
+from bayesgeom.checks.arguments import fits
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
@@ -35,6 +36,8 @@ class Recipe:
         after: A recipe that is trained first; this one starts from its weights.
         also: Tasks that alternate with `task` by batch, for example the same task at other distances.
         warm_start: Shipped checkpoint whose weights it starts from, with their hash: "name@hash".
+        loss_positions: Number of first scored positions with a loss. None: all scored positions.
+        label_share: Probability of a loss at each scored position beyond `loss_positions`, drawn anew in every step.
     """
 
     name: str
@@ -57,6 +60,8 @@ class Recipe:
     after: "Recipe | None" = None
     also: tuple[WindTunnel, ...] = ()
     warm_start: str | None = None
+    loss_positions: int | None = None
+    label_share: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
@@ -79,6 +84,21 @@ class Recipe:
                 f"tasks in `also` must be of the same kind as {own}, with the same ids, and not longer. {self.name} "
                 f"also has {', '.join(map(str, self.also))}."
             )
+        self._check_loss()
+
+    def _check_loss(self) -> None:
+        if not 0 <= self.label_share <= 1 or (self.label_share and self.loss_positions is None):
+            raise InvalidArgument(
+                f"label_share is the share of labels beyond loss_positions, between 0 and 1: {self.name} has "
+                f"{self.label_share} with loss_positions={self.loss_positions}."
+            )
+        if self.loss_positions is not None:
+            n_scored = min(task.sample(1, seed=0).n_scored for task in (self.task, *self.also))
+            if not fits(self.loss_positions, int) or not 1 <= self.loss_positions <= n_scored:
+                raise InvalidArgument(
+                    f"loss_positions must be an integer between 1 and {n_scored}, the number of scored positions of "
+                    f"the task; {self.name} has {self.loss_positions!r}."
+                )
 
     def model_config(self) -> ModelConfig:
         """Return the config of the model, with the task's vocabulary and length."""
@@ -127,14 +147,18 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON types; `recipe_from_dict` is the inverse.
 
-        `also` and `warm_start` are omitted if empty, so that recipes agree with checkpoints from before these fields.
+        `also`, `warm_start`, `loss_positions` and `label_share` are omitted at their defaults, so that recipes agree
+        with checkpoints from before these fields.
         """
-        optional = ("also", "warm_start")
+        optional = ("also", "warm_start", "loss_positions", "label_share")
         plain = {field.name: vars(self)[field.name] for field in fields(self) if field.name not in optional}
         after = None if self.after is None else self.after.to_dict()
         also = {"also": [other.config() for other in self.also]} if self.also else {}
         start = {} if self.warm_start is None else {"warm_start": self.warm_start}
-        return {**plain, "task": self.task.config(), "sizes": dict(self.sizes), "after": after, **also, **start}
+        loss = {} if self.loss_positions is None else {"loss_positions": self.loss_positions}
+        share = {"label_share": self.label_share} if self.label_share else {}
+        rest = {"task": self.task.config(), "sizes": dict(self.sizes), "after": after}
+        return {**plain, **rest, **also, **start, **loss, **share}
 
 
 def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:

@@ -9,6 +9,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.training.compared import compared, untied
+from bayesgeom.training.construction import constructed
 from bayesgeom.training.rates import MULTIPLES, at_rates, sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.variants import all_variants
@@ -189,6 +190,7 @@ RECIPES |= {
         untied(),
         *sweep().values(),
         *all_variants().values(),
+        *constructed().values(),
     )
 }
 
