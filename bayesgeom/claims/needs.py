@@ -40,6 +40,13 @@ def check_needs(claim: Claim, runs: Path = RUNS) -> None:
         )
 
 
+def ways_to_make(claim: Claim) -> list[str]:
+    """Return a sentence for each checkpoint that the claim needs and that is not shipped: how to make it."""
+    shipped = checkpoints()
+    needed = dict.fromkeys(name for run in claim.decisive for name in run.needs)
+    return [_way(name) for name in needed if name not in shipped and "/" not in name]
+
+
 def _is_there(name: str, shipped: dict[str, Path], runs: Path) -> bool:
     if name in _INSTALLED:
         return Path(name).exists()

@@ -124,6 +124,8 @@ def _detail(claim: Claim) -> str:
     ]
     if claim.hold is not None:
         lines.append(f"- Why there is no verdict: {reason(claim)}.")
+    elif claim.measured is None:
+        lines += _missing(claim)
     if claim.measured is not None:
         shown = (
             f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
@@ -137,6 +139,14 @@ def _detail(claim: Claim) -> str:
         lines.append(f"- Finding: {claim.finding}")
     lines.append(f"- Does not show: {claim.does_not_show}")
     return "\n".join([*lines, "", "```sh", *dict.fromkeys(claim.commands), "```"])
+
+
+def _missing(claim: Claim) -> list[str]:
+    """The line on the checkpoints that a claim lacks, if any."""
+    from bayesgeom.claims.needs import ways_to_make  # it loads torch
+
+    ways = ways_to_make(claim)
+    return [f"- Why there is no verdict: its checkpoints are not trained. {'. '.join(ways)}."] if ways else []
 
 
 def _origins(claim: Claim) -> str:

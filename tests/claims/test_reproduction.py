@@ -11,7 +11,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.claims import reproduction
-from bayesgeom.claims.claim import Claim, Measurement, Number, Value, Verdict
+from bayesgeom.claims.claim import Claim, Condition, Measurement, Number, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.needs import arguments_of, check_needs
 from bayesgeom.claims.reading import agree, value_of, values_of
@@ -25,8 +25,9 @@ from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
+from bayesgeom.tasks.base import task_from_text
 from bayesgeom.training.duration import typical_seconds
-from bayesgeom.training.recipes import RECIPES
+from bayesgeom.training.recipes import RECIPES, recipe
 from tests.engines.stand_ins import AtOnce
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -121,12 +122,75 @@ def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path)
         reproduce(unknown, runs=tmp_path)
 
 
-@pytest.mark.parametrize("claim_id", [f"C{number}" for number in range(1, 8)])
+@pytest.mark.parametrize("claim_id", ["C5", "C6"])
 def test_a_claim_without_a_way_to_measure_it_says_what_is_missing(claim_id: str) -> None:
     """Commands of C3, C5 and C6 once measured something other than their criteria."""
     assert load()[claim_id].runs == () and verdict(load()[claim_id], {}) == "not tested"
-    with pytest.raises(InvalidArgument, match=f"{claim_id} cannot be run, .* no recipe for it exists: missing "):
+    with pytest.raises(InvalidArgument, match=f"{claim_id} cannot be run, .*: missing are "):
         reproduce(claim_id)
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "names"),
+    {
+        "C1": ("recurrence", "recurrence-opaque"),
+        "C2": ("recurrence-first5",),
+        "C3": ("recurrence-p31",),
+        "C4": ("recurrence",),
+        "C7": tuple(f"recurrence-first5{own}" for own in ("", "-labels1", "-labels5", "-labels25")),
+    }.items(),
+)
+def test_claims_on_the_recurrence_name_both_trainings_of_each_recipe(
+    claim_id: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    claim = load()[claim_id]
+    needed = [name for run in claim.runs for name in run.needs]
+    assert set(needed) == {f"{name}{seed}" for name in names for seed in ("", "-seed1")}
+    assert verdict(claim) == "not tested" and claim.seeds == claim.seeds_required == 2
+    message = "".join(rf".*`bayesgeom train {name} --seed 1` \(about \d h \d+ min on" for name in names)
+    with pytest.raises(CheckpointFault, match=f"claim {claim_id} needs 'recurrence.*{message}"):
+        reproduce(claim, runs=tmp_path)
+    for run in claim.runs:
+        model = run.command.split()[2]
+        task = next((word for word in run.command.split() if word.startswith("modular-recurrence:")), None)
+        assert (model,) == tuple(run.needs)
+        if task is not None:
+            task_from_text(task, trained=recipe(model.removesuffix("-seed1")).task)
+
+
+def at_threshold(claim: Claim, condition: Condition, inside: float) -> dict[str, Value]:
+    """Numbers that meet every condition of a claim, with one of them at `inside` times its threshold."""
+    levels = {"C1": {"integer": 0.01, "opaque": 0.8}, "C2": {"trained": 0.02, "beyond": 1.6}}[claim.id]
+    values = {name: levels[name.removesuffix("1")] for name in claim.numbers}
+    than = condition.than if isinstance(condition.than, float) else values[str(condition.than)]
+    values[condition.number] = inside * condition.times * than
+    return {name: Value(value=own, lo=own, hi=own, baseline=math.nan) for name, own in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("trained", "held_out", "expected"),
+    [(0.001, 0.2, "supported"), (0.03, 3.0, "not decided"), (4.7, 4.7, "not decided"), (0.001, 0.005, "not decided")],
+)
+def test_only_a_model_near_the_posterior_is_judged_on_held_out_prefixes(
+    trained: float, held_out: float, expected: str
+) -> None:
+    claim = load()["C3"]
+    levels = {name: held_out if name.startswith("held_out") else trained for name in claim.numbers}
+    numbers = {name: Value(value=own, lo=own, hi=own, baseline=math.nan) for name, own in levels.items()}
+    assert verdict(claim, numbers) == expected
+
+
+@pytest.mark.parametrize("claim_id", ["C1", "C2"])
+def test_the_recurrence_is_judged_by_both_trainings(claim_id: str) -> None:
+    claim = load()[claim_id]
+    for condition in claim.conditions:
+        better, worse, far = (1.1, 0.9, 0.1) if condition.side == "above" else (0.9, 1.1, 100.0)
+        assert verdict(claim, at_threshold(claim, condition, better)) == "supported"
+        assert verdict(claim, at_threshold(claim, condition, worse)) == "not decided"
+        is_one_enough = condition.fails_times != math.inf
+        assert verdict(claim, at_threshold(claim, condition, far)) == (
+            "contradicted" if is_one_enough else "not decided"
+        )
 
 
 def test_no_reason_denies_a_shipped_checkpoint() -> None:
