@@ -15,8 +15,17 @@ No rule that sees only the sample can undo that, so the intervals that are shown
 Verdicts:
 
 - passes: the 95 % binomial interval of the coverage, where an interval is shown, meets 92–97 %;
-- no interval: fewer than 5 % of the data sets show one, and the reason that the report gives is printed;
+- no interval: no data set shows one, and the reason that the report gives is printed;
+- rarely shown: fewer than 5 % of the data sets show one, too few for a coverage. Their share and how many of them hold
+  the truth are printed. If most of them miss it, the row FAILS;
 - FAILS: anything else, with what is wrong. Such a statistic must not have an interval at that size.
+
+Rare failures are the case in which a rule cannot do better. With 8 failures among 64 sequences an interval is shown,
+and with 7 it is not. At a rate of 5 % one data set in 70 has 8 or more, and its interval lies above 5 %. The same
+sample at a rate of 12 % has a correct interval. A higher limit moves the problem to a higher rate.
+
+The script is not named `coverage.py`. Its folder comes first on the search path of every script in it, so `import
+coverage` there, as in numba, would import this script instead of the package of that name.
 
 Rows that begin with "before" are what is no longer reported, for comparison. Every row has a seed of its own.
 
@@ -61,7 +70,7 @@ from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreement
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.cosine import overlaps, squared_lengths
-from bayesgeom.stats.intervals import CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
 from bayesgeom.stats.memory import WindowScores, effective_memory
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.readout import balanced_accuracy
@@ -85,6 +94,7 @@ REASONS = {
     CONSTANT: "all at 0 or at 1",
     FEW: "too few sequences differ",
     HEAVY: "heavy tail",
+    BIASED: "bias larger than the uncertainty",
 }
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]  # lower and upper ends; code of each, or whether one is shown
 
@@ -381,11 +391,14 @@ def rand_index(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return stacked(found), truth
 
 
-def key_overlap_row(label: str, noise: float) -> Row:
-    """Mean |cosine| of 20 mean keys in 32 dimensions, as each sequence shows every token once with noise."""
+def key_overlap_row(label: str, noise: float, *, apart: float = 1.0, why: str = "mean keys are noise in part") -> Row:
+    """Mean |cosine| of 20 mean keys in 32 dimensions, as each sequence shows every token once with noise.
+
+    Keys are a shared offset plus own parts of size `apart`; with small parts they are nearly parallel.
+    """
 
     def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
-        means, weights, found = rng.normal(size=(20, 32)) + 0.7, torch.from_numpy(jackknife_weights(n)), []
+        means, weights, found = apart * rng.normal(size=(20, 32)) + 0.7, torch.from_numpy(jackknife_weights(n)), []
         for _ in range(m):
             keys = means + noise * (rng.normal(size=(n, 20, 32)) + rng.normal(size=(n, 1, 32)))
             drawn = torch.tensordot(weights, torch.from_numpy(keys), dims=1)
@@ -396,8 +409,7 @@ def key_overlap_row(label: str, noise: float) -> Row:
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), float(overlaps(torch.from_numpy(means)[None])[0, 0])
 
-    name, why = f"key overlap, mean |cos| of mean keys{label}", "mean keys are noise in part"
-    return Row(name, "key overlap", measure, why=why)
+    return Row(f"key overlap, mean |cos| of mean keys{label}", "key overlap", measure, why=why)
 
 
 def reduction(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -538,6 +550,7 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     yield key_overlap_row("", 1.0)
     yield key_overlap_row(", twice the noise", 2.0)
     yield key_overlap_row(", six times the noise", 6.0)
+    yield key_overlap_row(", nearly parallel", 1.0, apart=0.1, why=REASONS[BIASED])
     memory_users, no_gain = "calibration, length, comparison", "an observer's gain has none"
     yield Row("effective memory", memory_users, memory, True, why=no_gain)
     yield Row("effective memory, observers alike", memory_users, partial(memory, factor=1.02), True, why=no_gain)
@@ -563,8 +576,11 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
 
 def verdict(covered: int, n_shown: int, m: int, why: str) -> str:
     """By the rule in this file's docstring; `why` is the most frequent reason for showing no interval."""
-    if n_shown < 0.05 * m:
+    if not n_shown:
         return f"no interval: {why}"
+    if n_shown < 0.05 * m:
+        said = f"shown in {n_shown / m:.1%} of data sets, {covered} of {n_shown} hold the truth; elsewhere: {why}"
+        return f"FAILS: {said}" if 2 * covered < n_shown else f"rarely {said}"
     reach = binomtest(covered, n_shown).proportion_ci(0.95, method="wilson")
     if reach.low <= HIGH and reach.high >= LOW:
         return "passes"

@@ -104,12 +104,16 @@ class Hold:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A measured number with its 95 % interval and its strongest baseline; NaN for those that do not exist."""
+    """A measured number with its 95 % interval and its strongest baseline; NaN for those that do not exist.
+
+    `why_not` is the reason why it has no interval, "" if it has one or never has one.
+    """
 
     value: float
     lo: float
     hi: float
     baseline: float
+    why_not: str = ""
 
 
 @final

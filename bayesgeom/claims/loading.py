@@ -58,7 +58,8 @@ _CONDITION = {
     "fails_times": (int, float),
 }
 _HOLD = {"verdict": str, "reason": str}
-_VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float)}
+_REASON = "why_not"
+_VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float), _REASON: str}
 _ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
 
 
@@ -240,8 +241,14 @@ def _measurement(entry: Mapping[str, Any], where: str) -> Measurement:
     _check(entry, fields, tuple(fields), place)
     for kind, known in (("numbers", _VALUE), ("origins", _ORIGIN)):
         for name, own in entry[kind].items():
-            _check(own, known, tuple(known), f"{kind} {name!r} of {place}")
-    values = {name: Value(**{key: float(x) for key, x in own.items()}) for name, own in entry["numbers"].items()}
+            _check(own, known, tuple(key for key in known if key != _REASON), f"{kind} {name!r} of {place}")
+    values = {
+        name: Value(
+            **{key: float(x) for key, x in own.items() if key != _REASON},
+            why_not=own.get(_REASON, ""),
+        )
+        for name, own in entry["numbers"].items()
+    }
     origins = {name: Origin(**own) for name, own in entry["origins"].items()}
     return Measurement(date=entry["date"], machine=entry["machine"], numbers=values, origins=origins)
 

@@ -129,6 +129,7 @@ def _detail(claim: Claim) -> str:
     if claim.measured is not None:
         shown = (
             f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
+            f"{f', {_none(v)}' if v.why_not else ''}"
             for n, v in claim.measured.numbers.items()
         )
         lines.append(f"- Measured: {'; '.join(shown)}.")
@@ -170,7 +171,7 @@ def _number(claim: Claim, name: str) -> str:
     value, number = None if claim.measured is None else claim.measured.numbers.get(name), claim.numbers[name]
     if value is None:
         return "–"
-    why = f": {number.no_interval}" if number.no_interval else ""
+    why = f": {reason}" if (reason := number.no_interval or value.why_not) else ""
     return text(value, number.unit) + (f" (no interval{why})" if math.isnan(value.lo) else "")
 
 
@@ -196,7 +197,16 @@ def _reason(claim: Claim) -> str:
         return reason(claim)
     if claim.seeds < claim.seeds_required:
         return f"{claim.seeds} of {claim.seeds_required} trainings"
-    return "not measured yet" if claim.measured is None else "the interval includes the threshold"
+    if claim.measured is None:
+        return "not measured yet"
+    judged = dict.fromkeys(condition.number for condition in claim.conditions)
+    missing = [name for name in judged if claim.measured.numbers[name].why_not]
+    told = [f"{claim.numbers[n].label} has {_none(claim.measured.numbers[n])}" for n in missing]
+    return "; ".join(told) or "the interval includes the threshold"
+
+
+def _none(value: Value) -> str:
+    return f"no interval ({value.why_not})"
 
 
 def _seeds(claim: Claim) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from bayesgeom.claims.claim import Number, Origin, Run, Value
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import TOO_FEW, reason_of
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tidy import Record, records_of
@@ -54,9 +55,18 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
         if not _matches(number, row):
             continue
         if levels is None:
-            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=row.baseline)
+            why_not = _reason(report, number, row) if math.isnan(row.low) and not number.is_point else ""
+            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=row.baseline, why_not=why_not)
         else:
             yield Value(value=float(levels[index]), lo=math.nan, hi=math.nan, baseline=math.nan)
+
+
+def _reason(report: Report, number: Number, row: Record) -> str:
+    """Why the number has no interval; "" if it is no estimate, or never has one."""
+    own = report.estimate(number.metric)
+    if own.low is None or math.isnan(row.value):
+        return ""
+    return reason_of(own.why_not or TOO_FEW, row.variant or "")
 
 
 def _matches(number: Number, row: Record) -> bool:

@@ -11,6 +11,7 @@ from bayesgeom.dynamics.measure import Measured
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -123,9 +124,7 @@ def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> M
         steps=tuple(str(step) for step in run.steps),
         cloud=np.stack([own.numbers["points"] for own in found]),
         entropy_bits=found[-1].numbers["point_entropy_bits"],
-        final_axes_share=Estimate.of(
-            share[:, 0], (ends.lo, ends.hi), n=n, baselines=[Baseline.of("chance", RANDOM_PLANE, plane)]
-        ),
+        final_axes_share=with_interval(share[:, 0], ends, n=n, baselines=[Baseline.of("chance", RANDOM_PLANE, plane)]),
         n=n,
     )
 

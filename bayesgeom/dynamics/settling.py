@@ -19,6 +19,7 @@ from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
 
+NO_INTERVAL = "cannot decide: no interval"  # the verdict on a fall
 NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
 
@@ -99,7 +100,7 @@ class Fall:
         if not self.rise > 0:
             return "no rise" if self.rise <= 0 else "not measured"
         if not np.isfinite([self.lo, self.hi]).all():
-            return "cannot decide: no interval"
+            return NO_INTERVAL
         if self.lo >= THERE * self.rise:
             return "there"
         return "not there" if self.hi < THERE * self.rise else "cannot decide"

@@ -21,6 +21,7 @@ from bayesgeom.dynamics.settling import (
 )
 from bayesgeom.dynamics.settling_report import RULES, SPACING, TOGETHER, SettlingReport
 from bayesgeom.results.estimate import Baseline, Estimate, Kind
+from bayesgeom.results.estimators import FLAT_OR_BIASED, why_not_of
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
 
@@ -44,9 +45,9 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
         found = Baseline.of(kind, name, of)
         return [found] if np.isfinite(found.value).any() else []
 
-    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain") -> Estimate:
+    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain", why: str = "") -> Estimate:
         ends = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
-        return Estimate.of(value(name), (ends.lo, ends.hi), n=n, baselines=baselines)
+        return Estimate.of(value(name), (ends.lo, ends.hi), n=n, baselines=baselines, why_not=why or why_not_of(ends))
 
     uniform = level("baseline", UNIFORM, float(value("uniform_kl_bits")[0, 0]))
     directions = level("chance", DIRECTIONS, float(value("chance_key_overlap")[0, 0]))
@@ -60,7 +61,7 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
         pattern_distance_bits=_distance(numbers["pattern_distance_bits"].mean(axis=-1), n, seed),
         pattern_distance_bits_by_layer=value("pattern_distance_bits"),
         key_overlap=estimate("key_overlap", directions, "share"),
-        pc1_share=estimate("pc1_share", scale="share"),
+        pc1_share=estimate("pc1_share", scale="share", why=FLAT_OR_BIASED),
         curve_share=Estimate.of(
             value("curve_share"), n=n, baselines=level("permutation", SHUFFLED, value("shuffled_curve_share"))
         ),
@@ -105,9 +106,10 @@ def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> S
 
 def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Estimate:
     """Return the attention-pattern distance to the last snapshot, exactly 0 at that snapshot."""
-    (low, high), found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
+    ends, found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
     is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
-    return Estimate.of(found, (np.where(is_itself, 0.0, low), np.where(is_itself, 0.0, high)), n=n)
+    low, high = (np.where(is_itself, 0.0, end) for end in ends)
+    return Estimate.of(found, (low, high), n=n, why_not=why_not_of(ends))
 
 
 def _falls(numbers: Stacked, steps: Sequence[int], *, n: int, seed: int) -> dict[str, Any]:

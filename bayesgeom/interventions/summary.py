@@ -13,7 +13,7 @@ from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import Effect, Evidence, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import UNTRAINED, stacked
+from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import SITE, WHOLE, Matched
 from bayesgeom.subspaces.overlap import Overlap
@@ -379,4 +379,6 @@ def _share(context: Context) -> Estimate:
         ends = {"high": np.stack([unknown, unknown, most])}
         levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), **ends))
     interval = tuple(np.stack([unknown, unknown, end]) for end in (low, high))
-    return Estimate.of(np.stack([variance, outside, inside]), (interval[0], interval[1]), baselines=levels)
+    return Estimate.of(
+        np.stack([variance, outside, inside]), (interval[0], interval[1]), baselines=levels, why_not=FEW_OR_BIASED
+    )

@@ -42,7 +42,7 @@ from bayesgeom.probes.belief_report import (
     window_levels,
 )
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
-from bayesgeom.results.estimators import of_untrained
+from bayesgeom.results.estimators import FEW_OR_BIASED, of_untrained
 from bayesgeom.stats.best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
@@ -212,7 +212,11 @@ def _estimate(
     """Build one metric's estimate: its level has this kind and name, then untrained networks and other baselines."""
     value, low, high, found = _stacked(parts)
     return Estimate.of(
-        value, (low, high), n=n, baselines=known(Baseline.of(*level, found), *of_untrained(copies), *others)
+        value,
+        (low, high),
+        n=n,
+        baselines=known(Baseline.of(*level, found), *of_untrained(copies), *others),
+        why_not=FEW_OR_BIASED,
     )
 
 

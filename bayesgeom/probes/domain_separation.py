@@ -23,7 +23,7 @@ from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED, of_untrained
+from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
@@ -171,7 +171,9 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         return DomainSeparationReport(
             silhouette=Estimate.of(silhouettes[:, 0], (low, high), n=n, baselines=silhouette_levels),
             angle_degrees=Estimate.of(angles[:, 0], n=n, baselines=angle_levels),
-            pc12_share=Estimate.of(shares[:, 0], (share_low, share_high), n=n, baselines=share_levels),
+            pc12_share=Estimate.of(
+                shares[:, 0], (share_low, share_high), n=n, baselines=share_levels, why_not=FLAT_OR_BIASED
+            ),
             pc12_gain=Estimate.of(
                 shares[:, 0] - mixed, (gain_low, gain_high), resampled="mixed samples", baselines=gain_levels
             ),

@@ -21,7 +21,15 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.probes.key_report import COLUMNS, LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, WEIGHTS, KeyOverlapReport
+from bayesgeom.probes.key_report import (
+    COLUMNS,
+    LEVELS,
+    RANDOM_DIRECTIONS,
+    RANDOM_W_K,
+    WEIGHTS,
+    WHY_NOT,
+    KeyOverlapReport,
+)
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.stats.bootstrap import (
@@ -85,10 +93,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
             levels_of_untrained = _untrained(views, untrained)[i]
             heads = _of_heads(levels[:, i], levels_of_untrained)
-            found = Estimate.of(values, _bounds(values, rows[:, i], noise[i], run.seed), n=n, baselines=heads)
+            ends = _bounds(values, rows[:, i], noise[i], run.seed)
+            found = Estimate.of(values, ends, n=n, baselines=heads, why_not=WHY_NOT)
             mean = values.mean(axis=-1)
             ends = _bounds(mean, rows[:, i].mean(axis=-1), noise[i].mean(axis=-1), run.seed)
-            return found, Estimate.of(mean, ends, n=n, baselines=_of_means(levels[:, i]))
+            return found, Estimate.of(mean, ends, n=n, baselines=_of_means(levels[:, i]), why_not=WHY_NOT)
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
         centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
@@ -243,12 +252,14 @@ def _bounds(
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
     """Return the interval of the overlap, corrected for jackknife bias; the overlap itself if it is exact.
 
-    It is withheld where sampling noise is a large part of the mean keys: no correction of first order suffices there.
+    It is withheld where the bias is larger than the uncertainty, and where sampling noise is a large part of the mean
+    keys: no correction of first order suffices there.
     """
     lo, hi = (np.where(noise > MAX_NOISE, np.nan, end) for end in statistic_interval(rows, seed=seed, scale="share"))
     is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
-    lo, hi = (np.where(is_same, values, end) for end in (lo, hi))
-    return np.minimum(lo, values), np.maximum(hi, values)  # rows are in the activations' precision; NaN stays
+    is_inside = (lo < values) & (values < hi)  # rows are in the activations' precision, values in double
+    lo, hi = (np.where(is_same, values, np.where(is_inside, end, np.nan)) for end in (lo, hi))
+    return lo, hi
 
 
 def _levels(

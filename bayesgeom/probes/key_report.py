@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -22,6 +22,7 @@ RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
+WHY_NOT = f"mean keys are noise in part; or {FEW_OR_BIASED}"
 _RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
 
@@ -121,7 +122,7 @@ class KeyOverlapReport(Report):
         is_known = {name: np.isfinite(self.level(name)[view, layer]).any() for name in LEVELS}
         has_ends = any(np.isfinite(found[name]).any() for name in LEVELS if is_known[name])
         if np.isfinite(self.overlap.value[view, layer]).all() and any(is_known.values()) and not has_ends:
-            return f"undecided: too few of {self.n} sequences differ, or a few dominate the overlap, for an interval"
+            return "undecided without an interval"
         parts = []
         for name, heads in found.items():
             counts = [
@@ -159,7 +160,7 @@ class KeyOverlapReport(Report):
         if not np.isfinite(values).any() or heads == "no level known":
             return ""
         keys = f"{self.views[view]}{', mean key removed' if is_centered else ''}"
-        if heads.startswith("undecided: "):
+        if heads.startswith("undecided"):
             return f"In layer {layer}, the key overlap ({keys}) is {heads}."
         found = [self._counted(name, self.verdict(name, is_centered=is_centered)[view, layer]) for name in LEVELS]
         return f"In layer {layer}, the key overlap ({keys}) is {'; '.join(filter(None, found))}."

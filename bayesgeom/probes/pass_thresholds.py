@@ -23,7 +23,7 @@ from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, reason_of
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -31,7 +31,7 @@ from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
-from bayesgeom.stats.intervals import Scale
+from bayesgeom.stats.intervals import BIASED, Interval, Scale
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
 from bayesgeom.stats.resampling import standardized_axis_shares
@@ -45,6 +45,9 @@ UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this is u
 MAX_SEQUENCES, GAUSSIAN_DRAWS, MIN_DRAWN = 256, 60, 9
 ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
 CHANCE = "random data of the same sizes"
+WHY_FLAT = "PC1 cannot be distinguished from the next component"
+WHY_LAYERS = "a number of layers: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
+WHY_WEIGHTS = "the value is exact, since weights are no sample"
 MEASURES = (
     "PC1 of values",
     "PC1 + PC2 of values",
@@ -99,7 +102,9 @@ class PassThresholdsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         order = (1, 3, 4, 2, 0)  # one of each kind first
-        return [replace(headline_of(self, "measured", (i,), self._label(i)), ruling=self._ruling(i)) for i in order]
+        found = [replace(headline_of(self, "measured", (i,), self._label(i)), ruling=self._ruling(i)) for i in order]
+        own = [reason_of(line.no_interval, self.measures[i]) for i, line in zip(order, found, strict=True)]
+        return [replace(line, no_interval=reason) for line, reason in zip(found, own, strict=True)]
 
     def _ruling(self, i: int) -> str:
         """Return the verdict without its reason."""
@@ -187,7 +192,10 @@ class PassThresholds(Probe[PassThresholdsReport]):
         columns, keys, entropy = _columns(run), _keys(run, weights), _entropies(run, weights)
         found = [*_shares(run, weights), _apart(columns), _apart(keys), _fall(entropy)]
         measured = np.array([rows[0] for rows in found])
-        low, high = _ends(found, keys, run.seed)
+        intervals = [
+            statistic_interval(rows, seed=run.seed, scale=scale) for rows, scale in zip(found, _SCALES, strict=True)
+        ]
+        low, high = _deciding(intervals, found, keys, run.seed)
         # Weights are not a sample; and a value that no sequence changes is decided, even if it is 0 or 1.
         is_exact = [
             measure == _COLUMNS or (len(of) > MIN_DRAWN and np.ptp(of) < 1e-9)
@@ -206,15 +214,20 @@ class PassThresholds(Probe[PassThresholdsReport]):
         # If PC1 cannot be distinguished from the next component, the sample's share is biased upward by an unknown
         # amount: it may fail a threshold, but has no interval.
         is_flat = (expected * ABOVE_GAUSSIAN >= measured) & np.isin(MEASURES, MEASURES[:2])
-        is_withheld = is_flat | (np.array(MEASURES) == _KEYS)  # a share of few layers is a whole number, see `_ends`
-        low, high = (np.where(is_withheld, np.nan, end) for end in (low, high))
+        reasons = _reasons(intervals, is_flat)
+        low, high = (np.where(np.isin(MEASURES, list(reasons)), np.nan, end) for end in (low, high))
+        why_not = "; ".join(
+            f"{measure}: {reasons[measure]}"
+            for measure, value in zip(MEASURES, measured, strict=True)
+            if measure in reasons and np.isfinite(value)
+        )
         baselines = (
             Baseline.of("chance", CHANCE, expected),
             *of_untrained([copy.measured.value for copy in untrained]),
         )
         return PassThresholdsReport(
             measures=MEASURES,
-            measured=Estimate.of(measured, (low, high), n=n, baselines=baselines),
+            measured=Estimate.of(measured, (low, high), n=n, baselines=baselines, why_not=why_not),
             threshold=np.array(_THRESHOLDS),
             passed=passed_estimate(measured, rates, by_copies, n=n),
             verdicts=tuple(verdicts),
@@ -242,22 +255,38 @@ class PassThresholds(Probe[PassThresholdsReport]):
         )
 
 
-def _ends(
-    found: Sequence[Float64[np.ndarray, " _"]], keys: Float64[np.ndarray, "row layer"], seed: int
+def _deciding(
+    intervals: Sequence[Interval],
+    found: Sequence[Float64[np.ndarray, " _"]],
+    keys: Float64[np.ndarray, "row layer"],
+    seed: int,
 ) -> Float64[np.ndarray, "2 measure"]:
-    """Return the ends of the intervals, NaN where there is none.
+    """Return the ends that decide the verdicts, NaN where there are none: those of the intervals, with two exceptions.
+
+    A share of fitted axes is biased upward. If the bias is larger than the uncertainty, the share has no interval. Its
+    upper end without a correction for bias is then too high, so a share fails if that end lies below the threshold.
 
     The share of layers below a threshold is discontinuous, so its ends are the range over first-order draws of all
-    layers' overlaps. They decide whether the verdict is open, and are not reported as an interval: it would hold the
-    true share in 98 to 100 % of data sets. An overlap that no sequence changes is the same in every draw.
+    layers' overlaps. It is not reported as an interval, which would hold the true share in 98 to 100 % of data sets. An
+    overlap that no sequence changes is the same in every draw.
     """
-    own = [statistic_interval(rows, seed=seed, scale=scale) for rows, scale in zip(found, _SCALES, strict=True)]
-    ends = np.array([[float(interval.lo), float(interval.hi)] for interval in own]).T
+    ends = np.array([[float(interval.lo), float(interval.hi)] for interval in intervals]).T
+    for i in (i for i, interval in enumerate(intervals) if interval.code == BIASED and MEASURES[i] in MEASURES[:2]):
+        most = float(statistic_interval(found[i], seed=seed, scale=_SCALES[i], is_corrected=False).hi)
+        ends[:, i] = 0 * most, most  # NaN if there is no end
     n = len(keys) - 1
     drawn = _apart(linearized_draws(keys, seed=seed)) if n >= MIN_DRAWN else np.full(2, np.nan)
     ends[:, MEASURES.index(_KEYS)] = percentile_interval(drawn)
     ends[:, MEASURES.index(_COLUMNS)] = np.nan
     return ends
+
+
+def _reasons(intervals: Sequence[Interval], is_flat: Bool[np.ndarray, " measure"]) -> dict[str, str]:
+    """Return, by measure, why it has no interval."""
+    own = {measure: interval.why_not() for measure, interval in zip(MEASURES, intervals, strict=True)}
+    flat = {measure: WHY_FLAT for measure, is_one in zip(MEASURES, is_flat, strict=True) if is_one}
+    found = own | flat | {_KEYS: WHY_LAYERS, _COLUMNS: WHY_WEIGHTS}
+    return {measure: reason for measure, reason in found.items() if reason}
 
 
 def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "2 row"]:

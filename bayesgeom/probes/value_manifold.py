@@ -23,7 +23,7 @@ from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED, of_untrained
+from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -351,11 +351,12 @@ def _shares(
             shares[:, :, row, layer] = cumulated[:, [0, -1]]
     first, both = np.stack([*statistic_interval(shares, seed=seed, scale="share")], axis=1)
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
-    levels = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
+    of_one = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
     of_both = of_untrained([copy.pc12_share.value for copy in copies])
+    one, two = (_shape(clouds, name) for name in ("pc1_share", "pc12_share"))
     return (
-        Estimate.of(_shape(clouds, "pc1_share"), (first[0], first[1]), n=n, baselines=levels),
-        Estimate.of(_shape(clouds, "pc12_share"), (both[0], both[1]), n=n, baselines=of_both),
+        Estimate.of(one, (first[0], first[1]), n=n, baselines=of_one, why_not=FLAT_OR_BIASED),
+        Estimate.of(two, (both[0], both[1]), n=n, baselines=of_both, why_not=FLAT_OR_BIASED),
     )
 
 

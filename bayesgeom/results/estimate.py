@@ -110,7 +110,8 @@ class Estimate:
         n: Number of these units; 0 if that does not apply.
         baselines: Levels that the value is compared with.
         why_not: Why intervals are withheld: one reason for all entries with a known value but NaN ends (see
-            `is_withheld`); "" if there are none, or for the usual reason (`TOO_FEW`).
+            `is_withheld`); "" if there are none, or for the usual reason (`TOO_FEW`). Reasons of single entries begin
+            with the entry's name and a colon, and are joined by semicolons: see `reason_of`.
     """
 
     value: Values
@@ -327,6 +328,17 @@ class Estimate:
             found[has_bar & (sign * near > hardest)] = YES
             found[has_bar & (sign * far < hardest)] = NO
         return found
+
+
+def reason_of(why_not: str, entry: str) -> str:
+    """Return the reason of one entry, if an estimate's `why_not` states it, else the whole text.
+
+    Example:
+        >>> reason_of("layer 0: the value is exact; layer 1: a value is missing", "layer 1")
+        'a value is missing'
+    """
+    own = (part.removeprefix(f"{entry}: ") for part in why_not.split("; ") if part.startswith(f"{entry}: "))
+    return next(own, why_not)
 
 
 def _array(value: Any) -> Values:

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import TOO_FEW, Baseline, Estimate
 from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
-from bayesgeom.stats.intervals import Interval, Scale
+from bayesgeom.stats.intervals import BIASED, FINE, MISSING, WHY_BIASED, Interval, Scale
 
 UNTRAINED = "untrained networks"
+FEW_OR_BIASED = f"{WHY_BIASED}; or there are {TOO_FEW}"  # entries of one estimate that have several reasons
+FLAT_OR_BIASED = f"PC1 cannot be distinguished from the next component; or {FEW_OR_BIASED}"  # of shares of variance
 
 
 def mean_estimate(
@@ -47,10 +49,28 @@ def with_interval(
     baselines: Sequence[Baseline] = (),
     resampled: str = "sequences",
 ) -> Estimate:
-    """Return an estimate with this interval; for scalars it stores the reason why an interval is withheld."""
+    """Return an estimate with this interval, and the reason where it is withheld."""
     low, high = interval
-    why_not = interval.why_not() if np.ndim(value) == 0 else ""
-    return Estimate.of(value, (low, high), n=n, baselines=baselines, resampled=resampled, why_not=why_not)
+    return Estimate.of(value, (low, high), n=n, baselines=baselines, resampled=resampled, why_not=why_not_of(interval))
+
+
+def why_not_of(interval: Interval) -> str:
+    """Return why entries have no interval: of a scalar its own reason, of an array one for all entries.
+
+    Returns:
+        "" if every entry has an interval, and for an array without biased entries, whose reason is the usual one.
+
+    Example:
+        >>> from bayesgeom.stats.intervals import no_interval
+        >>> why_not_of(no_interval((2,), n=31, code=BIASED))
+        'the estimated bias is larger than the uncertainty, so its correction is not reliable'
+    """
+    if interval.code.ndim == 0:
+        return interval.why_not()
+    is_biased, has_one = interval.code == BIASED, np.isin(interval.code, (FINE, MISSING))
+    if not is_biased.any():
+        return ""
+    return WHY_BIASED if (is_biased | has_one).all() else FEW_OR_BIASED
 
 
 def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str = UNTRAINED) -> tuple[Baseline, ...]:

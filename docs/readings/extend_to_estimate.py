@@ -1,12 +1,12 @@
-"""Extend intervals in committed reports that do not contain their own estimate, as the package now does.
+"""Extend intervals in committed reports that do not contain their own estimate, as the package then did.
 
 Run once, from the root of the repository:
 
     python docs/readings/extend_to_estimate.py
 
 The interval of a share of variance or of a mean |cosine| is corrected for bias. If the bias is larger than the
-uncertainty, the corrected interval excludes the estimate, and is extended to it
-(`bayesgeom.stats.intervals.jackknife_interval`). Values stay as they are. Running the script again does nothing.
+uncertainty, the corrected interval excludes the estimate, and is extended to it. Such intervals have no known coverage:
+`withhold_biased.py` removes them. Values stay as they are. Running the script again does nothing.
 """
 
 import sys
@@ -60,8 +60,8 @@ def main() -> None:
         found = {key: extended(*own) for key, own in parts.items()}
         if not (changed := sum(count for *_, count in found.values())):
             continue
-        with atomic_directory(folder) as aside:
-            write(aside, {key: (told, held) for key, (told, held, _) in found.items()}, extra)
+        with atomic_directory(folder) as temporary:
+            write(temporary, {key: (told, held) for key, (told, held, _) in found.items()}, extra)
         load_report(folder).to_pandas().to_parquet(folder / METRICS)
         print(folder.relative_to(ROOT), changed)
 

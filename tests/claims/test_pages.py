@@ -37,7 +37,9 @@ def test_recorded_numbers_are_those_of_the_committed_reports(claim: Claim) -> No
         assert claim.measured.origins[run.name] == origin_of(ROOT / str(run.report))
     assert found.keys() == claim.measured.numbers.keys()
     for name, value in found.items():
-        np.testing.assert_array_equal(list(vars(value).values()), list(vars(claim.measured.numbers[name]).values()))
+        recorded, fields = claim.measured.numbers[name], ("value", "lo", "hi", "baseline")
+        np.testing.assert_array_equal(*([getattr(own, field) for field in fields] for own in (value, recorded)))
+        assert value.why_not == recorded.why_not
 
 
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
@@ -158,6 +160,7 @@ def test_numbers_are_short() -> None:
     ]
     assert text(Value(value=0.5, lo=0.25, hi=0.75, baseline=1.0), "bits") == "0.5 [0.25, 0.75] bits"
     assert text(Value(value=0.5, lo=math.nan, hi=math.nan, baseline=1.0)) == "0.5"
+    assert text(Value(value=0.5, lo=0.5, hi=0.5, baseline=1.0)) == "0.5", "exact"
 
 
 def test_pages_are_written_into_a_checkout_only(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
+from bayesgeom.results.storage import JSON, estimate_parts, read
 from tests.pages import READINGS
 
 SAVED = Path(__file__).parent / "schema2"
@@ -70,3 +72,37 @@ def test_the_entry_point_runs_every_script_that_converts() -> None:
     measuring = {"smollm2.py", "measure_interventions.py"}  # these measure reports again
     scripts = {path.name for path in READINGS.glob("*.py")} - measuring - {"convert_all.py"}
     assert {name for name, *_ in module.STEPS} == scripts
+
+
+@pytest.fixture(scope="module")
+def withholding() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readings_withhold_biased", READINGS / "withhold_biased.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.exhaustive
+def test_no_committed_jackknife_interval_ends_at_its_estimate(withholding: ModuleType) -> None:
+    reports = [read(path.parent)[0] for path in READINGS.glob(f"**/{JSON}")]
+    changed = [withholding.converted(key, *own)[2] for parts in reports for key, own in parts.items()]
+    assert len(changed) > 100 and not any(changed), "run docs/readings/withhold_biased.py"
+
+
+def test_a_jackknife_interval_that_ends_at_its_estimate_is_withheld(withholding: ModuleType) -> None:
+    """Exact overlaps keep their value at both ends; intervals that contain the estimate and other fields stay."""
+    value = np.array([0.5, 0.5, 0.5, 0.5, np.nan])
+    own = Estimate.of(value, ([0.5, 0.3, 0.4, 0.5, np.nan], [0.6, 0.5 + 1e-8, 0.6, 0.5 + 3e-8, np.nan]), n=31)
+    scalars, arrays = estimate_parts("overlap", own)
+    for name in ("overlap", "effective_memory_symbols"):
+        told, held, changed = withholding.converted(
+            "key_overlap", {name: scalars}, {key.replace("overlap", name): end for key, end in arrays.items()}
+        )
+        if name == "overlap":
+            np.testing.assert_array_equal(held["overlap.low"], [np.nan, np.nan, 0.4, 0.5, np.nan])
+            np.testing.assert_array_equal(held["overlap.high"], [np.nan, np.nan, 0.6, 0.5, np.nan])
+            assert changed == 3 and "bias is larger than the uncertainty" in told[name]["why_not"]
+            assert withholding.converted("key_overlap", told, held)[2] == 0, "running it again does nothing"
+        else:
+            assert changed == 0 and held[f"{name}.low"][0] == 0.5

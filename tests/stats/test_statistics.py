@@ -4,7 +4,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import logit
 from scipy.stats import binom, binomtest
 
 from bayesgeom.stats import bootstrap as statistics
@@ -21,9 +23,11 @@ from bayesgeom.stats.bootstrap import (
     statistic_interval,
 )
 from bayesgeom.stats.intervals import (
+    BIASED,
     FEW_LEVEL,
     FEW_LEVEL_SCORE,
     FINE,
+    Scale,
     heaviest_tail,
     tail_level,
     tail_stretch,
@@ -264,7 +268,7 @@ def test_the_jackknife_of_a_mean_is_the_interval_of_the_mean(rng: np.random.Gene
     np.testing.assert_allclose(tuple(found), tuple(mean_interval(values, seed=3)), atol=1e-9)
 
 
-def test_an_interval_reaches_the_estimate_where_its_bias_exceeds_its_uncertainty(rng: np.random.Generator) -> None:
+def test_there_is_no_interval_where_the_bias_exceeds_the_uncertainty(rng: np.random.Generator) -> None:
     weights, noise = jackknife_weights(31), rng.normal(size=(31, 2, 47))
     one, other = (weights @ (0.3 + noise[:, i]) for i in (0, 1))  # noisy means of two equal directions
     cosine = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
@@ -272,8 +276,37 @@ def test_an_interval_reaches_the_estimate_where_its_bias_exceeds_its_uncertainty
     pseudo = 31 * logit(rows[0]) - 30 * logit(rows[1:])
     found = statistic_interval(rows, seed=5, scale="share")
     assert pseudo[:, 0].mean() - logit(cosine[0]) > 2 * pseudo[:, 0].std() / np.sqrt(31)
-    assert found.lo[0] == cosine[0] < expit(pseudo[:, 0].mean()) < found.hi[0]
-    assert found.lo[1] < rows[0, 1] < found.hi[1]
+    assert found.code.tolist() == [BIASED, FINE] and np.isnan(found.lo[0]) and np.isnan(found.hi[0])
+    assert found.why_not((0,)) == "the estimated bias is larger than the uncertainty, so its correction is not reliable"
+    assert found.lo[1] < rows[0, 1] < found.hi[1] and found.why_not((1,)) == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(9, 40),
+    sigma=st.floats(0.05, 2.5),
+    power=st.sampled_from([-1.0, 0.5, 2.0, 5.0]),
+    scale=st.sampled_from(["plain", "correlation", "share"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_an_interval_contains_its_estimate_strictly_or_does_not_exist(
+    n: int, sigma: float, power: float, scale: Scale, seed: int
+) -> None:
+    """Powers of means of skewed samples: their bias is at times larger than their uncertainty."""
+    means = jackknife_weights(n) @ np.random.default_rng(seed).lognormal(0, sigma, size=(n, 23))
+    own = (means**power).mean(axis=1)
+    rows = own if scale == "plain" else own / (1 + own)
+    found = statistic_interval(rows, seed=1, scale=scale)
+    if found.code == FINE:
+        assert found.lo < rows[0] < found.hi
+    else:
+        assert np.isnan([found.lo, found.hi]).all() and found.why_not()
+
+
+@pytest.mark.parametrize("scale", ["plain", "correlation", "share"])
+def test_a_statistic_that_no_sequence_changes_is_exact(scale: Scale) -> None:
+    found = statistic_interval(np.full(32, 0.3), seed=1, scale=scale)
+    assert found.code == FINE and (float(found.lo), float(found.hi)) == (0.3, 0.3)
 
 
 def test_groups_are_left_out_where_sequences_are_many() -> None:
