@@ -66,7 +66,7 @@ def _reporting(name: str, given: Sequence[str] | None) -> Iterator[None]:
     """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
 
     Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
-    `given` is None, the command was called from Python, and nothing is told.
+    `given` is None, the command was called from Python, and nothing is reported.
     """
     if given is None:
         yield

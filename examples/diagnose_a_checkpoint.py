@@ -129,7 +129,7 @@ with torch.no_grad():
 exact = entropy_bits(trials.at_scored(trials.predictive))
 said = entropy_bits(log_answers.exp())
 asked, targets = trials.at_scored(trials.tokens), trials.at_scored(trials.labels)
-print("asked at  answer  H exact  H model  P(answer) exact  P(answer) model")
+print("query at  answer  H exact  H model  P(answer) exact  P(answer) model")
 for step in range(trials.n_scored):
     answer = (trials.answers == targets[0, step]).nonzero().item()
     p_exact = trials.at_scored(trials.predictive)[0, step, answer]

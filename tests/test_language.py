@@ -25,9 +25,38 @@ INSTEAD = {
     r"taken away|removed parts?\b": "ablated component",
     r"spent values?|live hypothes[ei]s": "used value, consistent hypothesis",
     r"(?<!output )(?<!is )redirect(?:s|ed|ion)?\b(?!.{0,20}\b(?:output|stdout|stderr|standard))": "answer shift",
-    r"loners?\b": "batch, block",
-    r"top to second": "ratio of the largest to the second-largest effect",
+    r"loners?\b|tiles?\b": "batch, block",
+    r"top[- ]to[- ]second": "ratio of the largest to the second-largest effect",
     r"vouch(?:es|ed)? for|gives? away|found out": "verified by, reveals, detected",
+    r"arms?\b": "condition, variant, model",
+    r"jump(?:s|ed|ing)?\b|crossings?\b": "discontinuity at the training length, threshold",
+    # "breaks" in other senses (a broken rule, a line break) is ordinary English.
+    r"(?:a|the|no) break\b|breaks? (?:at|beyond) (?:the training length|its training length|nine|\d)": "discontinuity",
+    # As nouns in a private sense; a punctuation mark and the verb are ordinary English.
+    r"marks? (?:to pass|of degeneration)|(?:papers'|published) marks?\b": "threshold, published threshold",
+    r"shel(?:f|ves)\b": "cache, folder of named checkpoints",
+    r"aside\b|beside\b|thereby\b": "atomically, next to",
+    r"asked\b": "requested",
+    # Inference servers and libraries offer things in ordinary English; models and modules do not.
+    r"offered\b|offers? (?:a |the |its )?(?:sites?|layers?)\b": "available",
+    # "A served model" is one behind an inference server.
+    r"served\b(?! models?| at\b| 4-bit)": "supported",
+    # A lock is held, a quantity is held fixed, and sequences are held out.
+    r"(?<!lock )(?:is|are|was|were|be|been) held\b(?! out| fixed)|holds back\b": "stored",
+    # "Told apart" and "told from" are ordinary English.
+    r"(?:is|are|was|were|be|been) (?:said|told)\b(?! apart| from)": "reported",
+    # "In place" and "in place of" are ordinary English, and the ring of the sticky chain has places.
+    r"places? (?:where|of) (?:an? |the )?(?:edits?|interventions?)\b|every place\b": "site, hook point, position",
+    # `Trials` is a class of the glossary: a batch of sequences. Counted trials are sequences.
+    r"(?:\d|many|few|several|more|all) trials\b": "sequences",
+    # "Residual stream", streamed statistics and output streams are standard.
+    r"streams? of (?:trials|sequences|batches|blocks)\b": "batches",
+    # Results that are kept after a failure are ordinary English.
+    r"(?:activations|sequences) (?:are|were) kept\b|kept of\b": "stored",
+    r"reali[sz]ed (?:labels?|values?|targets?|symbols?)": "label",
+    # The papers' name is quoted where the term is introduced.
+    r"(?<!')hypothesis frames?\b(?!')": "key frame",
+    r"siblings?\b(?! class| file| test)|lonely\b": "name the thing",
     r"of ours\b|reads nothing|whoever|nobody": "name the thing",
     r"(?:optim|normal|general|real|organ|minim|maxim)is(?:e[sdr]?|ing|ation)\b|initialis|summaris|parameteris|recognis|"
     r"behaviour|colour|favour|neighbour|centred?\b|label(?:ling|led)\b|modell(?:ed|ing|er)\b|travell|cancell(?:ed|ing)|"
@@ -135,6 +164,25 @@ def test_templates_of_the_report_page_use_standard_words() -> None:
         ("The swap redirects the answer.", "answer shift"),
         ("whoever knows the last symbol", "name"),
         ("The probability leaks.", "off-answer"),
+        ("the arms of the comparison", "condition"),
+        ("The KL jumps at 11.", "discontinuity"),
+        ("There is a break.", "discontinuity"),
+        ("one tile of sequences", "batch"),
+        ("the marks to pass", "threshold"),
+        ("on the shelf", "cache"),
+        ("written aside, then renamed", "atomically"),
+        ("It was asked for.", "requested"),
+        ("models that offer the sites", "available"),
+        ("probes that can be served", "supported"),
+        ("Memory is held here.", "stored"),
+        ("which was said above", "reported"),
+        ("the place where an edit acts", "site"),
+        ("in many trials", "sequences"),
+        ("a stream of trials", "batches"),
+        ("Activations were kept of 192.", "stored"),
+        ("the realized value", "label"),
+        ("the hypothesis frame", "key frame"),
+        ("top to second", "ratio"),
     ],
 )
 def test_private_words_are_found(text: str, word: str) -> None:
@@ -155,6 +203,16 @@ def test_private_words_are_found(text: str, word: str) -> None:
         "an optimistic, realistic organism",
         "memory leaks",
         "two analyses",
+        "charm, army and remarks",
+        "a broken rule breaks the test; a line break",
+        "a punctuation mark, which marks the end",
+        "The served model is behind a server that offers several models.",
+        "The lock is held, a quantity is held fixed, sequences are held out.",
+        "They cannot be told apart.",
+        "edited in place, in place of the label",
+        "the 'hypothesis frame' of the paper",
+        "The other results are kept.",
+        "the residual stream",
     ],
 )
 def test_ordinary_english_is_not(text: str) -> None:

@@ -22,16 +22,16 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.replay.replayer import STAGES, Baseline, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
-BATCH_BYTES = 2**30  # activations and logits of a tile; smaller tiles make the matrix products of large models slow
+BATCH_BYTES = 2**30  # activations and logits of a batch; smaller batches make the matrix products of large models slow
 Means = dict[tuple[Site, int], Float[Tensor, "pos *rest"]]
-_COPIES = 4  # copies of a tile's logits: unablated, one variant, and two to compare them
+_COPIES = 4  # copies of a batch's logits: unablated, one variant, and two to compare them
 _NEARLY = 1e-4  # only logits closer than this are tested for bit-identity
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class BatchScores:
-    """Scores of one tile of sequences: without ablation (`baseline`) and with every variant."""
+    """Scores of one batch of sequences: without ablation (`baseline`) and with every variant."""
 
     baseline: Float[np.ndarray, "metric sequence position"]
     variants: Float[np.ndarray, "variant metric sequence position"]
@@ -41,11 +41,11 @@ class BatchScores:
 @final
 @dataclass(frozen=True)
 class BatchReference:
-    """Replacement activations for one tile: the task's means, and the activations of the previous sequence."""
+    """Replacement activations for one batch: the task's means, and the activations of the previous sequence."""
 
     means: Means
     baseline: Baseline
-    before: Baseline | None = None  # of the sequence before the tile; None: the tile's last sequence precedes its first
+    before: Baseline | None = None  # of the sequence before the batch; None: the last one precedes the first
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
         """Return the task's mean at each position."""
@@ -58,19 +58,19 @@ class BatchReference:
 
 
 def batches(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
-    """Cut a batch into tiles of at least two sequences whose activations fit the processor's cache.
+    """Cut a block into batches of at least two sequences whose activations fit the processor's cache.
 
-    The recorded activations of a tile and its logits stay within `BATCH_BYTES`.
+    The recorded activations of a batch and its logits stay within `BATCH_BYTES`.
     """
     n_pos, n_scored = block.tokens.shape[1], int(block.scored.any(dim=0).sum())
     kept = spec.n_layers * n_pos * (5 * spec.d_model + spec.n_heads * spec.d_head)
     each = 4 * (kept + _COPIES * n_scored * spec.d_vocab)
-    size = max(2, min(TARGET_ROWS // n_pos, BATCH_BYTES // (2 * each)))  # a tile may hold nearly twice as many
+    size = max(2, min(TARGET_ROWS // n_pos, BATCH_BYTES // (2 * each)))  # a batch may hold nearly twice as many
     return block.batches(at_least=size)
 
 
 def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vocab"]) -> int:
-    """Return how many variants of a tile are replayed together, so that the cache and `BATCH_BYTES` hold them.
+    """Return how many variants of a batch are replayed together, so that the cache and `BATCH_BYTES` hold them.
 
     `logits` are those without ablation.
     """
@@ -79,7 +79,7 @@ def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vo
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
-    """Yield each tile with the sequence before it in the block, so that donors do not depend on the tile size.
+    """Yield each batch with the sequence before it in the block, so that donors do not depend on the batch size.
 
     The last sequence of the block precedes its first.
     """
@@ -92,7 +92,7 @@ def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials
 def references(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> BatchReference:
-    """Run a tile once without ablation, and the sequence before it if a variant needs a donor."""
+    """Run a batch once without ablation, and the sequence before it if a variant needs a donor."""
     is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for variant in variants for edit in variant)
     return BatchReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
 
@@ -100,7 +100,7 @@ def references(
 def score_batch(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> BatchScores:
-    """Score every variant on one tile; `before` is the sequence before it, the donor of its first sequence.
+    """Score every variant on one batch; `before` is the sequence before it, the donor of its first sequence.
 
     Variants with the same entry point run together, as many as the cache holds.
     """

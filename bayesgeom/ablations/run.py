@@ -40,7 +40,7 @@ from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_con
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
 _MEANS = 3  # branch of the seed
-BatchScorer = Callable[[Trials, Trials], BatchScores]  # of a tile and the sequence before it
+BatchScorer = Callable[[Trials, Trials], BatchScores]  # of a batch and the sequence before it
 
 
 @checked("model", "task")
@@ -308,7 +308,7 @@ class BatteryRun:
         return tally
 
     def _tally(self, score: BatchScorer, out: Path | None) -> Tally:
-        """Score the sequences tile by tile; with `out`, continue from saved progress and save new progress.
+        """Score the sequences batch by batch; with `out`, continue from saved progress and save new progress.
 
         Weights without a hash save nothing and continue nothing: the progress could be that of another model.
         """

@@ -1,4 +1,4 @@
-"""Scores of logits against the exact posterior; what does not depend on the logits is computed once per tile."""
+"""Scores of logits against the exact posterior; what does not depend on the logits is computed once per batch."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ METRICS = ("kl_bits", "entropy_error_bits", "correct")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """Exact predictive distribution, its entropy and the labels of one tile of sequences."""
+    """Exact predictive distribution, its entropy and the labels of one batch of sequences."""
 
     answers: Int64[Tensor, " answer"]
     predictive: Float64[Tensor, "batch query_pos answer"]
@@ -29,7 +29,7 @@ class Exact:
 
     @classmethod
     def of(cls, trials: Trials) -> Self:
-        """Return the exact values of a tile, computed once for all variants."""
+        """Return the exact values of a batch, computed once for all variants."""
         predictive = trials.at_scored(trials.predictive)
         drawn = trials.at_scored(trials.labels)[..., None]
         return cls(

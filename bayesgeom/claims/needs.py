@@ -16,7 +16,7 @@ _INSTALLED = {"models/smollm2": "make real-model"}  # models that a command inst
 def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
     """Return the arguments of a run's command line; a checkpoint in `runs` is named by its path.
 
-    `compare` names architectures instead of checkpoints, so it is told the folder.
+    `compare` names architectures instead of checkpoints, so it gets the folder.
     """
     shipped = checkpoints()
     words = shlex.split(run.command)[1:]

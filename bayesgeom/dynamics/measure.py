@@ -272,7 +272,7 @@ PARTS: Mapping[str, Callable[[Setting], Arrays]] = {
     "key overlap": _keys,
     "value manifold": _manifold,
     "belief read-out": _belief,
-    "hypothesis frame": _frame,
+    "key frame": _frame,
 }
 
 

@@ -100,11 +100,11 @@ def errors_across(runs: Mapping[int, Run]) -> Errors:
 def discontinuity(
     errors: Float[np.ndarray, "sequence position"], at: Int[np.ndarray, " position"], trained: int, *, seed: int
 ) -> Estimate:
-    """Return the jump: the error at the first position beyond the training length minus its extrapolated trend.
+    """Return the discontinuity: the error at the first position beyond the training length minus its trend.
 
     The trend is a straight line fitted to the last five positions within the training length, or to all of them if
-    there are fewer, at least two. Its extrapolation is a weighted sum of errors, so the jump is a mean over sequences
-    with a paired interval. The baseline is the largest jump of the same kind at the last positions within.
+    there are fewer, at least two. Its extrapolation is a weighted sum of errors, so it is a mean over sequences with a
+    paired interval. The baseline is the largest discontinuity of the same kind at the last positions within.
     """
     last = int((at <= trained).sum()) - 1
     if last < 1 or last + 1 >= len(at):

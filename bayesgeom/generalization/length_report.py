@@ -1,4 +1,4 @@
-"""The length report: errors by position, the jump at the training length, and the layer where the error appears."""
+"""The length report: errors by position, the discontinuity at the training length, and the layer where it appears."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ERRORS = ("KL", "entropy error")
 KL, ENTROPY = range(2)  # entries of `errors`
 RULE = (
-    "Discontinuity: the 95 % interval of the KL jump lies above zero and above the largest change of the same kind at "
+    "Discontinuity: the 95 % interval of the KL's lies above zero and above the largest change of the same kind at "
     f"the last {N_TREND} positions within the training length. No discontinuity: it lies below that change. Undecided: "
     "everything else."
 )
@@ -49,9 +49,9 @@ class LengthReport(Report):
     about: ClassVar[str] = (
         "Errors against the exact posterior at every position, up to many times the training length (dotted). The "
         "dashed gray line is the strongest baseline. A learned recursion continues beyond the training length; a "
-        "table of learned positions fails at its end. The jump is the error at the first position beyond the training "
-        "length, minus the value that a line through the last positions within predicts. The mean over whole "
-        "sequences hides the jump, because positions within are still near zero. The last panel reads every layer's "
+        "table of learned positions fails at its end. The discontinuity is the error at the first position beyond the "
+        "training length, minus the value that a line through the last positions within predicts. The mean over whole "
+        "sequences hides it, because positions within are still near zero. The last panel reads every layer's "
         "residual through the output and shows where the error beyond the training length first exceeds that just "
         "within it."
     )
@@ -72,7 +72,8 @@ class LengthReport(Report):
         Estimate, Quantity("error model length", unit="bits", better="lower", label="error, mean over whole sequences")
     ]
     discontinuity_bits: Annotated[
-        Estimate, Quantity("error model", unit="bits", better="lower", label="the error's jump at the training length")
+        Estimate,
+        Quantity("error model", unit="bits", better="lower", label="discontinuity at the training length"),
     ]
     critical_length: Annotated[Estimate, Quantity("model", better="higher", label="first position above the threshold")]
     extrapolation_ratio: Annotated[Estimate, Quantity("model", better="lower", label="KL beyond / within")]
@@ -96,12 +97,12 @@ class LengthReport(Report):
 
     @property
     def kl_bits(self) -> Estimate:
-        """KL(exact ‖ model) of each model at every place."""
+        """KL(exact ‖ model) of each model at every position."""
         return self.error_bits[KL]
 
     @property
     def entropy_mae_bits(self) -> Estimate:
-        """The entropy error of each model at every place."""
+        """The entropy error of each model at every position."""
         return self.error_bits[ENTROPY]
 
     @property
@@ -111,7 +112,7 @@ class LengthReport(Report):
 
     @property
     def found_kl_bits(self) -> Float[np.ndarray, " model"]:
-        """KL at the first position beyond the training length; NaN where there is no jump."""
+        """KL at the first position beyond the training length; NaN where there is no discontinuity."""
         found = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
         return np.where(np.isnan(self.discontinuity_bits.value[KL]), np.nan, found)
 
@@ -130,7 +131,7 @@ class LengthReport(Report):
         return first
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the numbers by quantity: the jumps in the order of their rulings, ratios, first failures, memories."""
+        """Return the numbers by quantity: discontinuities in the order of rulings, ratios, first failures, memories."""
         names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
         memories = [
             headline_of(
@@ -145,8 +146,8 @@ class LengthReport(Report):
         return *self._discontinuities(names), *self._ratios(names), *self._reaches(names), *memories
 
     def _discontinuities(self, names: Sequence[str]) -> list[Headline]:
-        """Return each variant's jump with its ruling; the largest of each ruling states which variants share it."""
-        label = f"KL jump at {self._first_beyond} over {self._trend}"
+        """Return each variant's discontinuity with its ruling; the largest of each ruling lists the others."""
+        label = f"KL discontinuity at {self._first_beyond} over {self._trend}"
         lines = [
             headline_of(self, "discontinuity_bits", at=(KL, i), label=f"{own}{label}") for i, own in enumerate(names)
         ]
@@ -283,7 +284,7 @@ _HEADER = (
     "KL within",
     "KL beyond",
     "predicted → measured",
-    "jump (largest within)",
+    "discontinuity (largest within)",
     "critical length",
     "beyond / within (shortcut)",
     "first layer with excess",
@@ -291,14 +292,14 @@ _HEADER = (
 
 
 _RULINGS = {
-    "discontinuity": "The KL jumps at {place} {first}, the first beyond the training length{of}.",
-    "no discontinuity": "The KL does not jump at {place} {first}, the first beyond the training length{of}.",
-    "undecided": "It is undecided whether the KL jumps at {place} {first}, the first beyond the training length{of}.",
+    "discontinuity": "The KL has a discontinuity at {place} {first}, the first beyond the training length{of}.",
+    "no discontinuity": "The KL has no discontinuity at {place} {first}, the first beyond the training length{of}.",
+    "undecided": "Undecided: a discontinuity of the KL at {place} {first}, the first beyond the training length{of}.",
 }
 
 
 def _discontinuity_ruling(line: Headline) -> str:
-    """Return whether the jump is larger than any within the training length; "" where no jump is known."""
+    """Return whether the discontinuity exceeds any within the training length; "" where it is unknown."""
     if math.isnan(line.value):
         return ""
     if line.low > max(0.0, line.baseline):

@@ -113,7 +113,7 @@ def with_room_for(
 
 
 def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return these lengths and those that the jump at the training length needs; each distance is a separate run.
+    """Return these lengths and those that the discontinuity needs; each distance is a separate run.
 
     The latter are the first distance beyond the training length and the last ten within it: the trend uses five, and
     its baseline repeats the trend at each of five.

@@ -184,7 +184,7 @@ def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
 
 
 def joined(frames: Sequence[Frame]) -> Frame:
-    """Return the frame of several tiles."""
+    """Return the frame of several batches."""
     return Frame(
         patterns=torch.cat([frame.patterns for frame in frames], dim=1),
         values=torch.cat([frame.values for frame in frames], dim=1),
@@ -192,7 +192,7 @@ def joined(frames: Sequence[Frame]) -> Frame:
 
 
 def gradient_norms(layers: Sequence[LayerGradients], trials: Trials) -> dict[str, Float64[Tensor, " batch"]]:
-    """Return norms and correlation of a tile, mean over layers and heads."""
+    """Return norms and correlation of a batch, mean over layers and heads."""
     tallies = [layer_tally(layer, trials) for layer in layers]
     by_layer = {
         "routing_norm": [tally.routing_norm for tally in tallies],

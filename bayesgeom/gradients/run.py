@@ -90,7 +90,7 @@ def _checked(
 
 
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
-    """Return the report on a model in float64, measured one tile of sequences at a time."""
+    """Return the report on a model in float64, measured one batch of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
     for batch in batches(trials, model.spec):
         loss, layers = captured(model, batch, targets)
@@ -116,6 +116,6 @@ def _check_laws(errors: np.ndarray, name: str) -> None:
 
 
 def batches(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
-    """Yield tiles of at least two sequences whose gradients fit the budget."""
+    """Yield batches of at least two sequences whose gradients fit the budget."""
     each = 8 * _COPIES * spec.n_layers * spec.n_heads * trials.tokens.shape[1] ** 2
     return trials.batches(at_most=max(2, BUDGET_BYTES // each), at_least=2)

@@ -1,4 +1,4 @@
-"""Per-head statistics of attention and advantage, summed tile by tile, one row per sequence.
+"""Per-head statistics of attention and advantage, summed batch by batch, one row per sequence.
 
 Correlations are computed within one query's row: rows differ in the size of their gradients, and within a row the
 attention-weighted mean advantage is zero by construction.
@@ -29,7 +29,7 @@ AtScored = Float[Tensor, "batch head query_pos key_pos"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LayerTally:
-    """One layer of one tile. `maps` are summed over sequences: advantage, then attention.
+    """One layer of one batch. `maps` are summed over sequences: advantage, then attention.
 
     `other_correlation` pairs each sequence's attention with another sequence's advantage at the same position.
     `binned` holds, per bin of attention, the sum of relative advantages and their number, then the same for another
@@ -69,7 +69,7 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
 
 
 def together(batches: Sequence[LayerTally]) -> LayerTally:
-    """Return the tally of several tiles of one layer."""
+    """Return the tally of several batches of one layer."""
     return LayerTally(
         correlation=torch.cat([batch.correlation for batch in batches]),
         other_correlation=torch.cat([batch.other_correlation for batch in batches]),

@@ -1,4 +1,4 @@
-"""The engine: score every pair of sequences under every condition, tile by tile, and store sums per unit.
+"""The engine: score every pair of sequences under every condition, batch by batch, and store sums per unit.
 
 A condition is one edit of one layer: the subspace, the ceiling (the whole activation), or a control subspace.
 It may be scored a second time without its direct path: the change that the edit made to the residual stream is
@@ -37,7 +37,7 @@ Conditions = Mapping[int, Sequence[Edit]]
 @final
 @dataclass(frozen=True)
 class PairReference:
-    """Replacement activations for one tile of pairs: the task's means, and the donors' activations."""
+    """Replacement activations for one batch of pairs: the task's means, and the donors' activations."""
 
     means: Means
     donors: Baseline | None
@@ -68,7 +68,7 @@ class Movement:
     """Movement of the model's own value y of a quantity towards the donor's value or that under one condition.
 
     MOVED sums (y − y_own) · w and DISTANCE sums w · w. For the donor, w is the residual of y_donor after regression on
-    y_own within the tile, both centered at `center`: MOVED / DISTANCE is the slope of y on y_donor at a given y_own,
+    y_own within the batch, both centered at `center`: MOVED / DISTANCE is the slope of y on y_donor at a given y_own,
     1 for a complete transfer and 0 for an edit that ignores the donor. (With w = y_donor − y_own, mean ablation would
     score 1/2.) For a condition, w = y_condition − y_own: the ratio is the share of the distance covered.
 
@@ -89,7 +89,7 @@ class Movement:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The conditions to run on every tile: the same number of conditions in each layer.
+    """The conditions to run on every batch: the same number of conditions in each layer.
 
     Conditions in `without_direct` are scored a second time without their direct path, after all others.
     """
@@ -130,7 +130,7 @@ def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
 
 
 def _batched(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
-    for originals, donors in pairs:  # blocks of the same size give the same tiles
+    for originals, donors in pairs:  # blocks of the same size give the same batches
         own = list(batches(originals, spec))
         yield from zip(own, [None] * len(own) if donors is None else batches(donors, spec), strict=True)
 
@@ -168,14 +168,14 @@ def _score_batch(
 
 
 def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
-    """Return the weights that average over positions in this tile."""
+    """Return the weights that average over positions in this batch."""
     return plan.bands if plan.positions is None else plan.positions.weights(len(plan.bands), number)
 
 
 def _variants(
     edits: Sequence[Edit], plan: Plan, passes: tuple[Baseline, PairReference], number: int
 ) -> list[tuple[Edit, ...]]:
-    """Return the conditions of one layer in this tile, then those without their direct path."""
+    """Return the conditions of one layer in this batch, then those without their direct path."""
     baseline, reference = passes
     mask = None if plan.positions is None else plan.positions.mask(baseline.trials, number)
     limited = [edit if mask is None else AtPositions.of(edit, mask, baseline.rows) for edit in edits]
@@ -195,7 +195,7 @@ def _direct_path(edit: Edit, last: int, baseline: Baseline, reference: PairRefer
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Scorer:
-    """Metrics of one tile; `own` is the model's value without an edit, `way` the w of `Movement`."""
+    """Metrics of one batch; `own` is the model's value without an edit, `way` the w of `Movement`."""
 
     pair: Pair
     movement: Movement | None
@@ -205,7 +205,7 @@ class _Scorer:
 
     @classmethod
     def of(cls, pair: Pair, plan: Plan, baseline: Baseline, reference: PairReference) -> "_Scorer":
-        """Return the scorer of a tile after its passes."""
+        """Return the scorer of a batch after its passes."""
         originals, donors = pair
         own = way = None
         if plan.movement is not None:

@@ -221,7 +221,7 @@ class Rules:
         return not self._marked & on and self.rising.is_near_best(kl_bits)
 
     def clear_degeneration(self) -> None:
-        """Clear the marks of degeneration after a rollback, but keep the best level."""
+        """Forget degeneration after a rollback, but keep the best level."""
         self._marked.clear()
         self.rising.forget_recent()
 

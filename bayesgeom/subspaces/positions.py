@@ -20,7 +20,7 @@ _QUARTERS = (1, 2, 3)
 class Positions:
     """Edited positions: all or the scored ones; with `score_after` one, and only later positions are scored.
 
-    With `score_after`, tiles take turns to edit the scored position at one, two and three quarters of the sequence.
+    With `score_after`, batches take turns to edit the scored position at one, two and three quarters of the sequence.
     """
 
     are_scored: bool
@@ -52,7 +52,7 @@ class Positions:
         return ("all", "first third", "middle third", "last third")[: 4 if n_scored >= 3 else 1]
 
     def mask(self, trials: Trials, batch: int) -> Bool[Tensor, " pos"] | None:
-        """Return the positions to edit in this tile; None means all."""
+        """Return the positions to edit in this batch; None means all."""
         if not self.are_scored and not self.score_after:
             return None
         mask: Tensor = trials.scored[0].clone()
@@ -77,6 +77,6 @@ class Positions:
 
 
 def _index(n_scored: int, batch: int) -> int:
-    """Return the index of the scored position to edit in this tile; at least two scored positions follow it."""
+    """Return the index of the scored position to edit in this batch; at least two scored positions follow it."""
     quarter = _QUARTERS[batch % len(_QUARTERS)]
     return min(quarter * (n_scored - 1) // 4, n_scored - 3)

@@ -80,7 +80,7 @@ class LabeledEvidence(TextTask):
         k_max: Lines with a label.
         ks: Numbers of labels k whose query is scored; empty: all.
         reliability: Probability that a label equals the latent y, in (½, 1).
-        query: What is asked: the "latent" y or the "next" label.
+        query: What the prompt requests: the "latent" y or the "next" label.
         control: How the evidence is removed or renamed, as above.
         n_words: Words from which lines draw theirs.
         words: These words, each one token; empty: the project's.

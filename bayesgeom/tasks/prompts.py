@@ -122,7 +122,7 @@ class Prompts(TextTask):
         shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
         if len(ids[shortest]) < self.last:
             raise InvalidArgument(
-                f"last={self.last} tokens are asked of each prompt; {texts[shortest]!r} has {len(ids[shortest])}."
+                f"last={self.last} tokens of each prompt are requested; {texts[shortest]!r} has {len(ids[shortest])}."
             )
         return BoundPrompts(
             n_ids=d_vocab,
@@ -166,7 +166,7 @@ class BoundPrompts(FiniteTask):
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         if n > self.n_sequences:
             raise InvalidArgument(
-                f"{n} prompts are asked for and there are {self.n_sequences}: use n ≤ {self.n_sequences}."
+                f"{n} prompts are requested and there are {self.n_sequences}: use n ≤ {self.n_sequences}."
             )
         return self.trials(torch.randperm(self.n_sequences, generator=generator, device=generator.device)[:n])
 
@@ -216,8 +216,8 @@ class BoundPrompts(FiniteTask):
             members = np.flatnonzero(np.array(self.groups) == group)
             if per_quintile < 1 or len(members) < QUINTILES * per_quintile:
                 raise InvalidArgument(
-                    f"per_quintile={per_quintile} prompts of five quintiles are asked of {len(members)} in {name!r}: "
-                    f"use 1 … {len(members) // QUINTILES}."
+                    f"per_quintile={per_quintile} prompts of five quintiles are requested of {len(members)} in "
+                    f"{name!r}: use 1 … {len(members) // QUINTILES}."
                 )
             for quintile in np.array_split(members[entropies_bits[members].argsort(kind="stable")], QUINTILES):
                 chosen += rng.permutation(quintile)[:per_quintile].tolist()

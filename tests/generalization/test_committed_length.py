@@ -101,7 +101,7 @@ def test_the_shipped_model_breaks_as_the_page_says() -> None:
     assert isinstance(found, LengthReport) and (found.n, found.trained) == (128, 20)
     said = section("length.md", "Which models can").replace("\n", " ")
     discontinuity, low, high = with_ends(found.discontinuity_bits[KL, 0])
-    assert f"a jump of {discontinuity:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
+    assert f"The discontinuity is {discontinuity:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
 
 
 BY_DISTANCE = {

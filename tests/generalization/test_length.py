@@ -149,7 +149,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
     assert float(jump) == pytest.approx(0.5)
     assert jump.baseline(LARGEST_WITHIN).value == pytest.approx(0, abs=1e-9)
     assert found.critical_length.value[0] == 11, "where the line passes 0.01"
-    assert "KL jump at 13 over the trend" in str(found.headlines()[0]) and "fewer than" not in found.table()
+    assert "KL discontinuity at 13 over the trend" in str(found.headlines()[0]) and "fewer than" not in found.table()
 
 
 @pytest.mark.parametrize(

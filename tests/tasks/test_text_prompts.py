@@ -137,9 +137,9 @@ def test_drawing_takes_every_prompt_once() -> None:
     pad = max({*everything.tokens.flatten().tolist()} - {i for prompt in task.prompts for i in prompt})
     assert sorted(listed(everything, pad=pad)) == sorted(map(list, task.prompts))
     assert_equal(task.sample(3, seed=1), everything.rows(slice(0, 3)))
-    with pytest.raises(InvalidArgument, match=r"6 prompts are asked for and there are 5: use n ≤ 5"):
+    with pytest.raises(InvalidArgument, match=r"6 prompts are requested and there are 5: use n ≤ 5"):
         task.sample(6, seed=1)
-    with pytest.raises(InvalidArgument, match=r"6 prompts are asked for"):
+    with pytest.raises(InvalidArgument, match=r"6 prompts are requested"):
         task.stream(6, seed=1)
 
 
@@ -173,7 +173,7 @@ def test_quintiles_are_taken_alike_from_every_group() -> None:
     [
         (np.ones(159), 3, r"160 prompts need a finite entropy each; got 159 finite ones of 159"),
         (np.full(160, np.nan), 3, r"got 0 finite ones of 160"),
-        (np.ones(160), 9, r"per_quintile=9 prompts of five quintiles are asked of 40 in 'mixed': use 1 … 8"),
+        (np.ones(160), 9, r"per_quintile=9 prompts of five quintiles are requested of 40 in 'mixed': use 1 … 8"),
         (np.ones(160), 0, r"per_quintile=0 prompts"),
     ],
 )
@@ -204,9 +204,9 @@ def test_texts_that_are_no_lists_of_prompts_are_refused() -> None:
 
 
 def test_a_prompt_shorter_than_what_is_asked_is_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"last=3 tokens are asked of each prompt; 'cherry' has 2\."):
+    with pytest.raises(InvalidArgument, match=r"last=3 tokens of each prompt are requested; 'cherry' has 2\."):
         Prompts(texts=OWN, last=3).bind(word_tokenizer(), d_vocab=257)
-    with pytest.raises(InvalidArgument, match=r"last=1000000000000 tokens are asked of each prompt"):
+    with pytest.raises(InvalidArgument, match=r"last=1000000000000 tokens of each prompt are requested"):
         Prompts(texts=OWN, last=10**12).bind(word_tokenizer(), d_vocab=257)
 
 

@@ -146,7 +146,7 @@ class _Batch:
         """Compute one full layer; the last one at scored rows only. Overwrites `resid`."""
         layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
         resid = self._edited(RESID_PRE, index, resid, is_whole=True)
-        mid = self._at(rows, "asked of resid", resid)
+        mid = self._at(rows, "queries of resid", resid)
         if self._is_replaced(ATTN_OUT, index):
             mid.add_(self._edited(ATTN_OUT, index, scratch.take("attn_out", tuple(mid.shape), mid)))
         else:
@@ -255,7 +255,7 @@ class _Batch:
         return self.baseline.rows if index == self.replay.n_layers - 1 else None
 
     def _base(self, site: Site, index: int) -> Float[Tensor, "batch pos *rest"]:
-        return self._at(self._rows(index), f"asked of {site.name}", self.baseline.stored[site, index])
+        return self._at(self._rows(index), f"queries of {site.name}", self.baseline.stored[site, index])
 
     def _at(
         self, rows: Int64[Tensor, " query_pos"] | None, name: str, values: Float[Tensor, "batch pos *rest"]
