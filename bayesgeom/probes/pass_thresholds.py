@@ -28,10 +28,16 @@ from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval, statistic_interval
+from bayesgeom.stats.bootstrap import (
+    bootstrap_weights,
+    jackknife_weights,
+    linearized_draws,
+    percentile_interval,
+    statistic_interval,
+)
 from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
-from bayesgeom.stats.intervals import BIASED, Interval, Scale
+from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
 from bayesgeom.stats.resampling import standardized_axis_shares
@@ -272,7 +278,8 @@ def _deciding(
     """
     ends = np.array([[float(interval.lo), float(interval.hi)] for interval in intervals]).T
     for i in (i for i, interval in enumerate(intervals) if interval.code == BIASED and MEASURES[i] in MEASURES[:2]):
-        most = float(statistic_interval(found[i], seed=seed, scale=_SCALES[i], is_corrected=False).hi)
+        weights = bootstrap_weights(len(found[i]) - 1, seed=seed)
+        most = float(jackknife_interval(found[i], weights, scale=_SCALES[i], is_corrected=False).hi)
         ends[:, i] = 0 * most, most  # NaN if there is no end
     n = len(keys) - 1
     drawn = _apart(linearized_draws(keys, seed=seed)) if n >= MIN_DRAWN else np.full(2, np.nan)

@@ -174,17 +174,11 @@ def r2_interval(
 
 
 def statistic_interval(
-    replicates: Float[np.ndarray, "replicate *rest"],
-    *,
-    seed: int,
-    scale: Scale = "plain",
-    draws: int = DRAWS,
-    is_corrected: bool = True,
+    replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, scale: Scale = "plain", draws: int = DRAWS
 ) -> Interval:
     """Return the 95 % interval of a smooth nonlinear statistic, from its values under `jackknife_weights(n)`.
 
     Use it for statistics that are neither a mean nor a ratio of sums: correlations, shares of variance, silhouettes.
-    The interval is corrected for bias. There is none where the bias is larger than the uncertainty.
 
     Args:
         replicates: The statistic of all sequences, then with each group left out.
@@ -192,8 +186,6 @@ def statistic_interval(
         scale: "plain", or the range of the statistic, to work on a more normal scale: "share" (0 to 1) or
             "correlation" (−1 to 1).
         draws: Number of resamples.
-        is_corrected: Whether to correct for bias. Without correction the interval is that of the statistic's
-            expectation in samples of this size.
 
     Example:
         >>> x, y = np.random.default_rng(0).normal(size=(2, 200))
@@ -206,8 +198,7 @@ def statistic_interval(
         True
     """
     groups = len(replicates) - 1
-    weights = bootstrap_weights(groups, seed=seed, draws=draws)
-    return jackknife_interval(replicates, weights, scale=scale, is_corrected=is_corrected)
+    return jackknife_interval(replicates, bootstrap_weights(groups, seed=seed, draws=draws), scale=scale)
 
 
 def linearized_draws(
