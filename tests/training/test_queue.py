@@ -8,9 +8,11 @@ import pytest
 
 from bayesgeom.cli import main
 from bayesgeom.models.capacity import n_parameters
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.loop import RECIPE
-from bayesgeom.training.queue import Queued, progress, queue, status_table
+from bayesgeom.training.queue import REPORTED, Queued, progress, queue, status_table
 from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.state import LOG, append_log
@@ -121,3 +123,13 @@ def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["train", "--status", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "slow-hmm-transformer" in out and " left on two cores in float32" in out
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_reported_training_is_queued_and_has_the_kl_of_its_report(name: str, tmp_path: Path) -> None:
+    (own,) = (each for each in queue() if each.reseeded.name == name)
+    (found,) = progress(tmp_path, [own])
+    assert (found.state, found.minutes_left, found.kl_bits) == ("reported", 0.0, REPORTED[name])
+    folder = Path(__file__).parents[2] / "docs" / "readings" / f"seeds-{name.partition('-')[0]}" / name
+    report = Diagnosis.load(folder)[CalibrationReport]
+    assert REPORTED[name] == pytest.approx(float(report.kl_bits), rel=1e-3)
