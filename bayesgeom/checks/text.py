@@ -1,9 +1,12 @@
 """Values and names in messages. Imports nothing heavy, because the command line needs this at its start."""
 
 import os
+import re
 from pathlib import Path
 
 _LONGEST = 60  # characters of a value in a message
+# Control characters, which a terminal obeys, ends of lines, changes of the direction of writing, halves of surrogates.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
@@ -14,6 +17,25 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = " ".join(ascii(value).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def on_one_line(text: str) -> str:
+    """Return text with escapes for characters that end a line, move the cursor or cannot be encoded.
+
+    Example:
+        >>> on_one_line("bell" + chr(7)).endswith("07")
+        True
+    """
+    return _UNSEEN.sub(_escaped, text)
+
+
+def on_lines(text: str) -> str:
+    """Return text as `on_one_line` does, with its ends of lines and its tabs."""
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else _escaped(found), text)
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def is_whole(text: str) -> bool:

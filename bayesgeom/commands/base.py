@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import tyro
 
-from bayesgeom.checks.text import is_whole
+from bayesgeom.checks.text import is_whole, on_lines
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bars_cleared
@@ -225,7 +225,7 @@ def tell(*lines: str) -> None:
         BrokenPipeError: The reader of the output has closed the pipe.
     """
     with _writing_output(), bars_cleared():
-        print("\n".join(lines), flush=True)
+        print(on_lines("\n".join(lines)), flush=True)
 
 
 def flush() -> None:
@@ -240,7 +240,7 @@ def note(text: str) -> None:
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError), bars_cleared():
-        print(text, file=sys.stderr, flush=True)
+        print(on_lines(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ Each message states what was requested, what is available, and how to fix it.
 
 from collections.abc import Collection, Iterable
 
+from bayesgeom.checks.text import on_one_line
+
 
 class BayesGeomError(Exception):
     """Base class of all bayesgeom errors; the command line prints them as one line.
@@ -17,6 +19,10 @@ class BayesGeomError(Exception):
         ...     print(type(error).__name__)
         UnknownName
     """
+
+    def __init__(self, message: str = "") -> None:
+        """Keep the message on one line: a name in it, of a file or of a damaged report, can hold any character."""
+        super().__init__(on_one_line(message))
 
 
 class InvalidArgument(BayesGeomError, ValueError):

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.reading import check_regular
+from bayesgeom.core.reading import check_regular, is_utf_8
 
 _LONGEST = 40  # characters of a quoted value in a message
+_NAME_BYTES = 255 - len(".") - len(".01234567-123456789-01234567.tmp.former")  # what a temporary name adds
+_ATTEMPTS = 20  # to take the place of a directory that other processes replace at the same time
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
 JOBS = Path("runs/jobs")  # default folder of the results of jobs
 _TEMPORARY, _FORMER = ".tmp", ".former"
@@ -44,6 +46,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     target = _target(path)
     if not target.name:
         raise OutputFault(f"{path} names no file; name one, for example report.html.")
+    _check_name(path, target)
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise OutputFault(f"{path} is a device or a pipe, which is not replaced; name a file.")
     _make_parent(target)
     _remove_remains(target)
     temporary = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_TEMPORARY}")
@@ -53,7 +58,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next run tries again
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -87,6 +93,7 @@ def check_directory(path: Path) -> None:
         OutputFault: It cannot be written.
     """
     target = _target(path)
+    _check_name(path, target)
     if target.exists() and not target.is_dir():
         raise OutputFault(f"{path} is a file; name a directory.")
     if _holds_working_directory(target):
@@ -96,7 +103,11 @@ def check_directory(path: Path) -> None:
     _make_parent(target)
     put_back(path)
     _remove_remains(target)
-    _new_directory(target).rmdir()
+    tried = _new_directory(target)
+    try:
+        tried.rmdir()
+    except OSError as error:
+        raise _unwritable(target.parent, error) from error
 
 
 def put_back(path: Path) -> None:
@@ -193,19 +204,38 @@ def _remove_remains(target: Path) -> None:
 
 
 def _take_place(temporary: Path, target: Path) -> None:
-    """Rename a directory to `target`, replacing a directory there."""
-    if not target.exists():
-        os.replace(temporary, target)
-        return
-    former = temporary.with_name(temporary.name + _FORMER)
-    try:
-        os.replace(target, former)
-        os.replace(temporary, target)
-    except BaseException:
+    """Rename a directory to `target`, replacing a directory there.
+
+    Other processes may replace it at the same time. The last one to do so wins, and none of them fails.
+    """
+    for attempt in range(_ATTEMPTS):
+        former = temporary.with_name(f"{temporary.name}{_FORMER}")
+        try:
+            try:
+                os.replace(target, former)
+            except FileNotFoundError:  # there is none, or another process has just moved it away
+                if not temporary.exists():
+                    raise
+            os.replace(temporary, target)
+        except OSError as error:
+            _restore(former, target)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == _ATTEMPTS - 1:
+                raise
+        except BaseException:
+            _restore(former, target)
+            raise
+        else:
+            shutil.rmtree(former, ignore_errors=True)  # the next run tries again if this fails
+            return
+
+
+def _restore(former: Path, target: Path) -> None:
+    """Move the former directory back, or remove it where another process has put its own there."""
+    with contextlib.suppress(OSError):
         if former.exists() and not target.exists():
             os.replace(former, target)
-        raise
-    shutil.rmtree(former, ignore_errors=True)  # the next run tries again if this fails
+    if target.exists():
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def _new_directory(target: Path) -> Path:
@@ -247,12 +277,30 @@ def _target(path: Path) -> Path:
     Raises:
         OutputFault: The link leads back to itself.
     """
-    if not path.is_symlink():
-        return path
+    if ".." in path.parts:  # `report/../report` leads nowhere while the old report is moved away
+        return Path(os.path.realpath(path))
+    try:
+        if not path.is_symlink():
+            return path
+    except OSError as error:  # a name that is too long
+        raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
     end = Path(os.path.realpath(path))
     if end.is_symlink():
         raise OutputFault(f"{path} is a symbolic link that leads back to itself; name another path.")
     return end
+
+
+def _check_name(path: Path, target: Path) -> None:
+    """Check the name of what is to be written.
+
+    Raises:
+        OutputFault: A temporary name made of it would be too long, or a library that writes it cannot.
+    """
+    n_bytes = len(os.fsencode(target.name))
+    if n_bytes > _NAME_BYTES:
+        raise OutputFault(f"{path}: a name has at most {_NAME_BYTES} bytes, this one {n_bytes}. Choose a shorter one.")
+    if not is_utf_8(target):
+        raise OutputFault(f"{path} is not encoded as UTF-8, as pyarrow and safetensors require. Choose another path.")
 
 
 def _holds_working_directory(target: Path) -> bool:

@@ -37,16 +37,28 @@ def check_regular(path: Path) -> None:
         raise
     except OSError as error:
         raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not is_utf_8(path):
+        raise CheckpointFault(f"{path} is not encoded as UTF-8, as safetensors requires. Rename it.")
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
         raise CheckpointFault(f"{path} is {kind}; only regular files are read. Put the file itself there.")
 
 
-def read_json(path: Path) -> Any:
+def is_utf_8(path: Path) -> bool:
+    """Return whether a path is encoded as UTF-8. Other bytes of a file name are halves of surrogates in Python."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_json(path: Path, *, is_ours: bool = False) -> Any:
     """Read a JSON file.
 
     Args:
         path: A regular file of at most 64 MiB, in UTF-8, with at most 64 levels of lists and objects.
+        is_ours: Whether bayesgeom wrote it: then no name occurs twice in an object, and all text can be encoded.
 
     Returns:
         The parsed content.
@@ -71,13 +83,32 @@ def read_json(path: Path) -> Any:
                 f"{path} has {size / GIGABYTE:.3g} GB; JSON is read up to {JSON_BYTES / GIGABYTE:.3g} GB. Restore it "
                 f"from a copy."
             )
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once if is_ours else None)
     except RecursionError as error:
         raise _too_deep(path) from error
     except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
         raise CheckpointFault(f"{path} cannot be read as JSON: {error}.") from error
     if _levels_exceed(stored, LEVELS):
         raise _too_deep(path)
+    if is_ours:
+        try:
+            json.dumps(stored, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointFault(f"{path} holds half of a surrogate pair, which is no text. Restore it.") from error
+    return stored
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Readers differ in which value of a name that occurs twice they take.
+
+    Raises:
+        ValueError: A name occurs twice.
+    """
+    stored = dict(pairs)
+    if len(stored) < len(pairs):
+        seen = [name for name, _ in pairs]
+        twice = next(name for name in seen if seen.count(name) > 1)
+        raise ValueError(f"{twice!r} occurs twice in an object")
     return stored
 
 

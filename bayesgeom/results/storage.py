@@ -22,8 +22,9 @@ from safetensors.numpy import load_file
 
 from bayesgeom.checks.arguments import described
 from bayesgeom.checks.text import shown
-from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
+from bayesgeom.core.reading import read_json
 from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
 
 SCHEMA = 3  # 2: a hash over JSON and arrays; 3: numbers are estimates
@@ -66,9 +67,9 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     if missing := [name for name in (JSON, ARRAYS) if not (path / name).is_file()]:
         raise OutputFault(f"{unreadable}: {' and '.join(missing)} is missing or no file.")
     try:
-        stored, arrays = json.loads((path / JSON).read_text(encoding="utf-8")), load_file(path / ARRAYS)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise OutputFault(f"{unreadable}: {error}.") from error
+        stored, arrays = read_json(path / JSON, is_ours=True), load_file(path / ARRAYS)
+    except (OSError, ValueError, SafetensorError, CheckpointFault) as error:
+        raise OutputFault(f"{unreadable}: {str(error).rstrip('.')}.") from error
     if not isinstance(stored, dict) or not isinstance(schema := stored.get("schema"), int):
         raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
     if schema > SCHEMA:
@@ -83,6 +84,7 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     if not isinstance(scalars := stored.pop("reports", None), dict):
         raise OutputFault(f"{unreadable}: {JSON} lists none.")
     del stored["schema"]
+    _check_owned(path, arrays, scalars)
     parts = {}
     for key, values in scalars.items():
         if not isinstance(values, dict):
@@ -90,6 +92,12 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(f"{key}/")}
         parts[key] = ({name: decoded(value) for name, value in values.items()}, own)
     return parts, decoded(stored)
+
+
+def _check_owned(path: Path, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
+    """Raise `OutputFault` if the file holds an array that belongs to no report: it would be lost without notice."""
+    if stray := sorted(name for name in arrays if name.partition("/")[0] not in scalars or "/" not in name):
+        raise OutputFault(f"{path}: {ARRAYS} holds arrays of no report: {', '.join(stray[:3])}. Make it again.")
 
 
 def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
