@@ -13,14 +13,16 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 T = TypeVar("T")
+_LONGEST = 100  # characters of a name
 
 
 @final
@@ -36,8 +38,9 @@ class Broken:
 class Contained:
     """Context manager that catches exceptions of third-party code and describes them in `fault`.
 
-    This is the only place that catches all exceptions, because those of third-party code are not known here. With
-    `is_foreign` false, for code of this package, exceptions propagate.
+    This is the only place that catches all exceptions, because those of third-party code are not known here. Only
+    KeyboardInterrupt propagates, because the user may have caused it. With `is_foreign` false, for code of this
+    package, all exceptions propagate.
     """
 
     def __init__(self, *, is_foreign: bool = True) -> None:
@@ -50,10 +53,13 @@ class Contained:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not self._is_foreign or not isinstance(error, Exception | SystemExit):
+        if not self._is_foreign or error is None or isinstance(error, KeyboardInterrupt):
             return False
-        message = " ".join(str(error).split())
-        self.fault = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        name, message = type(error).__name__, ""
+        with Contained() as describing:  # an exception's own `__str__` is third-party code, too
+            message = " ".join(str(error).split())
+        message = message or (describing.fault and f"(its text cannot be read: {describing.fault.partition(':')[0]})")
+        self.fault = f"{name}: {message}" if message else name
         return True
 
 
@@ -166,13 +172,35 @@ def _is_defined_in(member: object, module: str) -> bool:
 
 def _places() -> tuple[tuple[str, int], ...]:
     """Every folder on `sys.path` and its time of modification, which changes when a package is installed."""
-    return tuple((place, Path(place).stat().st_mtime_ns if Path(place).exists() else 0) for place in sys.path)
+    return tuple((place, _modified(place)) for place in sys.path)
+
+
+def _modified(place: str) -> int:
+    """The time of modification; 0 for a place that does not exist or cannot be looked at."""
+    try:
+        return Path(place).stat().st_mtime_ns
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return 0
 
 
 @lru_cache(maxsize=64)
 def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoints:
     """The entry points of a group, cached by `_places`: reading them opens a file of every installed package."""
-    return entry_points(group=group)
+    try:
+        return entry_points(group=group)
+    except (OSError, ValueError):  # a file that is not readable, or not UTF-8; the other packages are used
+        return _readable_entry_points(group)
+
+
+def _readable_entry_points(group: str) -> EntryPoints:
+    """The entry points of a group, without those of packages whose file cannot be read; warns of these."""
+    found: list[EntryPoint] = []
+    for package in distributions():
+        with Contained() as reading:
+            found += package.entry_points.select(group=group)
+        if reading.fault:
+            warnings.warn(f"the plug-ins of a package cannot be read: {reading.fault}.", stacklevel=5)
+    return EntryPoints(found)
 
 
 def _broken(entry: Any, fault: str) -> Broken:
@@ -204,8 +232,12 @@ def _loaded(entry: Any, package: str, base: type[T]) -> tuple[list[type[T]], str
 def _fault(plugin: type, found: Mapping[str, type], base: type) -> str:
     """The reason why a class cannot be registered under its name; "" if it can."""
     name = vars(plugin).get("name")
-    if not isinstance(name, str) or not name:
+    if not isinstance(plugin.__module__, str):
+        return f"its __module__ must be the name of a module, got {shown(plugin.__module__)}."
+    if type(name) is not str or not name:
         return f"{plugin.__module__}.{plugin.__qualname__} has no attribute `name` of its own: add `name = …`."
+    if not name.isprintable() or len(name) > _LONGEST:
+        return f"its name must be printable text of at most {_LONGEST} characters, got {shown(name)}."
     if name in found and found[name] is not plugin:
         return f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."
     return ""
