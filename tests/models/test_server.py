@@ -25,6 +25,7 @@ from tests.families import N_CTX, _sizes, lively
 
 TASK = Bijection(n_values=5, n_pairs=3)
 KEY = "sk-very-secret"
+SAME_ID = [{"token": text, "id": 3, "logprob": -2.0} for text in "ab"]
 
 
 class Letters:
@@ -245,6 +246,15 @@ def test_busy_servers_are_asked_again_and_others_are_not(address: str, acts: Beh
         (b" " * (2**22 + 1), "replied with more than 4 MiB"),
         ({"choices": [{"logprobs": {"top_logprobs": [{"a": -(10**400)}]}}]}, "invalid log-probabilities"),
         ({"choices": [{"logprobs": {"top_logprobs": [7]}}]}, "invalid log-probabilities"),
+        (b'{"choices": [{"logprobs": {"top_logprobs": [{"a": -1, "a": -2}]}}]}', "replied with no JSON"),
+        (
+            {
+                "choices": [
+                    {"logprobs": {"content": [{"top_logprobs": [{"token": t, "id": 3, "logprob": -2} for t in "ab"]}]}}
+                ]
+            },
+            "invalid log-probabilities",
+        ),
     ],
 )
 def test_wrong_replies_are_named(address: str, acts: Behavior, body: Any, message: str) -> None:
@@ -252,6 +262,21 @@ def test_wrong_replies_are_named(address: str, acts: Behavior, body: Any, messag
     acts.body = body
     with pytest.raises(ServerFault, match=message):
         client.next_tokens([1, 2])
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "-1", " 1"])
+def test_a_text_that_only_looks_like_an_id_is_a_text(address: str, acts: Behavior, number: str) -> None:
+    """`int` raised ValueError for thousands of digits and for a superscript."""
+    acts.body = {"choices": [{"logprobs": {"top_logprobs": [{f"token_id:{number}": -1.0}]}}]}
+    (found,) = client_of(address).next_tokens([1, 2])
+    assert found.id is None and found.text == f"token_id:{number}"
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x1b[2J", "\ud800", "x" * 201])
+def test_a_name_that_is_no_name_of_a_model_is_refused(address: str, acts: Behavior, name: str) -> None:
+    acts.names = (name,)
+    with pytest.raises(ServerFault, match="lists no models"):
+        client_of(address)
 
 
 def test_replies_within_a_character_are_asked_for_again(address: str, acts: Behavior) -> None:
@@ -336,6 +361,23 @@ def test_a_reply_that_arrives_byte_by_byte_times_out(part: str) -> None:
             Client(url=address, timeout_s=0.3, attempts=1).models()
         stop.set()
     assert time.monotonic() - start < 1.5
+
+
+def test_a_chunk_of_a_negative_length_is_a_fault_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_WAIT_S", 0.001)
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"-5\r\n{}\r\n")
+
+    with serving(Handler) as address, pytest.raises(ServerFault, match="gave no reply in 4 attempts"):
+        client_of(address)
 
 
 def test_a_reply_that_ends_early_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

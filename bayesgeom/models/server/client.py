@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from bayesgeom.checks.text import is_whole
 from bayesgeom.core.errors import InvalidArgument, ServerFault
+from bayesgeom.core.reading import once
 from bayesgeom.models.server.transport import opener
 
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
@@ -82,7 +84,7 @@ class Client:
         reply = self._reply("/models", None)
         entries = reply.get("data") if isinstance(reply, dict) else None
         names = [own.get("id") for own in entries if isinstance(own, dict)] if isinstance(entries, list) else [None]
-        found = [name for name in names if isinstance(name, str)]
+        found = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
         if len(found) < len(names):
             raise ServerFault(
                 f"{self.url}/models lists no models: {self.quoted(reply)}. Is it an OpenAI-compatible server?"
@@ -152,7 +154,8 @@ class Client:
         found = [_listed(item) for item in entries]
         valid = [own for own in found if own is not None]
         total = sum(math.exp(own.log_prob) for own in valid)
-        if len(valid) < len(found) or total > 1 + _SUM:
+        ids = [own.id for own in valid if own.id is not None]
+        if len(valid) < len(found) or total > 1 + _SUM or len(set(ids)) < len(ids):
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
                 f"{total:.6g}): {self.quoted(top)}."
@@ -199,7 +202,7 @@ class Client:
             raise ServerFault(f"{self.url}{path} replied with more than {_MOST // 2**20} MiB, which are not read.")
         text = content.decode("utf-8", "replace")
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=once)
         except (ValueError, RecursionError):
             raise ServerFault(f"{self.url}{path} replied with no JSON: {self.quoted(text)}.") from None
 
@@ -270,7 +273,7 @@ def _listed(item: Any) -> Listed | None:
     if math.isnan(log_prob) or log_prob > _SUM:
         return None
     own = item.get("id") if isinstance(item, dict) else None
-    if text.startswith("token_id:") and text[9:].isdigit():
+    if text.startswith("token_id:") and is_whole(text[9:]):
         own = int(text[9:])
     return Listed(text, own if type(own) is int else None, log_prob)
 
@@ -290,7 +293,10 @@ def _first(items: Any) -> Any:
 
 def _content(response: http.client.HTTPResponse) -> bytes:
     """The body; one byte more than the limit if it is longer. A body that ends early raises `HTTPException`."""
-    content = response.read(_MOST + 1)
+    try:
+        content = response.read(_MOST + 1)
+    except ValueError as error:  # a chunk of a negative length
+        raise http.client.HTTPException(str(error)) from error
     if len(content) <= _MOST and response.length:
         raise http.client.IncompleteRead(content, response.length)
     return content
@@ -299,7 +305,7 @@ def _content(response: http.client.HTTPResponse) -> bytes:
 def _text_of(error: urllib.error.HTTPError) -> str:
     try:
         content = error.read(_MOST + 1)
-    except (OSError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException):
         return str(error.reason)
     # The end of a longer text could be a part of the key.
     return content.decode("utf-8", "replace") if len(content) <= _MOST else str(error.reason)
