@@ -1,9 +1,10 @@
 """Wind tunnels in words: the same sequences, questions and answers as the bare ones, under other ids."""
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.tasks import text
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import BoundInContext, InContext
+from bayesgeom.tasks.text import asked_in_chat
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -164,6 +167,37 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
     assert bound(Asking()).sample(2, seed=0).n_scored == 3
     with pytest.raises(InvalidArgument, match=r"asking has queries at adjacent positions.*Leave separator out"):
         bound(Asking(), ",").sample(2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{% for", "TemplateSyntaxError"),
+        ("{{ raise_exception('not\nsupported') }}", "TemplateError: not supported"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ nothing.content }}", "UndefinedError"),
+        ("{{ ().__class__.__bases__ }}", "SecurityError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ 'x ' * 10**6 }}", "it makes 2,000,000 characters of a message"),
+        ("user", "it leaves the user's message out"),
+        ({"one": "x", "other": "y"}, "ValueError: This model has multiple chat templates"),
+        ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters that cannot be encoded"),
+    ],
+)
+def test_a_chat_template_that_fails_or_drops_the_message_is_refused(template: Any, fault: str) -> None:
+    tokenizer = copy.deepcopy(pair_tokenizer())
+    tokenizer.chat_template = template
+    with pytest.raises(InvalidArgument, match=f"^the chat template of this tokenizer cannot be used: [^\n]*{fault}"):
+        asked_in_chat(tokenizer, "Continue the list.")
+
+
+def test_a_chat_template_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "TEMPLATE_SECONDS", 0.05)
+    tokenizer, before = copy.deepcopy(pair_tokenizer()), sys.gettrace()
+    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidArgument, match=r"cannot be used: TimeoutError: it takes more than 0\.05 s"):
+        asked_in_chat(tokenizer, "Continue the list.")
+    assert sys.gettrace() is before
 
 
 def test_a_chat_stands_before_the_same_sequences() -> None:
