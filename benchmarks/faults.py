@@ -108,7 +108,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 def groups() -> dict[str, Callable[[Path], Sequence[Case]]]:
     """The cases of every group, made in a folder that it may write."""
-    from benchmarks import fault_calls, fault_files, fault_models
+    from benchmarks import fault_calls, fault_files, fault_models, fault_outputs
 
     return {
         "checkpoint bytes": fault_files.checkpoint_bytes,
@@ -119,6 +119,10 @@ def groups() -> dict[str, Callable[[Path], Sequence[Case]]]:
         "calls": fault_calls.calls,
         "cli": fault_calls.command_line,
         "huggingface": fault_models.huggingface,
+        "outputs": fault_outputs.outputs,
+        "streams": fault_outputs.streams,
+        "kills": fault_outputs.kills,
+        "writers at once": fault_outputs.at_once,
     }
 
 

@@ -18,6 +18,9 @@ SHARES = {
     "calls": 0.02,
     "cli": 0.003,
     "huggingface": 0.002,
+    "outputs": 0.04,
+    "streams": 0.05,
+    "kills": 0.03,
 }
 LONG = {"report structure"}  # its cases take seconds to make; test_saved_reports has the fast ones
 
@@ -31,7 +34,7 @@ def test_nothing_in_a_sample_is_wrong(group: str, tmp_path: Path, monkeypatch: p
     found = campaign([group], tmp_path, share=SHARES[group])
     wrong = [own for own in found if own.kind == "wrong"]
     assert found and not [own for own in wrong if not re.search(r"TypeCheckError|<@beartype", own.detail)]
-    assert any(own.kind == "refused" for own in found)
+    assert group in ("streams", "kills") or any(own.kind == "refused" for own in found)
 
 
 def raising(error: BaseException) -> Case:
