@@ -294,7 +294,10 @@ _HEADER = (
 _RULINGS = {
     "discontinuity": "The KL has a discontinuity at {place} {first}, the first beyond the training length{of}.",
     "no discontinuity": "The KL has no discontinuity at {place} {first}, the first beyond the training length{of}.",
-    "undecided": "Undecided: a discontinuity of the KL at {place} {first}, the first beyond the training length{of}.",
+    "undecided": (
+        "It is undecided whether the KL has a discontinuity at {place} {first}, the first beyond the training "
+        "length{of}."
+    ),
 }
 
 
