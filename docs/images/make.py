@@ -1,6 +1,6 @@
 """Make the screenshots of this folder from committed readings: `python docs/images/make.py`.
 
-Needs Chromium on the path, and Pillow, which reduces the pictures to 128 colors.
+Needs Chromium on the path, and Pillow, which reduces the pictures to 256 colors.
 """
 
 import shutil
@@ -19,7 +19,7 @@ PICTURES = {  # file: reading, height in pixels, what is left out of the page
     "architectures.png": ("mlp-prefix", 990, f"{_REST}, .panel:nth-child(2)"),
     "length.png": ("length-recall-mixed", 1230, f"{_REST}, .findings"),
 }
-WIDTH, COLORS, MOST_BYTES = 1200, 128, 150_000
+WIDTH, COLORS, MOST_BYTES = 1200, 256, 150_000
 
 
 def main() -> None:
