@@ -13,7 +13,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import TOO_FEW, reason_of
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import JSON
+from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
 
 
@@ -63,8 +63,8 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
 
 def _reason(report: Report, number: Number, row: Record) -> str:
     """Why the number has no interval; "" if it is no estimate, or never has one."""
-    own = report.estimate(number.metric)
-    if own.low is None or math.isnan(row.value):
+    own = report.estimate(number.metric) if number.metric in quantities_of(type(report)) else None
+    if own is None or own.low is None or math.isnan(row.value):
         return ""
     return reason_of(own.why_not or TOO_FEW, row.variant or "")
 

@@ -116,10 +116,12 @@ def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
     rows = [(new, index) for index in range(len(new.checkpoints))]
     rows += [(old, index) for index, name in enumerate(old.checkpoints) if name not in new.checkpoints]
     rows.sort(key=lambda row: _place(*row))
-    report = replace(new, **_joined(rows), missing=tuple(own for own in new.missing if own not in old.checkpoints))
-    named = {"report": path.as_posix(), "checkpoints": [own.checkpoints[index] for own, index in rows if own is old]}
+    named = [own.checkpoints[index] for own, index in rows]
+    missing = tuple(name for name in dict.fromkeys((*old.missing, *new.missing)) if name not in named)
+    report = replace(new, **_joined(rows), missing=missing)
+    added = {"report": path.as_posix(), "checkpoints": [own.checkpoints[index] for own, index in rows if own is old]}
     joined = {"task": {**before["task"], **where["task"]}, "weights": {**before["weights"], **where["weights"]}}
-    return _restated(report, {**where, **joined, "rows_of": named})
+    return _restated(report, {**where, **joined, "rows_of": added})
 
 
 def _place(report: ComparisonReport, index: int) -> tuple[bool, int, int, int]:

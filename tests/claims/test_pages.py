@@ -160,7 +160,7 @@ def test_numbers_are_short() -> None:
     ]
     assert text(Value(value=0.5, lo=0.25, hi=0.75, baseline=1.0), "bits") == "0.5 [0.25, 0.75] bits"
     assert text(Value(value=0.5, lo=math.nan, hi=math.nan, baseline=1.0)) == "0.5"
-    assert text(Value(value=0.5, lo=0.5, hi=0.5, baseline=1.0)) == "0.5", "exact"
+    assert text(Value(value=0.5, lo=0.5, hi=0.5, baseline=1.0)) == "0.5 [0.5, 0.5]"
 
 
 def test_pages_are_written_into_a_checkout_only(tmp_path: Path) -> None:
