@@ -25,7 +25,7 @@ CALLS = 4  # of each: the first ones
 WRITERS, ROUNDS = 4, 40
 ENCODINGS = ("ascii", "cp1252", "utf-8", "utf-16", "cp037", "latin-1")
 ODD_PATHS = (
-    "", ".", "..", "/", "~", " ", "\t", "a\nb", "a\x1b[31mb", "\u202egpj", "e\u0301", "x" * 213, "x" * 214, "x" * 255,
+    "", ".", "..", "/", "~", " ", "\t", "a\nb", "a\x1b[31mb", "\u202egpj", "e\u0301", "x" * 215, "x" * 216, "x" * 255,
     "x" * 256, "é" * 120, "a/" * 500 + "b", "new", "old", "old/", "./old//", "old/../old", "old/..", "old/../new",
     "old/report.json", "old/report.json/x", "full", "full/x", "file", "file/x", "dangling", "to-old", "to-file", "loop",
     "loop/x", "/dev/null/x", "/proc/x", "/sys/x", "read-only/x", "pipe", "pipe/x", "damaged",
@@ -80,7 +80,7 @@ def _written(folder: Path, whole: Path, path: str, write: Callable[[Path], objec
             raise Accepted("the old report is gone")
         if not (folder / "pipe").is_fifo():
             raise Accepted("the pipe was replaced")
-        if left := [own.name for own in folder.iterdir() if ".aside" in own.name]:
+        if left := [own.name for own in folder.iterdir() if ".tmp" in own.name]:
             raise Accepted(f"it left {left[0]}")
         if fault is not None:
             raise fault

@@ -4,22 +4,15 @@ A text task is bound to a tokenizer once and then holds token ids. Symbols are c
 `words.toml`, because the tokenizer's vocabulary decides which words are single tokens.
 """
 
-import contextlib
-import sys
-import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.plugins import Contained
+from bayesgeom.core.templates import rendered
 
 N_LISTED = 40  # candidates listed in an error
-TEMPLATE_SECONDS = 5.0  # for one message; usual chat templates take milliseconds
-_GROWTH = 20  # characters that a chat template may make of one of the message
 
 
 @runtime_checkable
@@ -121,7 +114,7 @@ def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
         The ids, special tokens included.
 
     Raises:
-        InvalidArgument: The tokenizer has no chat template, or one that fails, takes longer than `TEMPLATE_SECONDS`,
+        InvalidArgument: The tokenizer has no chat template, or one that fails, takes too long,
             or leaves the message out.
     """
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
@@ -130,49 +123,15 @@ def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
             "instruct model."
         )
     turns = [{"role": "user", "content": message}]
-    text: object = None
-    with Contained() as rendering, _limited(TEMPLATE_SECONDS):
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    fault = rendering.fault or _fault_of(text, message)
-    if fault or not isinstance(text, str):
+    text, fault = rendered(
+        lambda: tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True), message
+    )
+    if fault:
         raise InvalidArgument(
-            f"the chat template of this tokenizer cannot be used: {fault.rstrip('.')}. Use style='plain' or "
-            f"chat=False, or give the tokenizer another template."
+            f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False, or give "
+            f"the tokenizer another template."
         )
     return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-
-def _fault_of(text: object, message: str) -> str:
-    """What is wrong with the text that a chat template made of a message; "" for nothing."""
-    if not isinstance(text, str):
-        return f"it makes {shown(text)}, which is no text"
-    if len(text) > _GROWTH * (len(message) + 1000):
-        return f"it makes {len(text):,} characters of a message of {len(message):,}"
-    if " ".join(message.split()) not in " ".join(text.split()):
-        return "it leaves the user's message out"
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        return "it makes characters that cannot be encoded"
-    return ""
-
-
-@contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` where the body's Python code takes longer: a template is a program of somebody else's.
-
-    One operation of an interpreted program, such as a product, is not interrupted.
-    """
-    end, former = time.monotonic() + seconds, sys.gettrace()
-
-    def watch(_frame: FrameType, _event: str, _argument: Any) -> Any:
-        if time.monotonic() > end:
-            raise TimeoutError(f"it takes more than {seconds:g} s")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(former)
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:

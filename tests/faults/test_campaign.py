@@ -44,6 +44,13 @@ def raising(error: BaseException) -> Case:
     return Case("planted", act)
 
 
+class TwoLines(InvalidArgument):
+    """An error whose text does not go through the base class."""
+
+    def __str__(self) -> str:
+        return "two\nlines"
+
+
 def forever() -> None:
     while True:
         pass
@@ -53,7 +60,7 @@ def forever() -> None:
     ("case", "kind"),
     [
         (raising(InvalidArgument("n must be an integer, got 'x'.")), "refused"),
-        (raising(InvalidArgument("two\nlines")), "wrong"),
+        (raising(TwoLines()), "wrong"),
         (raising(TypeError("foreign")), "wrong"),
         (raising(Accepted("damage")), "wrong"),
         (Case("planted", forever), "wrong"),

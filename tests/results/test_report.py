@@ -373,7 +373,7 @@ def test_what_is_no_report_is_refused(fault: str, saved: Path, tmp_path: Path) -
 def test_a_directory_without_this_report_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     planted(rng).save(tmp_path / "planted")
     change_json(lambda held: held.update(reports={}))(tmp_path / "planted")
-    with pytest.raises(OutputFault, match=r"planted holds no .*planted"):
+    with pytest.raises(OutputFault, match=r"planted: .* holds arrays of no report: planted/"):
         PlantedReport.load(tmp_path / "planted")
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         read_parts(tmp_path / "nowhere", {})

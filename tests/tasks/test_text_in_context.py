@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from bayesgeom.core import templates
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks import text
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import BoundInContext, InContext
-from bayesgeom.tasks.text import asked_in_chat
+from bayesgeom.tasks.text import chat_prompt
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -188,15 +188,15 @@ def test_a_chat_template_that_fails_or_drops_the_message_is_refused(template: An
     tokenizer = copy.deepcopy(pair_tokenizer())
     tokenizer.chat_template = template
     with pytest.raises(InvalidArgument, match=f"^the chat template of this tokenizer cannot be used: [^\n]*{fault}"):
-        asked_in_chat(tokenizer, "Continue the list.")
+        chat_prompt(tokenizer, "Continue the list.")
 
 
 def test_a_chat_template_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "TEMPLATE_SECONDS", 0.05)
+    monkeypatch.setattr(templates, "SECONDS", 0.05)
     tokenizer, before = copy.deepcopy(pair_tokenizer()), sys.gettrace()
     tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(InvalidArgument, match=r"cannot be used: TimeoutError: it takes more than 0\.05 s"):
-        asked_in_chat(tokenizer, "Continue the list.")
+        chat_prompt(tokenizer, "Continue the list.")
     assert sys.gettrace() is before
 
 

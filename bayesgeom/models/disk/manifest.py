@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from bayesgeom.checks.arguments import check_types
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
 from bayesgeom.core.files import apart, atomic_file, is_file
 from bayesgeom.core.reading import read_json
@@ -121,7 +122,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointFault(f"{folder} holds no capture: {MANIFEST} is missing.") from error
     schema = stored.get("schema") if isinstance(stored, dict) else None
     if type(schema) is not int or schema != SCHEMA:
-        raise CheckpointFault(f"{path} has schema {schema!r}; this bayesgeom reads schema {SCHEMA}. Capture again.")
+        is_newer = type(schema) is int and schema > SCHEMA
+        remedy = "Upgrade bayesgeom" if is_newer else "Make it again with `bayesgeom capture MODEL --out NEW-DIRECTORY`"
+        raise CheckpointFault(f"{path} has schema {shown(schema)}; this bayesgeom reads schema {SCHEMA}. {remedy}.")
     stated = stored.pop(_HASH, None)
     if stated != config_hash(stored):
         raise CheckpointFault(

@@ -15,6 +15,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, final
 
 import torch
 
+from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.huggingface.unplaced import check_placed
 
@@ -106,8 +108,6 @@ def blocks_of(file: Path) -> Blocks:
     Raises:
         CheckpointFault: It is not a complete GGUF file, or it declares another number of layers than it holds.
     """
-    from gguf import GGMLQuantizationType
-
     tensors, weights = Counter[int](), Counter[int]()
     try:
         with file.open("rb") as opened:
@@ -118,7 +118,7 @@ def blocks_of(file: Path) -> Blocks:
             for _ in range(n_tensors):
                 names.append(reader.text())
                 shape = [reader.number("Q") for _ in range(reader.count("I", _MOST_AXES))]
-                kind = GGMLQuantizationType(reader.number("I")).value
+                kind = _known_kind(reader.number("I"), names[-1], file)
                 reader.number("Q")
                 tensors[kind] += 1
                 weights[kind] += prod(shape)
@@ -133,6 +133,23 @@ def blocks_of(file: Path) -> Blocks:
             f"converted. Copy or download it again."
         )
     return Blocks(tensors=tensors, weights=weights)
+
+
+def _known_kind(kind: int, name: str, file: Path) -> int:
+    """Return a quantization type that the installed gguf knows.
+
+    Raises:
+        CheckpointFault: It does not know this one: the file is newer, or damaged.
+    """
+    from gguf import GGMLQuantizationType
+
+    if kind not in {own.value for own in GGMLQuantizationType}:
+        newest = max(GGMLQuantizationType, key=lambda own: own.value)
+        raise CheckpointFault(
+            f"{file} stores {shown(name)} in quantization type {kind}, which gguf {version('gguf')} does not know (its "
+            f"last is {newest.value}, {newest.name}): pip install -U gguf transformers, or use a file in another type."
+        )
+    return kind
 
 
 def _declared_layers(reader: "_Header", n_values: int) -> int | None:

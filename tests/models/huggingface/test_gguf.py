@@ -112,6 +112,20 @@ def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     assert blocks_of(tmp_path / "c.gguf").described().startswith("dequantized from 8 bits")
 
 
+def test_a_quantization_type_that_gguf_does_not_know_is_named(tmp_path: Path) -> None:
+    """The file was called incomplete, which a newer download does not change."""
+    write_tiny(tmp_path / "new.gguf")
+    content, name = bytearray((tmp_path / "new.gguf").read_bytes()), b"blk.0.ffn_up.weight"
+    at = content.index(name) + len(name)
+    n_axes = int.from_bytes(content[at : at + 4], "little")
+    kind = at + 4 + 8 * n_axes
+    content[kind : kind + 4] = (251).to_bytes(4, "little")
+    (tmp_path / "new.gguf").write_bytes(content)
+    expected = r"stores 'blk.0.ffn_up.weight' in quantization type 251, which gguf \S+ does not know .*-U gguf"
+    with pytest.raises(CheckpointFault, match=expected):
+        bayesgeom.load(tmp_path / "new.gguf")
+
+
 def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no.gguf").write_bytes(b"not that")
     with pytest.raises(CheckpointFault, match=r"no.gguf is not a complete GGUF file \(it does not begin with"):
@@ -163,7 +177,7 @@ def layers(n: int) -> bytes:
 
 HOSTILE = {
     "arrays in arrays": (header(1, 1) + text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10**5, "nested"),
-    "an unknown type": (tensor(999, 4), "999 is not a valid GGMLQuantizationType"),
+    "an unknown type": (tensor(999, 4), "in quantization type 999, which gguf"),
     "no weights": (tensor(2, 0), "contains no tensors"),
     "a name without end": (header(1, 1) + struct.pack("<Q", 2**63), "a count of 9,223"),
     "layers without end": (layers(10**9), "declares 1,000,000,000 layers and holds tensors of 0"),
