@@ -298,13 +298,8 @@ def effective_memory(
     width w itself has effective memory w: it beats w − 1 and ties with w. If the model beats every observer that is at
     least 1e-6 bits from the posterior, its effective memory is the length of the sequence.
 
-    `widest_beaten` is another definition: the largest w whose observer is beaten. If widths are beaten without a gap,
-    it is one less, and "a largest beaten w of at least ten" is "an effective memory above ten". If a model fails to
-    beat some width and beats a wider one, the memory ends at the first failure and `widest_beaten` may be much larger.
-    The first failure counts, for two reasons. A model that predicts no better than an observer of w symbols gives no
-    evidence of more than w symbols, whatever it does to wider ones. And a maximum over up to n tests is too large more
-    often than one test: each further width is another chance of a false win. Tested in order, only the first width that
-    is not really beaten can be passed by mistake.
+    `widest_beaten`, the largest w whose observer is beaten, may be larger if a model fails at some width and beats a
+    wider one. The first failure counts: predicting no better than w symbols is no evidence of more.
 
     Observers are tested in order of width, so each end of the interval is wrong in at most 3.5 % of samples. Where
     neighboring observers differ clearly, only the lower end can be wrong, and only if the model ties with one of them:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Protocol, runtime_checkable
 
+from bayesgeom.checks.templates import rendered
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.templates import rendered
 
 N_LISTED = 40  # candidates listed in an error
 

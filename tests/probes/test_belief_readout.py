@@ -252,7 +252,7 @@ def test_a_recurrent_state_is_read_beside_the_stream() -> None:
     assert "Are there clusters? (state)" in titles
     assert "Read from state, last layer" in titles
     captions = [stated_caption(report.plot(), index) for index in range(8)]
-    assert any(f"R² {number_text(report.r2.value[1, -1])}" in own for own in captions), captions
+    assert any(f"last layer: {number_text(report.r2.value[1, -1])}" in own for own in captions), captions
     assert {record.variant for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 
@@ -301,9 +301,9 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     assert np.isnan(alone.drawn_readout[BEFORE]).all()
     titles = [note.text for note in report.plot().layout.annotations][:4]
     assert titles[:2] == ["Exact belief", "Read from resid_post, last layer"]
-    assert f"R² {number_text(report.r2.value[0, -1])}" in stated_caption(report.plot(), 1)
+    assert f"last layer: {number_text(report.r2.value[0, -1])}" in stated_caption(report.plot(), 1)
     assert titles[2].startswith("Read from resid_post, layer 0")
-    assert titles[3].startswith("Untrained network, last layer (R² ")
+    assert titles[3] == "Untrained network, last layer"
     assert "no untrained network was run" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
 
 
