@@ -5,8 +5,8 @@
 The battery is the default one: every head, attention sublayer, MLP and block, each alone, mean ablation. Both sides
 draw the same sequences, put the same means in place, and score KL, entropy error and correctness of every sequence.
 
-- Loop: one ablation at a time by `module.run_with_hooks`, 64 sequences a batch, as many as in a tile of the engine. In
-  a process of its own, as whoever writes it has it: the engine asks the C library to keep freed memory, and in the same
+- Loop: one ablation at a time by `module.run_with_hooks`, 64 sequences a batch, as many as in a batch of the engine. In
+  a process of its own, as in a script: the engine asks the C library to keep freed memory, and in the same
   process the loop would be served by that as well (`--shared` shows by how much).
 - Engine: `bayesgeom.ablate`, everything included: checks, means, the key overlap beside it, intervals.
 - Floor: the floating-point operations of the matrix products that no replay can avoid, at the rate that this machine

@@ -200,9 +200,10 @@ def _reason(claim: Claim) -> str:
     if claim.measured is None:
         return "not measured yet"
     judged = dict.fromkeys(condition.number for condition in claim.conditions)
-    missing = [name for name in judged if claim.measured.numbers[name].why_not]
-    told = [f"{claim.numbers[n].label} has {_none(claim.measured.numbers[n])}" for n in missing]
-    return "; ".join(told) or "the interval includes the threshold"
+    found = claim.measured.numbers
+    told = [f"{claim.numbers[n].label} is not recorded" for n in judged if n not in found]
+    told += [f"{claim.numbers[n].label} has {_none(found[n])}" for n in judged if n in found and found[n].why_not]
+    return "; ".join(told) or "the intervals neither meet nor fail the criterion"
 
 
 def _none(value: Value) -> str:

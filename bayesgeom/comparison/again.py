@@ -124,6 +124,20 @@ def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
     return _restated(report, {**where, **joined, "rows_of": added})
 
 
+def check_joinable(path: Path, *, n: int, seed: int) -> None:
+    """Check that a saved comparison has this number of sequences and this seed, before models are trained or scored.
+
+    Raises:
+        OutputFault: The directory holds no readable comparison.
+        InvalidArgument: It was scored on other sequences.
+    """
+    saved = Diagnosis.load(path)
+    _comparison(saved, path)
+    before = {name: saved.provenance["arguments"][name] for name in ("n", "seed")}
+    if before != (now := {"n": n, "seed": seed}):
+        raise InvalidArgument(f"{path} was scored on other sequences ({before} against {now}). Use its --n and --seed.")
+
+
 def _place(report: ComparisonReport, index: int) -> tuple[bool, int, int, int]:
     """Return where a row stands: checks last, then by task, architecture and seed."""
     at_task = tuple(ALL_TASKS).index(report.task_of[index])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ERRORS = ("KL", "entropy error")
 KL, ENTROPY = range(2)  # entries of `errors`
 RULE = (
-    "Discontinuity: the 95 % interval of the KL's lies above zero and above the largest change of the same kind at "
+    "Discontinuity: the 95 % interval of the step in KL lies above zero and above the largest such step at "
     f"the last {N_TREND} positions within the training length. No discontinuity: it lies below that change. Undecided: "
     "everything else."
 )

@@ -113,7 +113,7 @@ def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
     if np.isfinite(line) and np.isfinite(low).any():
         above, below = int((low > line).sum()), int((high < line).sum())
         found = [f"{n} {side}" for n, side in ((above, "above"), (below, "below")) if n] or ["none beyond"]
-        text += f". Of {len(values)} intervals, {' and '.join(found)} the baseline {number_text(line)}"
+        text += f". Of {int(np.isfinite(low).sum())} intervals, {' and '.join(found)} the baseline {number_text(line)}"
     return f"{_capital(unit)}. {text}." if unit else f"{text}."
 
 

@@ -34,9 +34,9 @@ RECIPE, NEW_RECIPE = "-arm-", "-variant-"
 
 
 def renamed(value: Any, keys: dict[str, str]) -> Any:
-    """Return nested values with renamed keys, and with renamed recipes in all texts."""
+    """Return nested values with renamed keys, and with renamed recipes in all texts and keys."""
     if isinstance(value, dict):
-        return {keys.get(key, key): renamed(item, keys) for key, item in value.items()}
+        return {keys.get(key, key).replace(RECIPE, NEW_RECIPE): renamed(item, keys) for key, item in value.items()}
     if isinstance(value, tuple):
         return tuple(renamed(item, keys) for item in value)
     return value.replace(RECIPE, NEW_RECIPE) if isinstance(value, str) else value

@@ -101,7 +101,7 @@ def converted(
 def reasons(held: Mapping[str, np.ndarray]) -> str:
     """Return why measures of `pass_thresholds` have no interval.
 
-    The verdicts stay. The estimate and its interval without a correction for bias lie below the threshold.
+    The verdicts stay: the estimates lie below the threshold, and their bias is upward.
     """
     value, low = held["measured.value"], held["measured.low"]
     expected = held["measured.0.value"]

@@ -131,5 +131,8 @@ def test_a_reported_training_is_queued_and_has_the_kl_of_its_report(name: str, t
     (found,) = progress(tmp_path, [own])
     assert (found.state, found.minutes_left, found.kl_bits) == ("reported", 0.0, REPORTED[name])
     folder = Path(__file__).parents[2] / "docs" / "readings" / f"seeds-{name.partition('-')[0]}" / name
+    assert folder.is_dir() and {path.parent.name for path in folder.parent.parent.glob("seeds-*/*/report.json")} == set(
+        REPORTED
+    )
     report = Diagnosis.load(folder)[CalibrationReport]
     assert REPORTED[name] == pytest.approx(float(report.kl_bits), rel=1e-3)
