@@ -3,7 +3,6 @@
 A text task becomes a wind tunnel when it is bound to a tokenizer.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -250,14 +249,17 @@ def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
         limits.check_whole(f"{of}{name}", value)
         if isinstance(value, np.generic):  # a saved task holds plain numbers
             raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
-    # NaN passes: the constructor names the range that it breaks.
-    check_fields(kind, {name: own for name, own in parameters.items() if not _has_nan(own)}, of=of)
+    try:  # NaN, here 0.5, passes where a number may be: the constructor names the range that it breaks
+        check_fields(kind, {name: _filled(own) for name, own in parameters.items()}, of=of)
+    except InvalidArgument:
+        check_fields(kind, parameters, of=of)
+        raise
 
 
-def _has_nan(value: Any) -> bool:
+def _filled(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return any(map(_has_nan, value))
-    return isinstance(value, float) and math.isnan(value)
+        return type(value)(map(_filled, value))
+    return 0.5 if isinstance(value, float) and value != value else value
 
 
 def check_count(n: Any) -> None:

@@ -50,6 +50,8 @@ def connected(on: Any, options: Any = None) -> None:
         (lambda: made(tasks.Prompts, last="x"), r"last must be an integer, got 'x'"),
         (lambda: made(tasks.Prompts, texts=5), r"texts must be .*, got 5"),
         (lambda: made(tasks.Prompts, chat=1), r"chat must be True or False, got 1"),
+        (lambda: made(tasks.Bijection, repeats=float("nan")), r"repeats must be True or False, got nan"),
+        (lambda: made(tasks.LabeledEvidence, k_max=float("nan")), r"k_max must be an integer, got nan"),
         (lambda: made(tasks.InContext, task="hmm"), r"task must be WindTunnel, got 'hmm'"),
         (lambda: made(tasks.InContext, task=TASK, symbols=5), r"symbols must be a sequence of texts, got 5"),
         (lambda: made(tasks.LabeledEvidence, ks=("x",)), r"ks must be a sequence of integers"),
