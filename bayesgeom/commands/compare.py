@@ -44,7 +44,7 @@ class Compare(Command):
     machines: On = HERE
 
     def __call__(self) -> int:
-        from bayesgeom.comparison.again import check_joinable, restated, with_rows_of
+        from bayesgeom.comparison.again import joinable, restated, with_rows_of
         from bayesgeom.comparison.report import ComparisonReport
         from bayesgeom.comparison.run import compare, plan_comparison
         from bayesgeom.core.errors import InvalidArgument
@@ -55,7 +55,7 @@ class Compare(Command):
         if self.rows_of is not None:
             if self.from_report is not None:
                 raise InvalidArgument("--from-report scores no model, so --rows-of cannot add to it; pass one of them.")
-            check_joinable(self.rows_of, n=self.n, seed=self.seed)
+            joinable(self.rows_of, n=self.n, seed=self.seed)
         if self.from_report is not None:
             diagnosis = restated(self.from_report)
             return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())

@@ -104,15 +104,14 @@ def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
         OutputFault: The directory holds no readable comparison.
         InvalidArgument: The two were scored on other sequences: n, seed or a task differs.
     """
-    saved, where = Diagnosis.load(path), new.provenance
-    old, before = _comparison(saved, path), saved.provenance
-    counts, counts_before = ({name: of["arguments"][name] for name in ("n", "seed")} for of in (where, before))
-    other = [
-        name for name in where["task"].keys() & before["task"].keys() if where["task"][name] != before["task"][name]
-    ]
-    if counts != counts_before or other:
-        differs = f"parameters of {', '.join(other)} differ" if other else f"{counts_before} against {counts}"
-        raise InvalidArgument(f"{path} was scored on other sequences ({differs}). Use its --n, --seed and tasks.")
+    where = new.provenance
+    old = joinable(path, n=where["arguments"]["n"], seed=where["arguments"]["seed"])
+    before = old.provenance
+    both = where["task"].keys() & before["task"].keys()
+    if other := [name for name in both if where["task"][name] != before["task"][name]]:
+        raise InvalidArgument(
+            f"{path} was scored on other sequences (parameters of {', '.join(other)} differ). Use its tasks."
+        )
     rows = [(new, index) for index in range(len(new.checkpoints))]
     rows += [(old, index) for index, name in enumerate(old.checkpoints) if name not in new.checkpoints]
     rows.sort(key=lambda row: _place(*row))
@@ -124,18 +123,19 @@ def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
     return _restated(report, {**where, **joined, "rows_of": added})
 
 
-def check_joinable(path: Path, *, n: int, seed: int) -> None:
-    """Check that a saved comparison has this number of sequences and this seed, before models are trained or scored.
+def joinable(path: Path, *, n: int, seed: int) -> ComparisonReport:
+    """Return a saved comparison on this number of sequences with this seed, so that its rows can join others.
 
     Raises:
         OutputFault: The directory holds no readable comparison.
         InvalidArgument: It was scored on other sequences.
     """
     saved = Diagnosis.load(path)
-    _comparison(saved, path)
+    old = with_provenance(_comparison(saved, path), saved.provenance)
     before = {name: saved.provenance["arguments"][name] for name in ("n", "seed")}
     if before != (now := {"n": n, "seed": seed}):
         raise InvalidArgument(f"{path} was scored on other sequences ({before} against {now}). Use its --n and --seed.")
+    return old
 
 
 def _place(report: ComparisonReport, index: int) -> tuple[bool, int, int, int]:

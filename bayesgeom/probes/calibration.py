@@ -217,7 +217,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             n=run.n,
-            **_memory_fields(memory, run.n),
+            **_memory_fields(run, memory),
         )
 
     def controls(self) -> Iterator[Control[CalibrationReport]]:
@@ -297,9 +297,9 @@ def wider_baselines(
         yield window_name(at[1], STARTS[at[0]]), np.float64(memory.kl_bits[at]), windows.entropy_error_bits[at]
 
 
-def _memory_fields(found: EffectiveMemory | None, n: int) -> dict[str, Any]:
+def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
     """Return the fields on effective memory; NaN or empty without latent dynamics."""
-    if found is None:
+    if found is None or run.windows is None:
         none = np.zeros(0)
         return {
             "window_kl_bits": Estimate.of(none.reshape(0, 0)),
@@ -309,9 +309,10 @@ def _memory_fields(found: EffectiveMemory | None, n: int) -> dict[str, Any]:
             "effective_memory_symbols": Estimate.of(np.nan),
             "transport": "",
         }
-    equal = Baseline.of("baseline", "equal to the window observer", 0.0)
+    equal, n = Baseline.of("baseline", "equal to the window observer", 0.0), run.n
+    low, high = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
     return {
-        "window_kl_bits": Estimate.of(found.kl_bits, found.kl_ends, n=n),
+        "window_kl_bits": Estimate.of(found.kl_bits, (low, high), n=n),
         "window_gain_bits": Estimate.of(found.gain_bits, found.gain_ends, n=n, baselines=[equal]),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),

@@ -135,15 +135,15 @@ def _of_lines(lines: Sequence[Any], bands: Sequence[Any], titles: tuple[str, str
     ended = [t for t, last in sorted(known, key=lambda own: own[1][1]) if last[0] == end]
     axis, comma, condition = x.partition(",")  # "number of clusters k, last layer"
     where = f"{axis}{' =' if '/' in axis else ''} {_tick(end, ticks)}{comma}{condition}".strip()
-    beside = _levels([t for t in lines if _color(t) in (BASELINE, EXACT)], end, _level(ended[0], end))
+    levels_text = _levels([t for t in lines if _color(t) in (BASELINE, EXACT)], end, _level(ended[0], end))
     if len(ended) == 1:
         name = f"{_name(ended[0])} " if _name(ended[0]).lower() not in y.lower() else ""
-        return f"{_capital(y)} at {where}: {name}{_value(ended[0], end, bands)}{beside}."
+        return f"{_capital(y)} at {where}: {name}{_value(ended[0], end, bands)}{levels_text}."
     values = {_name(t): _value(t, end, bands) for t in measured if t in ended}
     if len(values) <= _SERIES_LISTED:
-        return f"{_capital(y)} at {where}: {', '.join(_pairs(values))}{beside}."
+        return f"{_capital(y)} at {where}: {', '.join(_pairs(values))}{levels_text}."
     ends = _pairs({_name(t): _value(t, end, bands) for t in (ended[0], ended[-1])})
-    return f"{_capital(y)} at {where}: from {' to '.join(ends)}{beside}."
+    return f"{_capital(y)} at {where}: from {' to '.join(ends)}{levels_text}."
 
 
 def _levels(lines: Sequence[Any], at: float, value: float) -> str:

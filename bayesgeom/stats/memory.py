@@ -58,7 +58,6 @@ class EffectiveMemory:
 
     Attributes:
         kl_bits: Mean KL of every window observer.
-        kl_ends: Both ends of the interval of `kl_bits`, NaN where there is none.
         stronger: The start with the lower KL at each width, as an index into `STARTS`.
         gain_bits: KL of the stronger window observer minus KL of the model, at each width.
         gain_ends: Both ends of the paired interval of `gain_bits`.
@@ -70,7 +69,6 @@ class EffectiveMemory:
     """
 
     kl_bits: Float64[np.ndarray, "start window"]
-    kl_ends: tuple[Float64[np.ndarray, "start window"], Float64[np.ndarray, "start window"]]
     stronger: Int[np.ndarray, " window"]
     gain_bits: Float64[np.ndarray, " window"]
     gain_ends: tuple[Float64[np.ndarray, " window"], Float64[np.ndarray, " window"]]
@@ -327,10 +325,8 @@ def effective_memory(
     sure_lo, sure_hi = (_or_one_sided(end, gain) for end in bounds)
     is_distinct = means.min(axis=0) >= RESOLUTION_BITS
     is_known = len(gain) > 1
-    own_lo, own_hi = mean_interval(np.moveaxis(scores.kl_bits, 2, 0), seed=seed)
     return EffectiveMemory(
         kl_bits=means,
-        kl_ends=(own_lo, own_hi),
         stronger=stronger,
         gain_bits=gain.mean(axis=0),
         gain_ends=(lo, hi),

@@ -17,12 +17,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from bayesgeom.core.files import atomic_directory
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
-from bayesgeom.results.storage import JSON, read, write
+from conversions.rewriting import convert_intervals
 
 PARTS = ("value", "low", "high")
 
@@ -52,19 +49,5 @@ def extended(
     return told, held, changed
 
 
-def main() -> None:
-    """Convert every report below `docs` that has such an interval, and print the number of entries."""
-    for path in sorted((ROOT / "docs").glob(f"**/{JSON}")):
-        folder = path.parent
-        parts, extra = read(folder)
-        found = {key: extended(*own) for key, own in parts.items()}
-        if not (changed := sum(count for *_, count in found.values())):
-            continue
-        with atomic_directory(folder) as temporary:
-            write(temporary, {key: (told, held) for key, (told, held, _) in found.items()}, extra)
-        load_report(folder).to_pandas().to_parquet(folder / METRICS)
-        print(folder.relative_to(ROOT), changed)
-
-
 if __name__ == "__main__":
-    main()
+    convert_intervals(lambda _, scalars, arrays: extended(scalars, arrays))

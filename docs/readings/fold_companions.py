@@ -14,7 +14,6 @@ The script ends with an error if a number of a report is lost. `convert_fields.p
 report without these fields is left as it is, so running the script again does nothing.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from conversions.old import numbers
+from conversions.rewriting import convert_folders, replace_parts
 
-from bayesgeom.core.files import atomic_directory
 from bayesgeom.probes.pass_thresholds import passed_estimate
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import WHOLE, Estimate
-from bayesgeom.results.storage import ARRAYS, JSON
 
 Scalars, Arrays = dict[str, Any], dict[str, np.ndarray]
 CEILINGS = {  # of the estimates that they belong to
@@ -86,19 +84,9 @@ def convert(folder: Path) -> bool:
         new[kind][0].keys() == parts[kind][0].keys() and new[kind][1].keys() == parts[kind][1].keys() for kind in new
     ):
         return False
-    with atomic_directory(folder) as temporary:
-        for other in (path for path in folder.iterdir() if path.name not in (JSON, ARRAYS)):
-            shutil.copy2(other, temporary)
-        storage.write(temporary, new, extra)
+    replace_parts(folder, new, extra)
     return True
 
 
-def main() -> None:
-    """Convert every committed report and say which ones changed."""
-    for path in sorted(ROOT.glob(f"docs/readings/**/{JSON}")):
-        if convert(path.parent):
-            print(path.parent.relative_to(ROOT))
-
-
 if __name__ == "__main__":
-    main()
+    convert_folders(convert)

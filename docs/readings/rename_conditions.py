@@ -11,7 +11,6 @@ positions alone are named `hmm-variant-rotary`, which was `hmm-arm-rotary`. Arra
 script again does nothing.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from bayesgeom.core.files import atomic_directory
+from conversions.rewriting import convert_folders, replace_parts
+
 from bayesgeom.results import storage
-from bayesgeom.results.storage import ARRAYS, JSON
 
 FIELDS = {
     "length": {"arms": "models", "jump_bits": "discontinuity_bits"},
@@ -58,19 +57,9 @@ def convert(folder: Path) -> bool:
     new_extra = renamed(extra, IN_PROVENANCE)
     if new_extra == extra and all(new[kind][0] == parts[kind][0] for kind in parts):
         return False
-    with atomic_directory(folder) as temporary:
-        for other in (path for path in folder.iterdir() if path.name not in (JSON, ARRAYS)):
-            shutil.copy2(other, temporary)
-        storage.write(temporary, new, new_extra)
+    replace_parts(folder, new, new_extra)
     return True
 
 
-def main() -> None:
-    """Convert every committed report and say which ones changed."""
-    for path in sorted(ROOT.glob(f"docs/readings/**/{JSON}")):
-        if convert(path.parent):
-            print(path.parent.relative_to(ROOT))
-
-
 if __name__ == "__main__":
-    main()
+    convert_folders(convert)

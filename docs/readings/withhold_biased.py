@@ -24,19 +24,17 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from bayesgeom.core.files import atomic_directory
+from conversions.rewriting import convert_intervals
+
 from bayesgeom.dynamics.settling import NO_INTERVAL
 from bayesgeom.interventions.joint_report import UNEDITED
 from bayesgeom.interventions.joint_summary import WHY_NO_CORRELATION
 from bayesgeom.probes.key_overlap import ROUNDING
 from bayesgeom.probes.key_report import WHY_NOT
 from bayesgeom.probes.pass_thresholds import ABOVE_GAUSSIAN, MEASURES, WHY_FLAT, WHY_LAYERS, WHY_WEIGHTS
-from bayesgeom.results.diagnosis import load_report
 from bayesgeom.results.estimators import FEW_OR_BIASED, FLAT_OR_BIASED
-from bayesgeom.results.folder import METRICS
-from bayesgeom.results.storage import JSON, read, write
 from bayesgeom.stats.intervals import WHY_BIASED
 
 PARTS = ("value", "low", "high")
@@ -112,19 +110,5 @@ def reasons(held: Mapping[str, np.ndarray]) -> str:
     return "; ".join(f"{own}: {found[own]}" for own, is_one in zip(MEASURES, is_withheld, strict=True) if is_one)
 
 
-def main() -> None:
-    """Convert every report below `docs` that has such an interval, and print the number of entries."""
-    for path in sorted((ROOT / "docs").glob(f"**/{JSON}")):
-        folder = path.parent
-        parts, extra = read(folder)
-        found = {key: converted(key, *own) for key, own in parts.items()}
-        if not (changed := sum(count for *_, count in found.values())):
-            continue
-        with atomic_directory(folder) as temporary:
-            write(temporary, {key: (told, held) for key, (told, held, _) in found.items()}, extra)
-        load_report(folder).to_pandas().to_parquet(folder / METRICS)
-        print(folder.relative_to(ROOT), changed)
-
-
 if __name__ == "__main__":
-    main()
+    convert_intervals(converted)

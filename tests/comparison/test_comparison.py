@@ -15,7 +15,7 @@ import torch
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.comparison import cell as cells
-from bayesgeom.comparison.again import check_joinable, restated, with_rows_of
+from bayesgeom.comparison.again import joinable, restated, with_rows_of
 from bayesgeom.comparison.cell import cell
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, comparison_report
@@ -355,7 +355,7 @@ def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkey
     with pytest.raises(InvalidArgument, match="scored on other sequences"):
         with_rows_of(tmp_path / "mlp", compare("transformer", "bijection", n=7, runs=tmp_path))
     with pytest.raises(InvalidArgument, match=r"scored on other sequences .*Use its --n and --seed"):
-        check_joinable(tmp_path / "mlp", n=7, seed=0)
+        joinable(tmp_path / "mlp", n=7, seed=0)
     both = ["compare", "--rows-of", str(tmp_path / "mlp"), "--from-report", str(tmp_path / "mlp")]
     assert main(both) == 2
 
