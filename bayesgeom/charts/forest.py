@@ -18,9 +18,9 @@ def add_forest(
     interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
     *,
     unit: str,
-    baseline: float,
+    baseline: float | None,
 ) -> None:
-    """Add rows from top to bottom in the given order; whiskers show the intervals."""
+    """Add rows from top to bottom in the given order; whiskers show the intervals. None draws no baseline."""
     lo, hi = interval
     figure.add_trace(
         go.Scatter(
@@ -40,19 +40,20 @@ def add_forest(
         row=panel[0],
         col=panel[1],
     )
-    figure.add_trace(
-        go.Scatter(
-            x=[baseline, baseline],
-            y=[labels[0], labels[0]],
-            mode="lines",
-            line={"color": BASELINE, "dash": "dash"},
-            name=f"baseline: {baseline:g}",
-        ),
-        row=panel[0],
-        col=panel[1],
-    )
-    # The trace above is for the legend; the line itself spans the whole height of the panel.
-    figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"}, row=panel[0], col=panel[1])
+    if baseline is not None:
+        figure.add_trace(
+            go.Scatter(
+                x=[baseline, baseline],
+                y=[labels[0], labels[0]],
+                mode="lines",
+                line={"color": BASELINE, "dash": "dash"},
+                name=f"baseline: {baseline:g}",
+            ),
+            row=panel[0],
+            col=panel[1],
+        )
+        # The trace above is for the legend; the line itself spans the whole height of the panel.
+        figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"}, row=panel[0], col=panel[1])
     every = {"tickmode": "linear", "dtick": 1, "tickfont_size": 13 if len(labels) < 12 else 11}
     every["range"] = [len(labels) - 0.5, -0.5]
     figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)

@@ -52,17 +52,17 @@ def add_thresholds(
         "arrayminus": values - lo,
         "thickness": 1.4,
     }
-    traces = [
-        measured,
-        points(rows.thresholds, rows.threshold_name, color=EXACT, symbol="line-ns-open", size=22, line_width=2),
-    ]
+    traces = [measured]
+    if np.isfinite(rows.thresholds).any():
+        mark = {"color": EXACT, "symbol": "line-ns-open", "size": 22, "line_width": 2}
+        traces.append(points(rows.thresholds, rows.threshold_name, **mark))
     for (name, level), symbol in zip(rows.baselines.items(), _SYMBOLS, strict=False):
         if np.isfinite(level).any():
             traces.append(points(level, f"baseline: {name}", color=BASELINE, symbol=symbol, size=10, line_width=2))
     for trace in traces:
         trace.showlegend = trace.name not in {shown.name for shown in figure.data}
         figure.add_trace(trace, row=panel[0], col=panel[1])
-    figure.update_xaxes(range=[limits[0], limits[1] + 0.04], row=panel[0], col=panel[1])
+    figure.update_xaxes(range=[limits[0], limits[1] + 0.02 * (limits[1] - limits[0])], row=panel[0], col=panel[1])
     rows_range = {"type": "category", "range": [len(rows.labels) - 0.5, -0.5]}
     figure.update_yaxes(**rows_range, row=panel[0], col=panel[1])
     label_axes(figure, panel, unit, "")  # a title would lie on the rows' names

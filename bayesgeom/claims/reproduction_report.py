@@ -85,16 +85,14 @@ class ReproductionReport(Report):
         (low, high), known = self.reproduced.ends, ~np.isnan(self.agrees)
         agreeing = Headline(
             metric="agrees",
-            label="recorded numbers that agree",
+            label=f"recorded numbers that agree, of {known.sum()}",
             value=float(self.agrees[known].sum()),
-            baseline=float(known.sum()),
-            baseline_name="recorded numbers",
             ruling=self._ruling(),
         )
         rows = [
             Headline(
                 metric="reproduced",
-                label=label,
+                label=_plain(label),
                 value=float(self.reproduced.value[row]),
                 unit=self.units[row],
                 low=float(low[row]),
@@ -124,16 +122,21 @@ class ReproductionReport(Report):
         from bayesgeom.results.theme import panels
 
         units = list(dict.fromkeys(self.units)) or [""]
-        titles = tuple(f"in {unit}" if unit else "without unit" for unit in units)
+        titles = tuple(f"Numbers in {unit}" if unit else "Numbers without a unit" for unit in units)
         figure = panels(f"{self.title} — {self.claim_id}", titles, n_columns=1, row_height=300)
         for panel, unit in enumerate(units, start=1):
             rows = [row for row, own in enumerate(self.units) if own == unit]
-            labels = [self.labels[row] for row in rows]
+            labels = [_plain(self.labels[row]) for row in rows]
             add_again(figure, (panel, 1), labels, self.reproduced[rows], self.recorded[rows], unit=unit)
         return figure
 
     def _ruling(self) -> str:
         return "agrees" if self.is_reproduced else "differs"
+
+
+def _plain(label: str) -> str:
+    """Return a label without the marks of code, which only Markdown shows as such."""
+    return label.replace("`", "")
 
 
 def reproduction_report(

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
+from bayesgeom.core.numbers import counted
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
 
@@ -58,7 +59,7 @@ class Dynamics(Command):
                     executor=executor,
                 )
         report, settled = diagnosis[DynamicsReport], diagnosis[SettlingReport]
-        title = f"{diagnosis.title}, {len(report.runs)} training(s), {report.n} sequences"
+        title = f"{diagnosis.title}, {counted(len(report.runs), 'training')}, {report.n} sequences"
         tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"
         headlines = [*settled.headlines(), *report.headlines()]
         missing = [f"not measured: {what}: {reason}" for what, reason in diagnosis.skipped.items()]

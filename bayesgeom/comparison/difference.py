@@ -219,7 +219,7 @@ def _names(a: str, b: str) -> tuple[str, str]:
 
 
 def _source(a: dict[str, Any], b: dict[str, Any], task: WindTunnel | str, n: int, seed: int) -> dict[str, Any]:
-    both = {"name": f"{b['name']} against {a['name']}", "architecture": f"{a['architecture']}, {b['architecture']}"}
+    both = {"name": f"{a['name']} (A) and {b['name']} (B)", "architecture": f"{a['architecture']}, {b['architecture']}"}
     made = {f"{side}_{key}": own[key] for side, own in (("a", a), ("b", b)) for key in ("name", "weights_hash")}
     weights = {f"{side}: {own['name']}": own.get("weights_hash", "") for side, own in (("A", a), ("B", b))}
     return provenance(both, task, {"n": n, "seed": seed, **made}) | {"weights": weights}

@@ -7,7 +7,7 @@ from typing import SupportsFloat
 MINUS = "−"
 DIGITS = 4
 _LEAST = 1e-4  # smaller numbers are shown as "<0.0001"
-_PLAIN, _LARGE = 1e4, 1e7  # no decimals from the first on, a power of ten from the second on
+_THOUSAND, _LARGE = 1e3, 1e7  # commas and no decimals from the first on, a power of ten from the second on
 
 
 def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
@@ -22,7 +22,7 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
         >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(-3e-7), number_text(0.0)
         ('0.1235', '−2', '<0.0001', '>−0.0001', '0')
         >>> number_text(12345.6), number_text(1.5e9), number_text(float("inf")), number_text(float("nan"))
-        ('12350', '1.5e9', '∞', '–')
+        ('12,350', '1.5e9', '∞', '–')
         >>> number_text(0.00001234, is_exact=True)
         '1.234e−5'
     """
@@ -35,8 +35,8 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
     if is_small(number) and not is_exact:
         return f"<{_LEAST:.4f}" if number > 0 else f">{MINUS}{_LEAST:.4f}"
     text = f"{size:.{DIGITS}g}"
-    if _PLAIN <= float(text) < _LARGE:
-        text = f"{float(text):.0f}"
+    if _THOUSAND <= float(text) < _LARGE:
+        text = f"{float(text):,.0f}"
     mantissa, _, exponent = text.partition("e")
     power = f"e{int(exponent)}".replace("-", MINUS) if exponent else ""
     return f"{MINUS if number < 0 else ''}{mantissa}{power}"
@@ -50,6 +50,16 @@ def with_minus(text: str) -> str:
         'R² −0.003 (−1 to 2e−05) of bijection-v20, layers 1-4'
     """
     return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\d[eE])-(?=\d)", MINUS, text)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> counted(1, "training"), counted(1000, "seed")
+        ('1 training', '1,000 seeds')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def is_small(value: SupportsFloat) -> bool:

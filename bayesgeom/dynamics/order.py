@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import counted
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.settling import MIN_SEEDS, Dissociation, dissociation
 from bayesgeom.stats.threshold_steps import NEVER, Steps, ThresholdStep, settled
@@ -72,9 +73,9 @@ class Order:
         """The verdict on which settles first on all scales and measures, or "not decided" with the reason."""
         n_runs, n_measures = len(self.precision_steps), len(self.frame_measures)
         if n_measures < MIN_MEASURES:
-            return f"not decided: {n_measures} frame measure(s), and at least {MIN_MEASURES} are needed"
+            return f"not decided: {counted(n_measures, 'frame measure')}, and at least {MIN_MEASURES} are needed"
         if n_runs < MIN_SEEDS:
-            return f"not decided: {n_runs} training(s), and at least {MIN_SEEDS} are needed"
+            return f"not decided: {counted(n_runs, 'training')}, and at least {MIN_SEEDS} are needed"
         found = {
             (scale, measure): outcome
             for scale, row in zip(SCALES, self.verdicts, strict=True)

@@ -1,7 +1,7 @@
 """Pictures of one training: values at every snapshot on the last snapshot's axes, and attention maps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -53,10 +53,14 @@ class ManifoldFilmReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         label = quantities_of(type(self))["final_axes_share"].label
-        return tuple(
-            headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {self.steps[at]}")
-            for at in sorted({0, len(self.steps) // 2, len(self.steps) - 1})
-        )
+        at_steps = sorted({0, len(self.steps) // 2, len(self.steps) - 1})
+        lines = [
+            headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {int(self.steps[at]):,}")
+            for at in at_steps
+        ]
+        ends = f"from {lines[0].value_text} to {lines[-1].value_text} of the variance"
+        sentence = f"The plane of the last snapshot's first two components holds {ends} over the training."
+        return (*lines[:-1], replace(lines[-1], finding=sentence))
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.film import film_figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import counted, number_text
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
@@ -70,9 +70,8 @@ class ReplicationReport(Report):
     def headlines(self) -> Sequence[Headline]:
         shown = ("mean_kl_bits", "mean_entropy_mae_bits", "spread_kl_bits", "spread_entropy_mae_bits")
         quantities = quantities_of(type(self))
-        return tuple(
-            headline_of(self, m, label=f"{quantities[m].label} of {len(self.replicas)} seed(s)") for m in shown
-        )
+        seeds = counted(len(self.replicas), "seed")
+        return tuple(headline_of(self, m, label=f"{quantities[m].label} of {seeds}") for m in shown)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.curves import Curve, add_curves
@@ -100,7 +99,7 @@ class ReplicationReport(Report):
         for column, (rows, mean, label) in enumerate(scored, start=1):
             low, high = (np.append(*ends) for ends in zip(rows.ends, mean.ends, strict=True))
             values = np.append(rows.value, mean.value)
-            add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", baseline=0.0)
+            add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", baseline=None)
         name_once(figure)
         return with_room_for_legend(figure)
 

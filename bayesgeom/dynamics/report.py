@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import counted, number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -73,7 +73,12 @@ class DynamicsReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        return (headline_of(self, "kl_bits_mean", at=(len(self.steps) - 1,), label="KL at the last snapshot"),)
+        last = len(self.steps) - 1
+        if len(self.runs) == 1:
+            label = "KL at the last snapshot of one training (interval over sequences)"
+            return (headline_of(self, "kl_bits", at=(0, last), label=label),)
+        label = f"KL at the last snapshot, mean of {counted(len(self.runs), 'training')}"
+        return (headline_of(self, "kl_bits_mean", at=(last,), label=label),)
 
     def plot(self) -> "Figure":
         from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, settling

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.numbers import counted
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -187,7 +188,7 @@ def _task(described: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_count(name: str, n: int) -> None:
     if n < 2:
-        raise InvalidArgument(f"{name} has {n} snapshot(s); at least 2 are needed to show a training.")
+        raise InvalidArgument(f"{name} has {counted(n, 'snapshot')}; at least 2 are needed to show a training.")
 
 
 def _check_seeds(runs: Sequence[TrainingRun]) -> None:

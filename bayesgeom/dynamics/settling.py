@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import counted
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
@@ -57,11 +58,11 @@ class Dissociation:
 
     def verdict(self, *, first: str, second: str) -> str:
         """Return which of the two settles first, or "cannot decide" with the reason."""
-        known = np.isfinite(self.per_run)
+        known, trainings = np.isfinite(self.per_run), counted(len(self.per_run), "training")
         if not known.all():
-            return f"cannot decide: in {int((~known).sum())} of {len(known)} training(s) one of the two has no moment"
+            return f"cannot decide: in {int((~known).sum())} of {trainings} one of the two has no moment"
         if len(known) < MIN_SEEDS:
-            return f"cannot decide: {len(known)} training(s), and at least {MIN_SEEDS} are needed"
+            return f"cannot decide: {trainings}, and at least {MIN_SEEDS} are needed"
         if self.lo > 0:
             return f"{first} settles first, by a factor of {2**self.mean:.3g}"
         if self.hi < 0:

@@ -79,7 +79,15 @@ class RelabelingReport(Report):
     n: int
 
     def conclusion(self) -> str:
-        return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
+        difference, size = self.kl_difference_bits, self.kl_difference_size_bits
+        if np.isnan(difference.ends[0]) or np.isnan(size.ends[0]):
+            return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
+        bound, own_kl = (number_text(own, is_exact=True) for own in (self.bound_bits, float(self.kl_before_bits)))
+        return (
+            f"{self.verdict}: renaming changes the mean KL by {interval_text(*difference.ends)} bits, and that of a "
+            f"single sequence by {interval_text(*size.ends)} bits on average. The bound is ± {bound} bits; the model's "
+            f"own KL is {own_kl} bits."
+        )
 
     def headlines(self) -> Sequence[Headline]:
         return (

@@ -1,7 +1,7 @@
 """The sweep report: convergence of the posterior, and the model's error, at each value of a task parameter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -63,17 +63,34 @@ class SweepReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        lines = []
+        lines, findings = [], self._findings()
         for index, value in enumerate(self.values):
             place = f"{self.vary}={value}"
             if np.isfinite(self.kl_bits.value[index]):
                 label = f"{place}: KL (shortcut: {self.shortcuts[index].replace('_', ' ')})"
-                lines.append(headline_of(self, "kl_bits", at=(index,), label=label))
+                line = headline_of(self, "kl_bits", at=(index,), label=label)
+                lines.append(replace(line, finding=findings.get(index, "")))
                 lines.append(
                     headline_of(self, "model_tokens", at=(index,), label=f"{place}: tokens to converge, model")
                 )
             lines.append(headline_of(self, "exact_tokens", at=(index,), label=f"{place}: tokens to converge, exact"))
         return tuple(lines)
+
+    def _findings(self) -> dict[int, str]:
+        """Return sentences on all values of the parameter, by the index of the value whose number they stand at."""
+        known = np.flatnonzero(np.isfinite(self.kl_bits.value))
+        if not len(known):
+            return {}
+        beats = self.kl_bits[known].clears("lower").tolist()
+        converged = int((self.model_tokens.value[known] == self.exact_tokens.value[known]).sum())
+        everywhere = (
+            f"At {beats.count('yes')} of {len(known)} values of {self.vary} the model's KL is below that of the "
+            f"strongest shortcut, and at {converged} the model converges after as many tokens as the exact posterior."
+        )
+        most = int(known[self.kl_bits.value[known].argmax()])
+        trained = self.values.index(self.trained_value) if self.trained_value in self.values else most
+        found = {most: f"The KL is greatest at {self.vary}={self.values[most]}."}
+        return found | {trained if trained in known else most: everywhere}
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.sweep_drawing import sweep_figure

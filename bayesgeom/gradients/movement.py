@@ -94,13 +94,13 @@ class GradientMovementReport(Report):
     value_distance_by_layer: Float[np.ndarray, "step layer"]
     routing_settled_step: Annotated[Estimate, Quantity(unit="steps", label=f"patterns {_WITHIN}")]
     values_settled_step: Annotated[Estimate, Quantity(unit="steps", label=f"values {_WITHIN}")]
-    settled_ratio: Annotated[Estimate, Quantity(label="values' settled step over routing's")]
+    settled_ratio: Annotated[Estimate, Quantity(label="settled step of values / of routing")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         routing, values = self._settled()
         found = lag(values, routing)
-        ratio = f"values' settled step over routing's (spacing of snapshots allows {found.reach})"
+        ratio = f"settled step of values / of routing (spacing of snapshots allows {found.reach})"
         return (
             replace(headline_of(self, "settled_ratio", label=ratio), ruling=found.verdict),
             headline_of(self, "routing_settled_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),

@@ -51,6 +51,9 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     most = matched.bar("higher")[layers, 0]
     add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=BASELINE, dash="dash")
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
+    for other in effect.baselines:  # such as untrained networks, which are measured over all positions only
+        if other.name not in (RANDOM, MATCHED) and np.isfinite(level := other.bar("higher")[layers, 0]).any():
+            add_line(figure, panel, layers, level, name=f"baseline: {other.name}", color=BASELINE, dash="longdashdot")
     low, high = (end[layers, 0] for end in effect.ends)
     add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=MEASURED)
     for band, name in reversed(list(enumerate(bands))):

@@ -5,13 +5,14 @@ five; "a privileged read-out, not a bottleneck").
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
+from bayesgeom.interventions.verdicts import UNDECIDED
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -76,12 +77,22 @@ class JointInterventionReport(Report):
     def headlines(self) -> Sequence[Headline]:
         rows = []
         for i, name in enumerate(self.sets):
-            where = f"{self.kind} {self.subspace}, layers {name}"
+            where = f"{self.kind} {self.subspace}, {_layers(name)}"
             for j, metric in enumerate(self.metrics):
-                rows.append(headline_of(self, "increase_bits", (i, j), f"increase of {metric}, {where}"))
+                line = headline_of(self, "increase_bits", (i, j), f"increase of {metric}, {where}")
+                # An increase above that of random subspaces may still be none, so only the report's verdict counts.
+                own = {"ruling": self.verdicts[i], "finding": self._finding(i)} if j == 0 else {}
+                rows.append(replace(line, verdict="", **own))
             label = f"|ρ| of the axis with the exact entropy, last layer, {where}"
             rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
         return rows
+
+    def _finding(self, at: int) -> str:
+        """Return what the verdict says of one set of layers."""
+        edit, cost = f"the edit of {_layers(self.sets[at])} ({self.kind} {self.subspace})", self.verdicts[at]
+        return (
+            f"It is undecided whether {edit} costs more than chance." if cost == UNDECIDED else f"The{edit[3:]} {cost}."
+        )
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
@@ -96,11 +107,12 @@ class JointInterventionReport(Report):
             levels = {each.name: each.value for each in own.compared}
             reach = 1.1 * float(np.nanmax(np.abs([own.value, *own.ends, *levels.values()]))) + 1e-6
             rows = Rows(
-                labels=tuple(f"layers {layers}" for layers in self.sets),
+                labels=tuple(map(_layers, self.sets)),
                 values=own.value,
                 lo=own.ends[0],
                 hi=own.ends[1],
-                thresholds=own.ceiling,
+                # A ceiling far beyond would press all else into one point; the caption and the table name it.
+                thresholds=np.where(own.ceiling <= reach, own.ceiling, np.nan),
                 baselines=levels,
                 threshold_name="ceiling: whole activation",
             )
@@ -118,7 +130,7 @@ class JointInterventionReport(Report):
             color=EXACT,
         )
         for i, name in enumerate(self.sets):
-            add_line(figure, (2, 1), layers, order.value[i, :, 0], name=f"layers {name}", **series(i))
+            add_line(figure, (2, 1), layers, order.value[i, :, 0], name=_layers(name), **series(i))
         figure.update_yaxes(range=[0, 1.03], row=2, col=1)
         label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy")
         return with_room_for_legend(figure)
@@ -147,7 +159,7 @@ class JointInterventionReport(Report):
             f"{m} {number_text(b)}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True)
         )
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
-        by_layers = [f"layers {name}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
+        by_layers = [f"{_layers(name)}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
         return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *by_layers, RULE])
 
     def _order(self) -> list[tuple[str, ...]]:
@@ -160,6 +172,11 @@ class JointInterventionReport(Report):
                 before = number_text(float(own.baseline(UNEDITED).value))
                 rows.append((name, target, before, edited, _with_range(own.baseline(RANDOM), ".3f")))
         return rows
+
+
+def _layers(name: str) -> str:
+    """Return the name of a set of layers, such as "3" or "1+2", with its noun."""
+    return f"layers {name}" if "+" in name else f"layer {name}"
 
 
 def _ends(level: Baseline | Estimate) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +197,7 @@ def _with_range(level: Baseline, form: str) -> str:
 def verdict_of(value: float, beyond_lo: float, most: float) -> str:
     """Return the verdict by `RULE` from an increase, the lower end beyond random directions, and their maximum."""
     if np.isnan(beyond_lo):
-        return "undecided"
+        return UNDECIDED
     if beyond_lo > 0 and value > most:
         return "costs more than chance"
-    return "costs no more than chance" if value <= most else "undecided"
+    return "costs no more than chance" if value <= most else UNDECIDED

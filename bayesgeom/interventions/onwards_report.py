@@ -85,7 +85,7 @@ class OnwardsReport(Report):
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits.value))]
 
     def conclusion(self) -> str:
-        return self.verdict
+        return ""  # the findings state each verdict with its reason
 
     def headlines(self) -> Sequence[Headline]:
         """Return one line per first layer; each verdict is one finding, with the largest increase of its layers."""
@@ -100,9 +100,26 @@ class OnwardsReport(Report):
             group = [at for at in lines if self.verdict_by_layer[at] == verdict]
             if group:
                 largest = max(group, key=lambda at: lines[at].value)
-                texts = f"Erased from {listed(group)} on: {verdict}."
-                lines[largest] = replace(lines[largest], finding=texts)
+                lines[largest] = replace(lines[largest], finding=self._finding(verdict, group))
         return sorted(lines.values(), key=lambda line: not line.finding)
+
+    def _finding(self, verdict: str, group: Sequence[int]) -> str:
+        """Return what is said of the first layers of one verdict, and why nothing is decided where that is so."""
+        where = f"{self.quantity} from {listed(group)} on"
+        return (
+            f"Use of {where} is not decided: {self._open(group)}." if verdict == UNDECIDED else f"{where}: {verdict}."
+        )
+
+    def _open(self, group: Sequence[int]) -> str:
+        """Return why "not used" is not shown in these layers, by `RULE`."""
+        low, high = self.kl_increase_bits.ends
+        reach = np.maximum(np.abs(low), np.abs(high))
+        margin = np.minimum(OWN_KL_SHARE * float(self.unedited_kl_bits), CEILING_SHARE * self.kl_increase_bits.ceiling)
+        if (reach[group] > margin[group]).any():
+            return "the answers get worse, and removal alone never shows use"
+        if (self.r2_excess[group] > SLACK).any():
+            return "the quantity can still be decoded after the erasure"
+        return "the quantity could not be decoded before"
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_band, add_line
@@ -114,7 +131,9 @@ class OnwardsReport(Report):
         random, ceiling = increase.baseline(RANDOM_MOST), increase.ceiling[at]
         least, most = (random.value if end is None else end for end in (random.low, random.high))
         add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=BASELINE)
-        add_line(figure, (1, 1), at, ceiling, name="ceiling", color=EXACT, dash="dot")
+        matched = increase.baseline(MATCHED_MOST).value[at]
+        add_line(figure, (1, 1), at, matched, name=f"baseline: {MATCHED_MOST}", color=BASELINE, dash="dash")
+        add_line(figure, (1, 1), at, ceiling, name="whole activation at its mean", color=EXACT, dash="dot")
         low, high = (end[at] for end in increase.ends)
         add_band(figure, (1, 1), at, low, high, name="95 % interval", color=MEASURED)
         add_line(figure, (1, 1), at, increase.value[at], name="erased", color=MEASURED)

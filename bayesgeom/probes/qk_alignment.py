@@ -41,6 +41,7 @@ POSITIONAL = "the same positions in every sequence"
 WHY_NO_ORDER = "takes few values: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
 UNIFORM, ALIKE, OTHER = "uniform attention", "no difference", "another sequence's relation"
 RANDOM_ORDER, STRONGEST = "random order of layers", "strongest layer of untrained networks"
+_ABOVE = "above"
 _MASS, _CONTRAST, _AUC = range(3)  # the metrics, in the order of `evidence_of`
 
 
@@ -106,11 +107,13 @@ class QKAlignmentReport(Report):
         strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
         rows, unknown = list[Headline](), list[Headline]()
         for i, layer in enumerate(strength.argmax(axis=1).tolist()):
-            label = f"{_words(self.relations[i])}: {self.verdict(i)}"
+            outcome = self.verdict(i)
             if not self.identified[i]:
+                label = f"{_words(self.relations[i])}: {outcome}"
                 unknown.append(Headline(metric="layer_trend", label=label, value=np.nan))
                 continue
-            label = f"{label}, attention above baseline, layer {layer}"
+            remark = "" if outcome == _ABOVE else f" ({outcome})"
+            label = f"{_words(self.relations[i])}: attention above baseline, layer {layer}{remark}"
             rows.append(headline_of(self, "mass_over_other_by_layer", (i, layer), label))
         if not rows:
             return unknown
@@ -140,10 +143,10 @@ class QKAlignmentReport(Report):
         (low, high), level = own[layer].ends, float(np.nan_to_num(strongest))
         if np.isnan(low) and abs(own.value[layer]) > ROUNDING:
             return f"undecided: no interval in layer {layer}, as the sample is too small or too uneven"
-        return "above" if low > level else "below" if high < -level else "at baseline"
+        return _ABOVE if low > level else "below" if high < -level else "at baseline"
 
     def plot(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_baseline
+        from bayesgeom.charts.heads import add_heads, add_note, with_baseline
         from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
 
         over, auc = self.mass_over_other.value, self.auc.value
@@ -162,20 +165,30 @@ class QKAlignmentReport(Report):
             add_note(figure, (1, 1), "the task names no evidence relations")
             add_note(figure, (1, 2), "")
             return figure
-        for i, (relation, color) in enumerate(zip(self.relations, SERIES * len(self.relations), strict=False)):
-            name, profile = _words(relation), self.mass_over_other_by_layer[i]
-            levels = {level.name: level.value for level in profile.baselines if level.name != STRONGEST}
-            add_profile(figure, (1, 1), profile.value, name=name, band=profile.ends, baselines=levels, color=color)
-            contrast = self.contrast_over_other.value[i].mean(axis=1)
-            add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
+        for i, color in zip(range(len(self.relations)), SERIES * len(self.relations), strict=False):
+            if self.identified[i]:
+                self._draw_profiles(figure, i, color)
             for column, (label, values, at, limits) in enumerate(maps, start=1):
                 if self.identified[i]:
                     add_heads(figure, (i + 2, column), values[i], unit=label, baseline=at, limits=limits)
                 else:
                     add_note(figure, (i + 2, column), "the same positions in every sequence")
+        if not any(self.identified):
+            add_note(figure, (1, 1), "no relation is identified")
+            add_note(figure, (1, 2), "")
         label_axes(figure, (1, 1), "layer", "share of attention")
         label_axes(figure, (1, 2), "layer", "difference of cosines")
         return with_room_for_legend(figure)
+
+    def _draw_profiles(self, figure: "Figure", relation: int, color: str) -> None:
+        """Draw the means over heads of an identified relation; elsewhere they are 0 by construction."""
+        from bayesgeom.charts.heads import add_profile
+
+        name, profile = _words(self.relations[relation]), self.mass_over_other_by_layer[relation]
+        levels = {level.name: level.value for level in profile.baselines if level.name != STRONGEST}
+        add_profile(figure, (1, 1), profile.value, name=name, band=profile.ends, baselines=levels, color=color)
+        contrast = self.contrast_over_other.value[relation].mean(axis=1)
+        add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
 
 
 @final

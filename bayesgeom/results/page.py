@@ -25,8 +25,8 @@ HEADLINES_SHOWN = 2  # of each report, in the summary
 _INTRODUCTION = (
     "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
     "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise. Layers and heads are "
-    "counted from 0, positions from 1. In figures blue is the measured number, gray a baseline, black an exact value "
-    "or a ceiling; other colors name series and keep their meaning within a section."
+    "counted from 0, positions from 1. In figures blue is the measured number, gray a baseline, black (white on dark "
+    "pages) an exact value or a ceiling; other colors name series and keep their meaning within a section."
 )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_directory, atomic_file
+from bayesgeom.core.numbers import counted
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash, write_tensors
 from bayesgeom.models.description import (
     CARD,
@@ -72,7 +73,9 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         )
     paths = snapshot_paths(source)
     if len(paths) < 2:
-        raise InvalidArgument(f"{source} has {len(paths)} snapshot(s); at least 2 are needed to show a training.")
+        raise InvalidArgument(
+            f"{source} has {counted(len(paths), 'snapshot')}; at least 2 are needed to show a training."
+        )
     chosen = [paths[index] for index in chosen_among(len(paths), keep)]
     description = read_description(chosen[-1])
     with atomic_directory(target) as temporary:

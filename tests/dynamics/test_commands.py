@@ -17,7 +17,7 @@ def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "step     100  float16" in capsys.readouterr().out
     assert main(["dynamics", str(packed), "--n", "8", "--maps-at", "100", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "cannot decide" in printed and "1 training(s), 8 sequences" in printed and "report.html" in printed
+    assert "cannot decide" in printed and "1 training, 8 sequences" in printed and "report.html" in printed
     assert sorted(path.name for path in out.iterdir()) == [
         "arrays.safetensors",
         "metrics.parquet",

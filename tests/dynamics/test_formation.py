@@ -108,7 +108,7 @@ def test_what_was_edited_or_is_too_new_is_refused(run: Path, tmp_path: Path) -> 
         load_packed(file)
     with pytest.raises(InvalidArgument, match=r"keep must be at least 2 and dtype one of"):
         pack(run, folder, keep=1)
-    with pytest.raises(InvalidArgument, match=r"1 snapshot\(s\)"):
+    with pytest.raises(InvalidArgument, match=r"1 snapshot;"):
         pack(a_run(tmp_path / "one", steps=(100,)), tmp_path / "out")
     with pytest.raises(InvalidArgument, match=r"contains no snapshots"):
         pack(tmp_path, tmp_path / "out")

@@ -68,14 +68,14 @@ def test_an_order_on_all_scales_is_decided_and_one_that_changes_is_not() -> None
 
 def test_few_trainings_or_measures_decide_nothing() -> None:
     abrupt = [1.0, 1.0, 1.0, 1.0, 1.0, 1e-3, 1e-3]
-    assert "2 training(s), and at least 3" in order_of(STEPS, curves(abrupt, EARLY, n_runs=2)).verdict
+    assert "2 trainings, and at least 3" in order_of(STEPS, curves(abrupt, EARLY, n_runs=2)).verdict
     without = curves(abrupt, EARLY) | {
         "pattern_distance_bits": np.full((3, 7), np.nan),
         "key_overlap": np.full((3, 7, 5), np.nan),
     }
     found = order_of(STEPS, without)
     assert found.frame_measures == ("manifold curve fit",)
-    assert found.verdict == "not decided: 1 frame measure(s), and at least 2 are needed"
+    assert found.verdict == "not decided: 1 frame measure, and at least 2 are needed"
     nothing = order_of(STEPS, without | {"curve_share": np.full((3, 7), np.nan)})
     assert nothing.fields()["dissociation_by_scale"].value.shape == (3, 0) and nothing.fields()["order_by_scale"] == ()
 

@@ -55,9 +55,9 @@ def test_the_interval_over_seeds_is_students() -> None:
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
-        ([ThresholdStep(80.0, 40.0)] * 2, "2 training(s), and at least 3"),
+        ([ThresholdStep(80.0, 40.0)] * 2, "2 trainings, and at least 3"),
         ([ThresholdStep(40.0, 20.0)] * 3, "the interval holds 0"),
-        ([ThresholdStep(80.0, 40.0)] * 2 + [ThresholdStep(math.nan, math.nan)], "in 1 of 3 training(s)"),
+        ([ThresholdStep(80.0, 40.0)] * 2 + [ThresholdStep(math.nan, math.nan)], "in 1 of 3 trainings"),
     ],
 )
 def test_what_cannot_be_decided_says_why(later: list[ThresholdStep], reason: str) -> None:

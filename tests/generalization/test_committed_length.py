@@ -60,7 +60,7 @@ def test_the_findings_name_every_variant_once_with_number_interval_and_ruling(re
     named = [name for own in found[:3] for name in own.sentence.rstrip(".").split(": ")[1].split(", ")]
     assert sorted(named) == sorted(ROWS)
     assert all("95 % interval" in own.numbers and "trongest baseline" in own.numbers for own in found[:4])
-    assert "16.77 (none) to 1868 (learned)" in found[3].sentence, "the closest and the furthest variant"
+    assert "16.77 (none) to 1,868 (learned)" in found[3].sentence, "the closest and the furthest variant"
     assert not found[4].numbers and all(name in found[4].sentence for name in ROWS) and len(found) == 5
     gray = {trace.line.color for trace in report.plot().data if trace.name in ROWS} & {BASELINE, "#5c6b7a"}
     assert not gray, "gray stands for baselines"
