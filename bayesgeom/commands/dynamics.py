@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
-from bayesgeom.core.numbers import counted
+from bayesgeom.results.tables import counted
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
 

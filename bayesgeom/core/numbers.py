@@ -52,16 +52,6 @@ def with_minus(text: str) -> str:
     return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\d[eE])-(?=\d)", MINUS, text)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun.
-
-    Example:
-        >>> counted(1, "training"), counted(1000, "seed")
-        ('1 training', '1,000 seeds')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def is_small(value: SupportsFloat) -> bool:
     """Return whether a nonzero number has magnitude below 0.0001, so that it is shown as "<0.0001"."""
     return 0 < abs(float(value)) < _LEAST

@@ -15,9 +15,9 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import counted
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.settling import MIN_SEEDS, Dissociation, dissociation
+from bayesgeom.results.tables import counted
 from bayesgeom.stats.threshold_steps import NEVER, Steps, ThresholdStep, settled
 
 FRAME, PRECISION = "the frame", "precision"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import counted, number_text
+from bayesgeom.core.numbers import number_text
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import quantities_of
-from bayesgeom.results.tables import aligned
+from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.training.scores import Scores
 

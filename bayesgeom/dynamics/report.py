@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import counted, number_text
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
+from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.threshold_steps import SETTLED
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import Any, final
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.numbers import counted
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -16,6 +15,7 @@ from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.description import CONFIG, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation

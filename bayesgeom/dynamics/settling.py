@@ -15,8 +15,8 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import counted
 from bayesgeom.dynamics.rows import interval_of
+from bayesgeom.results.tables import counted
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
 

@@ -13,3 +13,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text as lines with aligned columns, without trailing spaces."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> counted(1, "training"), counted(1000, "seed")
+        ('1 training', '1,000 seeds')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_directory, atomic_file
-from bayesgeom.core.numbers import counted
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash, write_tensors
 from bayesgeom.models.description import (
     CARD,
@@ -30,6 +29,7 @@ from bayesgeom.models.description import (
     read_description,
     versions,
 )
+from bayesgeom.results.tables import counted
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.loop import SNAPSHOTS

@@ -33,6 +33,7 @@ REPORTED: Mapping[str, float] = {
     "bijection-transformer-seed1": 0.001947,
     "bijection-lstm-seed1": 0.003997,
     "bijection-lstm-seed2": 0.005289,
+    "bijection-mamba-seed1": 0.0009271,
     "bijection-mlp-seed1": 1.107,
     "bijection-mlp-seed2": 1.107,
     "repeats-transformer-seed1": 0.001875,
