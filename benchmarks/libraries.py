@@ -109,6 +109,25 @@ def pca_row(rng: np.random.Generator) -> None:
     row("192 axes of 1,536 × 2,048", own, library, note)
 
 
+def read_out_rows(rng: np.random.Generator) -> None:
+    """The read-out of an erased quantity: the package uses scikit-learn; `own` is the solve that it used before."""
+    from sklearn.linear_model import Ridge
+
+    from bayesgeom.stats.regression import ridge
+    from bayesgeom.subspaces.readout import PERMUTATIONS, STRENGTH
+
+    for n, d, n_components in ((9_728, 192, 1), (9_728, 192, 20), (3_300, 768, 5)):
+        n_targets = n_components * (1 + PERMUTATIONS)
+        x = rng.normal(size=(n, d)) * np.geomspace(1, 1e-3, d)
+        x, y = x - x.mean(axis=0), rng.normal(size=(n, n_targets))
+        points, values = torch.from_numpy(x), torch.from_numpy(y - y.mean(axis=0))
+        strength = STRENGTH * float((x**2).sum()) / d
+        own, weights = seconds(lambda p=points, v=values: p @ ridge(p.T @ p, p.T @ v, strength=STRENGTH))
+        library, fitted = seconds(lambda x=x, y=y, a=strength: Ridge(alpha=a).fit(x, y).predict(x))
+        worst = float(np.abs(weights.numpy() + y.mean(axis=0) - fitted).max())
+        row(f"ridge of {n:,} × {d}, {n_targets} targets", own, library, f"largest difference {worst:.0e}")
+
+
 def bootstrap_row(rng: np.random.Generator) -> None:
     from scipy.stats import bootstrap
 
@@ -215,10 +234,12 @@ def main() -> None:
     k_means_rows(rng)
     spline_row(rng)
     pca_row(rng)
+    read_out_rows(rng)
     bootstrap_row(rng)
     text_rows()
     config_row()
-    imports("bayesgeom", "tqdm.auto", "rich.progress", "rich.table", "pydantic", "sklearn.cluster")
+    libraries = ("tqdm.auto", "rich.progress", "rich.table", "pydantic", "sklearn.cluster", "sklearn.linear_model")
+    imports("bayesgeom", *libraries)
 
 
 if __name__ == "__main__":

@@ -78,13 +78,6 @@ def k_means(
     return torch.stack(found)
 
 
-def silhouette(
-    distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
-) -> Float64[Tensor, " cloud"]:
-    """Return the mean of `point_silhouettes` over the points."""
-    return point_silhouettes(distances, labels, n_labels).mean(dim=1)
-
-
 def point_silhouettes(
     distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
 ) -> Float64[Tensor, "cloud point"]:

@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.stats.regression import ridge
 from bayesgeom.subspaces.subspace import Subspace
 
-STRENGTH = 1e-9  # ridge penalty: small, so that directions of small variance are read, too
+STRENGTH, _TINY = 1e-9, 1e-60  # ridge penalty: small, so that directions of small variance are read, too
 PERMUTATIONS, LEVEL = 40, 0.975
 SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leaves about 1 / n of it
 FLOOR = 0.1  # ten times `SLACK`, so that complete erasure removes at least nine tenths of what was decodable
@@ -72,14 +71,25 @@ def _r2(
     if eraser is not None:
         reads, basis = eraser.reads.to(x), eraser.basis.to(x)
         x, held_out_x = x - x @ reads @ basis.T, held_out_x - held_out_x @ reads @ basis.T
-    y = torch.stack([values.flatten(0, 1) for values, _ in targets])
-    held_out_y = torch.stack([values.flatten(0, 1) for _, values in targets])
-    center = y.mean(dim=1, keepdim=True)
-    cross = torch.cat(list(x.T @ (y - center)), dim=1)
-    predicted = (held_out_x @ ridge(x.T @ x, cross, strength=STRENGTH)).unflatten(1, (len(targets), -1)).movedim(1, 0)
-    power = (held_out_y - center).square().sum(dim=(1, 2))
-    errors = (held_out_y - center - predicted).square().sum(dim=(1, 2))
-    return torch.where(power > 1e-9 * held_out_y[0].numel(), 1 - errors / power, torch.nan).cpu()
+    y = torch.cat([values.flatten(0, 1) for values, _ in targets], dim=1)
+    held_out_y = torch.cat([values.flatten(0, 1) for _, values in targets], dim=1)
+    errors = (held_out_y.cpu() - _predicted(x, y, held_out_x)).square()
+    power = (held_out_y - y.mean(dim=0)).square().cpu()
+    (error, spread) = (terms.unflatten(1, (len(targets), -1)).sum(dim=(0, 2)) for terms in (errors, power))
+    return torch.where(spread > 1e-9 * held_out_y.numel() / len(targets), 1 - error / spread, torch.nan)
+
+
+def _predicted(
+    x: Float64[Tensor, "fit_point d"], y: Float64[Tensor, "fit_point target"], held_out_x: Float64[Tensor, "point d"]
+) -> Float64[Tensor, "point target"]:
+    """Return the predictions of a ridge map with an intercept; NaN if an activation or a value is not finite."""
+    from sklearn.linear_model import Ridge  # takes a second to load
+
+    if not all(bool(values.isfinite().all()) for values in (x, y, held_out_x)):
+        return torch.full((len(held_out_x), y.shape[1]), torch.nan, dtype=y.dtype)
+    penalty = STRENGTH * float(x.square().sum()) / x.shape[1]  # a share of the mean eigenvalue of XᵀX
+    fitted = Ridge(alpha=max(penalty, _TINY)).fit(x.cpu().numpy(), y.cpu().numpy())
+    return torch.from_numpy(fitted.predict(held_out_x.cpu().numpy())).reshape(len(held_out_x), -1)
 
 
 def _shuffled(

@@ -1,5 +1,6 @@
 """Erasers by their defining properties and against the authors' package; controls by their share; R² by a slow twin."""
 
+import math
 import warnings
 
 import numpy as np
@@ -118,6 +119,17 @@ def test_r2_after_an_edit_is_that_of_least_squares_on_edited_points() -> None:
         expected = 1 - error.square().sum() / (held.values.flatten(0, 1) - mean).square().sum()
         assert r2 == pytest.approx(float(expected), abs=1e-3)
     assert found.permuted < 0.02 < found.after
+
+
+def test_r2_of_activations_that_are_not_finite_is_undefined() -> None:
+    """scikit-learn would raise; a model in half precision may overflow at one position."""
+    x, y = mixed(n=1_001)
+    points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
+    eraser = covariance_subspace("covariance", JointMoments.of(x, y))
+    points[3, 2, 1] = torch.inf
+    fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
+    found = erasure(fit, held, eraser, seed=0)
+    assert math.isnan(found.before) and not found.is_complete and not found.has_quantity
 
 
 def covariance_of(*variances: float) -> Tensor:
