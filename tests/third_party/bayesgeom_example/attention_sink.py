@@ -45,6 +45,8 @@ class AttentionSinkReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_baseline, add_line
+        from bayesgeom.results.captions import with_captions
+        from bayesgeom.results.findings import numbers
         from bayesgeom.results.theme import label_axes, panels
 
         figure, layers = panels(self.title, ("Mean over heads",), n_columns=1), range(len(self.excess.value))
@@ -52,7 +54,7 @@ class AttentionSinkReport(Report):
         for own in self.excess.baselines:
             add_baseline(figure, (1, 1), layers, own.value.mean(axis=1), name=own.name)
         label_axes(figure, (1, 1), "layer", "attention on the first token − uniform")
-        return figure
+        return with_captions(figure, (numbers(self.headlines()[0]),))
 
 
 @final
