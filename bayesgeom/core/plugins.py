@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, EntryPoints, distributions, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
@@ -199,8 +199,16 @@ def _readable_entry_points(group: str) -> EntryPoints:
         with Contained() as reading:
             found += package.entry_points.select(group=group)
         if reading.fault:
-            warnings.warn(f"the plug-ins of a package cannot be read: {reading.fault}.", stacklevel=5)
+            warnings.warn(f"the plug-ins of {_named(package)} cannot be read: {reading.fault}.", stacklevel=5)
     return EntryPoints(found)
+
+
+def _named(package: Distribution) -> str:
+    """The name of a package; where it is installed, if its metadata has no readable name."""
+    name = None
+    with Contained():
+        name = package.metadata["Name"]
+    return f"package {shown(name)}" if name else f"a package in {shown(str(package.locate_file('')))}"
 
 
 def _broken(entry: Any, fault: str) -> Broken:

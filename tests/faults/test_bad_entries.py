@@ -165,7 +165,18 @@ def test_a_package_whose_entry_points_cannot_be_read_is_named_and_the_others_are
     (site / "latin-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: latin\nVersion: 1.0\n")
     (site / "latin-1.0.dist-info" / "entry_points.txt").write_bytes(b"[bayesgeom.probes]\ncaf\xe9 = x:y\n")
     importlib.invalidate_caches()
-    with pytest.warns(UserWarning, match="the plug-ins of a package cannot be read: UnicodeDecodeError"):
+    with pytest.warns(UserWarning, match="the plug-ins of package 'latin' cannot be read: UnicodeDecodeError"):
+        found = bayesgeom.diagnose("tiny", n=5, n_untrained=0)
+    assert "sound" in found
+
+
+def test_a_package_whose_name_cannot_be_read_is_located(site: Path) -> None:
+    install(site, "bayesgeom.probes", {"sound": PROBE})
+    (site / "latin-1.0.dist-info").mkdir()
+    (site / "latin-1.0.dist-info" / "METADATA").write_bytes(b"Name: caf\xe9\n")
+    (site / "latin-1.0.dist-info" / "entry_points.txt").write_bytes(b"[bayesgeom.probes]\ncaf\xe9 = x:y\n")
+    importlib.invalidate_caches()
+    with pytest.warns(UserWarning, match="the plug-ins of a package in .* cannot be read: UnicodeDecodeError"):
         found = bayesgeom.diagnose("tiny", n=5, n_untrained=0)
     assert "sound" in found
 
