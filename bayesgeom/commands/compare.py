@@ -52,10 +52,16 @@ class Compare(Command):
         from bayesgeom.training.scores import check_counts
 
         check_target(self.out)
+        saved: ComparisonReport | None = None
         if self.rows_of is not None:
             if self.from_report is not None:
                 raise InvalidArgument("--from-report scores no model, so --rows-of cannot add to it; pass one of them.")
-            joinable(self.rows_of, n=self.n, seed=self.seed)
+            if self.out is not None and self.out.resolve() == self.rows_of.resolve():
+                raise InvalidArgument(
+                    f"--out {self.out} would replace the report that the rows come from, so the new one would name "
+                    f"itself as its source. Choose another --out."
+                )
+            saved = joinable(self.rows_of, n=self.n, seed=self.seed)
         if self.from_report is not None:
             diagnosis = restated(self.from_report)
             return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())
@@ -73,5 +79,5 @@ class Compare(Command):
                 train_missing=not self.only_existing,
                 executor=executor,
             )
-        diagnosis = Diagnosis.of(report) if self.rows_of is None else with_rows_of(self.rows_of, report)
+        diagnosis = Diagnosis.of(report) if self.rows_of is None else with_rows_of(self.rows_of, report, saved=saved)
         return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bayesgeom.comparison.cell import Cell, cell
-from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, stated, task_baselines, verdict_on
+from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, sizes, stated, task_baselines, verdict_on
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
@@ -90,7 +90,7 @@ def _seed(checkpoint: str) -> int:
     return int(after.split("-")[0]) if has_seed else 0
 
 
-def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
+def with_rows_of(path: Path, new: ComparisonReport, *, saved: ComparisonReport | None = None) -> Diagnosis:
     """Return a comparison with the rows of a saved one for models that the new one lacks, and verdicts on all of them.
 
     It serves for trainings whose weights are no longer there, such as seeds that do not ship. Scores and effective
@@ -99,21 +99,24 @@ def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
     Args:
         path: Directory of the saved comparison.
         new: The new comparison. Where both have a row of the same name, the new row counts.
+        saved: The comparison in `path`, if `joinable` loaded it already.
 
     Raises:
         OutputFault: The directory holds no readable comparison.
-        InvalidArgument: The two were scored on other sequences: n, seed or a task differs.
+        InvalidArgument: The two were scored on other sequences (n, seed or a task differs), or a row to copy was
+            trained by another recipe than the present one.
     """
     where = new.provenance
-    old = joinable(path, n=where["arguments"]["n"], seed=where["arguments"]["seed"])
+    old = saved or joinable(path, n=where["arguments"]["n"], seed=where["arguments"]["seed"])
     before = old.provenance
     both = where["task"].keys() & before["task"].keys()
     if other := [name for name in both if where["task"][name] != before["task"][name]]:
         raise InvalidArgument(
             f"{path} was scored on other sequences (parameters of {', '.join(other)} differ). Use its tasks."
         )
-    rows = [(new, index) for index in range(len(new.checkpoints))]
-    rows += [(old, index) for index, name in enumerate(old.checkpoints) if name not in new.checkpoints]
+    copied = [index for index, name in enumerate(old.checkpoints) if name not in new.checkpoints]
+    _check_recipes(path, old, copied)
+    rows = [*((new, index) for index in range(len(new.checkpoints))), *((old, index) for index in copied)]
     rows.sort(key=lambda row: _place(*row))
     named = [own.checkpoints[index] for own, index in rows]
     missing = tuple(name for name in dict.fromkeys((*old.missing, *new.missing)) if name not in named)
@@ -121,6 +124,31 @@ def with_rows_of(path: Path, new: ComparisonReport) -> Diagnosis:
     added = {"report": path.as_posix(), "checkpoints": [own.checkpoints[index] for own, index in rows if own is old]}
     joined = {"task": {**before["task"], **where["task"]}, "weights": {**before["weights"], **where["weights"]}}
     return _restated(report, {**where, **joined, "rows_of": added})
+
+
+def _check_recipes(path: Path, old: ComparisonReport, copied: Sequence[int]) -> None:
+    """Check that the rows to copy have the terms of the present recipes, as far as a report states them."""
+    for index in copied:
+        name, n_parameters = old.checkpoints[index], int(old.size_of[0, index])
+        own = _cell(old.task_of[index], old.architecture_of[index], name, old.is_check[index])
+        present = {
+            "targets": own.targets,
+            "rate search": own.rate_search,
+            **{
+                what: int(size)
+                for what, size in zip(old.sizes, sizes([own], [n_parameters])["size_of"][:, 0], strict=True)
+            },
+        }
+        saved = {
+            "targets": old.targets[index],
+            "rate search": old.rate_search[index],
+            **{what: int(size) for what, size in zip(old.sizes, old.size_of[:, index], strict=True)},
+        }
+        if other := [f"{what}: {saved[what]} against {now}" for what, now in present.items() if saved[what] != now]:
+            raise InvalidArgument(
+                f"{path}: {name} was trained by another recipe than the present one ({'; '.join(other)}). "
+                f"Train it again, or leave out --rows-of."
+            )
 
 
 def joinable(path: Path, *, n: int, seed: int) -> ComparisonReport:

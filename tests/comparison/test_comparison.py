@@ -358,6 +358,26 @@ def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkey
         joinable(tmp_path / "mlp", n=7, seed=0)
     both = ["compare", "--rows-of", str(tmp_path / "mlp"), "--from-report", str(tmp_path / "mlp")]
     assert main(both) == 2
+    refuses_other_recipes(tmp_path / "mlp", rest)
+
+
+def refuses_other_recipes(path: Path, rest: ComparisonReport) -> None:
+    old = joinable(path, n=5, seed=0)
+    for change, named in (
+        ({"targets": ("exact", *old.targets[1:])}, "bijection-mlp was .*targets: exact against sampled"),
+        ({"size_of": old.size_of + np.array([[0], [0], [1]])}, r"trained on: \d+ against"),
+    ):
+        with pytest.raises(InvalidArgument, match=named):
+            with_rows_of(path, rest, saved=replace(old, **change))
+
+
+def test_a_report_is_not_its_own_source_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(tmp_path / "saved")
+    compare("lstm", "hmm", n=5, runs=tmp_path, train_missing=False).save(where)
+    same = ["--architectures", "lstm", "--tasks", "hmm", "--n", "5", "--only-existing", "--rows-of", where]
+    assert main(["compare", *same, "--out", f"{where}/../saved"]) == 2
+    assert "would name itself as its source" in capsys.readouterr().err
+    assert main(["compare", *same, "--out", str(tmp_path / "other")]) == 0
 
 
 @pytest.mark.parametrize("seed", [0, 3])
