@@ -16,13 +16,15 @@ Verdicts:
 
 - passes: the 95 % binomial interval of the coverage, where an interval is shown, meets 92–97 %;
 - no interval: no data set shows one, and the reason that the report gives is printed;
-- rarely shown: fewer than 5 % of the data sets show one, too few for a coverage. Their share and how many of them hold
-  the truth are printed. If most of them miss it, the row FAILS;
+- withheld: fewer than 5 % of the data sets show one, and the upper end of the 95 % binomial interval of "wrong,
+  of all" is at most 5 %. How many of those shown hold the truth is printed;
 - FAILS: anything else, with what is wrong. Such a statistic must not have an interval at that size.
 
 Rare failures are the case in which a rule cannot do better. With 8 failures among 64 sequences an interval is shown,
 and with 7 it is not. At a rate of 5 % one data set in 70 has 8 or more, and its interval lies above 5 %. The same
-sample at a rate of 12 % has a correct interval. A higher limit moves the problem to a higher rate.
+sample at a rate of 12 % has a correct interval. A higher limit moves the problem to a higher rate. Given that it is
+shown, no interval can cover there. What a reader risks is the share of all data sets that show a wrong interval, and
+"withheld" demands that it is below the 5 % that any 95 % interval risks.
 
 The script is not named `coverage.py`. Its folder comes first on the search path of every script in it, so `import
 coverage` there, as in numba, would import this script instead of the package of that name.
@@ -55,6 +57,7 @@ from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES, OVERLAP
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.stats.bootstrap import (
+    MAX_GROUPS,
     bootstrap_weights,
     jackknife_weights,
     linearized_draws,
@@ -71,6 +74,7 @@ from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreemen
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.cosine import overlaps, squared_lengths
 from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.stats.memory import WindowScores, effective_memory
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.readout import balanced_accuracy
@@ -84,6 +88,7 @@ from bayesgeom.stats.resampling import (
 )
 
 LOW, HIGH = 0.92, 0.97
+RISK = 0.05  # share of all data sets that may show a wrong interval
 ROUNDING = 1e-9
 SIZES = (64, 256, 2_000)
 QUICK_SIZES, QUICK_MANY, QUICK_FEW = (64, 256), 200, 20
@@ -391,25 +396,45 @@ def rand_index(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return stacked(found), truth
 
 
-def key_overlap_row(label: str, noise: float, *, apart: float = 1.0, why: str = "mean keys are noise in part") -> Row:
-    """Mean |cosine| of 20 mean keys in 32 dimensions, as each sequence shows every token once with noise.
+def planted_keys(rng: np.random.Generator, *, d: int, apart: float, offset: float, n_orthogonal: int) -> np.ndarray:
+    """20 keys: a shared offset plus own parts of size `apart`; the first `n_orthogonal` are orthogonal instead."""
+    means = apart * rng.normal(size=(20, d)) + offset
+    left, _, right = np.linalg.svd(rng.normal(size=(20, d)), full_matrices=False)
+    means[:n_orthogonal] = (left @ right * np.sqrt(d))[:n_orthogonal]
+    return np.asarray(means)
 
-    Keys are a shared offset plus own parts of size `apart`; with small parts they are nearly parallel.
+
+def key_overlap_row(
+    label: str,
+    noise: float,
+    *,
+    d: int = 32,
+    apart: float = 1.0,
+    offset: float = 0.7,
+    n_orthogonal: int = 0,
+    why: str = "mean keys are noise in part",
+) -> Row:
+    """Mean |cosine| of 20 mean keys, as each sequence shows every token once with noise.
+
+    With small own parts the keys are nearly parallel, without an offset they are random directions.
     """
 
     def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
-        means, weights, found = apart * rng.normal(size=(20, 32)) + 0.7, torch.from_numpy(jackknife_weights(n)), []
+        weights, found, n_groups = torch.from_numpy(jackknife_weights(n)), [], min(n, MAX_GROUPS)
         for _ in range(m):
-            keys = means + noise * (rng.normal(size=(n, 20, 32)) + rng.normal(size=(n, 1, 32)))
+            means = planted_keys(rng, d=d, apart=apart, offset=offset, n_orthogonal=n_orthogonal)
+            keys = means + noise * (rng.normal(size=(n, 20, d)) + rng.normal(size=(n, 1, d)))
             drawn = torch.tensordot(weights, torch.from_numpy(keys), dims=1)
-            rows = overlaps(drawn)[:, 0].numpy()
-            spread = squared_lengths(drawn - drawn[:1])[0, 1:].sum() * (n - 1) / n / squared_lengths(drawn[0])[0]
-            own = statistic_interval(rows, seed=1, scale="share")
-            found.append((float(own.lo), float(own.hi), bool(own.code == FINE) and float(spread) <= MAX_NOISE))
+            spread = squared_lengths(drawn - drawn[:1])[0, 1:].sum() * (n_groups - 1) / n_groups
+            rows = overlap_rows(partial(iter, [drawn]))
+            own = mean_overlap_interval(rows.rows[:, 0], rows.kink[0], seed=1)
+            is_shown = bool(own.code == FINE) and float(spread / squared_lengths(drawn[0])[0]) <= MAX_NOISE
+            truth = float(overlaps(torch.from_numpy(means)[None])[0, 0])
+            found.append((float(own.lo) - truth, float(own.hi) - truth, is_shown))
         lo, hi, is_shown = np.array(found, dtype=float).T
-        return (lo, hi, is_shown.astype(bool)), float(overlaps(torch.from_numpy(means)[None])[0, 0])
+        return (lo, hi, is_shown.astype(bool)), 0.0
 
-    return Row(f"key overlap, mean |cos| of mean keys{label}", "key overlap", measure, why=why)
+    return Row(f"key overlap, mean |cos| of mean keys{label}", "key overlap, dynamics", measure, why=why)
 
 
 def reduction(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -551,6 +576,13 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     yield key_overlap_row(", twice the noise", 2.0)
     yield key_overlap_row(", six times the noise", 6.0)
     yield key_overlap_row(", nearly parallel", 1.0, apart=0.1, why=REASONS[BIASED])
+    for d in (16, 32, 64):
+        yield key_overlap_row(f", random directions, d = {d}", 1.0, d=d, offset=0.0)
+        yield key_overlap_row(f", random directions, d = {d}, twice the noise", 2.0, d=d, offset=0.0)
+    yield key_overlap_row(", just above random directions", 1.0, offset=0.2)
+    yield key_overlap_row(", just above random directions, twice the noise", 2.0, offset=0.2)
+    for share, n_orthogonal in (("half", 10), ("three quarters", 15), ("all", 20)):
+        yield key_overlap_row(f", {share} orthogonal", 1.0, offset=0.0, n_orthogonal=n_orthogonal, why=REASONS[BIASED])
     memory_users, no_gain = "calibration, length, comparison", "an observer's gain has none"
     yield Row("effective memory", memory_users, memory, True, why=no_gain)
     yield Row("effective memory, observers alike", memory_users, partial(memory, factor=1.02), True, why=no_gain)
@@ -579,8 +611,9 @@ def verdict(covered: int, n_shown: int, m: int, why: str) -> str:
     if not n_shown:
         return f"no interval: {why}"
     if n_shown < 0.05 * m:
-        said = f"shown in {n_shown / m:.1%} of data sets, {covered} of {n_shown} hold the truth; elsewhere: {why}"
-        return f"FAILS: {said}" if 2 * covered < n_shown else f"rarely {said}"
+        most = binomtest(n_shown - covered, m).proportion_ci(0.95, method="wilson").high
+        said = f"in all but {n_shown / m:.1%}, of which {covered} of {n_shown} hold the truth: {why}"
+        return f"withheld {said}" if most <= RISK else f"FAILS: wrong in up to {most:.1%} of all; withheld {said}"
     reach = binomtest(covered, n_shown).proportion_ci(0.95, method="wilson")
     if reach.low <= HIGH and reach.high >= LOW:
         return "passes"

@@ -12,9 +12,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from bayesgeom.charts.polygon import MAX_CORNERS as MOST_HYPOTHESES
+from bayesgeom.charts.polygon import corners, placed
 from bayesgeom.results.theme import BASELINE, EXACT, SERIES, SHADES
-from bayesgeom.stats.polygon import MAX_CORNERS as MOST_HYPOTHESES
-from bayesgeom.stats.polygon import corners, placed
 
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200

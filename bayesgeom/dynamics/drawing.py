@@ -11,9 +11,9 @@ from jaxtyping import Float
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
+from bayesgeom.dynamics.threshold_steps import settled
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import label_axes, layer_colors, log_axes, name_once, panels, with_room_for_legend
-from bayesgeom.stats.threshold_steps import settled
 
 _MAX_CURVES = 9  # number of colors
 

@@ -7,6 +7,7 @@ an interval. Numbers that an architecture does not provide are NaN, with the rea
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -22,9 +23,10 @@ from bayesgeom.dynamics.frame import GROUPS, Frame
 from bayesgeom.models.base import Model
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights
 from bayesgeom.stats.chance import gaussian_first_share
-from bayesgeom.stats.cosine import chance_overlap, overlap, pairwise_cosine
+from bayesgeom.stats.cosine import chance_overlap
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
+from bayesgeom.stats.mean_overlap import overlap_rows
 from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
 from bayesgeom.stats.subspace import random_subspaces
@@ -41,6 +43,7 @@ Arrays = Mapping[str, np.ndarray]
 BY_LAYER = (
     "pattern_distance_bits",
     "key_overlap",
+    "key_overlap_kink",
     "answer_shift_bits",
     "whole_answer_shift_bits",
     "random_answer_shift_bits",
@@ -186,13 +189,24 @@ def _keys(at: Setting) -> Arrays:
     name = next((name for name in ("hypotheses", "inputs") if name in sets), None)
     if name is None:
         raise InvalidArgument("key overlap needs a token set hypotheses or inputs; this task has neither.")
-    shown, found = occurrences(at.run.trials.tokens, sets[name]), []
+    shown, rows, kinks = occurrences(at.run.trials.tokens, sets[name]), [], []
     for layer in at.run.at(K):
         parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))
-        of_tokens = TokenSums.of(layer, shown)
-        drawn = torch.cat([overlap(pairwise_cosine(of_tokens.means(part).transpose(1, 2))) for part in parts])
-        found.append(drawn.mean(dim=1).double().cpu().numpy())
-    return {"key_overlap": np.stack(found, axis=1), "chance_key_overlap": _alone(chance_overlap(at.model.spec.d_head))}
+        found = overlap_rows(partial(_frames, TokenSums.of(layer, shown), parts))
+        rows.append(found.rows[:, 0].mean(axis=1))
+        kinks.append(found.kink[0].mean())
+    return {
+        "key_overlap": np.stack(rows, axis=1),
+        "key_overlap_kink": np.array(kinks)[None],
+        "chance_key_overlap": _alone(chance_overlap(at.model.spec.d_head)),
+    }
+
+
+def _frames(
+    of_tokens: TokenSums, parts: list[Float[np.ndarray, "part batch"]]
+) -> Iterator[Float[Tensor, "part kv_head token d"]]:
+    for part in parts:
+        yield of_tokens.means(part).transpose(1, 2)
 
 
 def _manifold(at: Setting) -> Arrays:

@@ -17,8 +17,8 @@ from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.settling import MIN_SEEDS, Dissociation, dissociation
+from bayesgeom.dynamics.threshold_steps import NEVER, Steps, ThresholdStep, settled
 from bayesgeom.results.tables import counted
-from bayesgeom.stats.threshold_steps import NEVER, Steps, ThresholdStep, settled
 
 FRAME, PRECISION = "the frame", "precision"
 MIN_MEASURES = 2

@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
+from bayesgeom.dynamics.threshold_steps import SETTLED
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
-from bayesgeom.stats.threshold_steps import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.intervals import Interval, Scale
+from bayesgeom.stats.mean_overlap import mean_overlap_interval
 
 ONE_TRAINING = "one training has no interval over trainings"
 
@@ -21,9 +22,20 @@ def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale
         seed: Seed of the resamples.
         scale: As in `statistic_interval`.
     """
+    return statistic_interval(_known(rows), seed=seed, scale=scale)
+
+
+def overlap_interval_of(
+    rows: Float[np.ndarray, "row *rest"], kink: Float[np.ndarray, "*rest"], *, seed: int
+) -> Interval:
+    """Return the interval of a key overlap, from rows and bias of `stats.mean_overlap.overlap_rows`."""
+    return mean_overlap_interval(_known(rows), kink, seed=seed)
+
+
+def _known(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "known_row *rest"]:
+    """Return the rows without those that are NaN at the end, at least two."""
     known = np.isfinite(rows).reshape(len(rows), -1).any(axis=1)
-    n_rows = max(2, int(np.flatnonzero(known).max(initial=0)) + 1)
-    return statistic_interval(rows[:n_rows], seed=seed, scale=scale)
+    return rows[: max(2, int(np.flatnonzero(known).max(initial=0)) + 1)]
 
 
 def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:

@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import interval_of
+from bayesgeom.dynamics.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
 from bayesgeom.results.tables import counted
 from bayesgeom.stats.bootstrap import seed_interval
-from bayesgeom.stats.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
 
 NO_INTERVAL = "cannot decide: no interval"  # the verdict on a fall
 NEAR, THERE = 2.0, 0.1

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.dynamics.order import ORDER_RULE
 from bayesgeom.dynamics.settling import FALL_RULE, NEAR
+from bayesgeom.dynamics.threshold_steps import SETTLED
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.threshold_steps import SETTLED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
 from bayesgeom.dynamics.order import FRAME, PRECISION, order_of
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
-from bayesgeom.dynamics.rows import interval_of, over_trainings
+from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.dynamics.settling import (
     MIN_SEEDS,
@@ -51,7 +51,8 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
 
     uniform = level("baseline", UNIFORM, float(value("uniform_kl_bits")[0, 0]))
     directions = level("chance", DIRECTIONS, float(value("chance_key_overlap")[0, 0]))
-    kl = value("kl_bits")
+    kl, rows = value("kl_bits"), np.moveaxis(numbers["key_overlap"], 2, 0)
+    ends = overlap_interval_of(rows, value("key_overlap_kink"), seed=seed)
     return DynamicsReport(
         runs=tuple(run.name for run in runs),
         steps=tuple(str(step) for step in runs[0].steps),
@@ -60,7 +61,7 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
         entropy_mae_bits=estimate("entropy_mae_bits"),
         pattern_distance_bits=_distance(numbers["pattern_distance_bits"].mean(axis=-1), n, seed),
         pattern_distance_bits_by_layer=value("pattern_distance_bits"),
-        key_overlap=estimate("key_overlap", directions, "share"),
+        key_overlap=Estimate.of(rows[0], (ends.lo, ends.hi), n=n, baselines=directions, why_not=why_not_of(ends)),
         pc1_share=estimate("pc1_share", scale="share", why=FLAT_OR_BIASED),
         curve_share=Estimate.of(
             value("curve_share"), n=n, baselines=level("permutation", SHUFFLED, value("shuffled_curve_share"))

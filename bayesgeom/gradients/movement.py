@@ -14,6 +14,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
+from bayesgeom.dynamics.threshold_steps import SETTLED, ThresholdStep, settled
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.settling import lag
 from bayesgeom.gradients.tally import OTHER, layer_tally
@@ -23,7 +24,6 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.information import jensen_shannon_bits
-from bayesgeom.stats.threshold_steps import SETTLED, ThresholdStep, settled
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

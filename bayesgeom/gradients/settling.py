@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.stats.threshold_steps import ThresholdStep, times_later
+from bayesgeom.dynamics.threshold_steps import ThresholdStep, times_later
 
 
 @final

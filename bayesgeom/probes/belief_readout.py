@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.charts.polygon import MAX_CORNERS
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.trials import Trials
@@ -46,7 +47,6 @@ from bayesgeom.results.estimators import FEW_OR_BIASED, of_untrained
 from bayesgeom.stats.best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
-from bayesgeom.stats.polygon import MAX_CORNERS
 from bayesgeom.stats.readout import (
     BELIEF,
     BeliefTargets,

@@ -9,9 +9,10 @@ References:
     Welch 1974.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from functools import partial
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -37,19 +38,18 @@ from bayesgeom.stats.bootstrap import (
     jackknife_weights,
     percentile_interval,
     random_halves,
-    statistic_interval,
 )
 from bayesgeom.stats.cosine import (
     coordinates_of,
     cross_fitted_overlap,
     frame_chances,
     frame_statistics,
-    overlaps,
     projected_overlaps,
     random_overlaps,
     squared_lengths,
     welch_bound,
 )
+from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
@@ -77,7 +77,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         rows = np.stack([view.rows for view in views], axis=2)
-        noise = np.stack([view.noise for view in views], axis=1)
+        kink, noise = (np.stack(own, axis=1) for own in zip(*((v.kink, v.noise) for v in views), strict=True))
         levels = np.stack([_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)])
 
         def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
@@ -93,10 +93,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
             levels_of_untrained = _untrained(views, untrained)[i]
             heads = _of_heads(levels[:, i], levels_of_untrained)
-            ends = _bounds(values, rows[:, i], noise[i], run.seed)
+            ends = _bounds(values, rows[:, i], kink[i], noise[i], run.seed)
             found = Estimate.of(values, ends, n=n, baselines=heads, why_not=WHY_NOT)
             mean = values.mean(axis=-1)
-            ends = _bounds(mean, rows[:, i].mean(axis=-1), noise[i].mean(axis=-1), run.seed)
+            of_rows, of_kink, of_noise = (own.mean(axis=-1) for own in (rows[:, i], kink[i], noise[i]))
+            ends = _bounds(mean, of_rows, of_kink, of_noise, run.seed)
             return found, Estimate.of(mean, ends, n=n, baselines=_of_means(levels[:, i]), why_not=WHY_NOT)
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
@@ -113,7 +114,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             orthogonality=alone("orthogonality"),
             dimension_utilization=alone("dimension_utilisation"),
             cross_fitted_overlap=np.stack([view.crossfit for view in views]),
-            overlap_bias=jackknife_bias(rows[:, 0]),
+            overlap_bias=jackknife_bias(rows[:, 0]) + kink[0],
             welch=np.array([welch_bound(*size) for size in sizes]),
             n_vectors=np.array([size[0] for size in sizes], dtype=np.int64),
             n_unseen=np.array([view.n_unseen for view in views], dtype=np.int64),
@@ -140,13 +141,15 @@ def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
 class _View:
     """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width.
 
-    `noise` is the share of sampling noise in the mean squared length of the vectors, raw and centered.
+    `rows` and `kink` are those of `overlap_rows`. `noise` is the share of sampling noise in the mean squared length of
+    the vectors, raw and centered.
     """
 
     name: str
     vectors: Float[Tensor, "layer kv_head item d"]
     rows: Float[np.ndarray, "row 2 layer kv_head"]
     crossfit: Float[np.ndarray, "layer kv_head"]
+    kink: Float[np.ndarray, "2 layer kv_head"]
     noise: Float[np.ndarray, "2 layer kv_head"]
     n_unseen: int = 0
     inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # for the first layers only
@@ -158,7 +161,7 @@ def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
     ids, sets = run.trials.token_ids(), run.trials.token_sets
     members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
     unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
-    no_sample = {"rows": unknown, "noise": unknown[0], "crossfit": unknown[0, 0]}
+    no_sample = {"rows": unknown, "kink": unknown[0], "noise": unknown[0], "crossfit": unknown[0, 0]}
     inputs = run.recorded.get(TOKEN_INPUTS)
     of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
     variants = [_from_activations(run, KEY_SUMS, members, of, "activation", weights)]
@@ -210,29 +213,25 @@ def _from_activations(
     counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
     halves = random_halves(n, N_SPLITS, seed=run.seed)
     kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
-    vectors, rows, between, noises = ({name: list[Tensor]() for name in members} for _ in range(4))
+    vectors, found, between, noises = ({name: list[Any]() for name in members} for _ in range(4))
     for layer in range(run.spec.n_layers):
         of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
         means = of_tokens.means(np.full((1, n), 1 / n))[0]
         one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
+        drawn = _drawn(of_tokens, weights, means.numel())
         for name, at in kept.items():
-            vectors[name].append(means[at].transpose(0, 1))
+            own = means[at].transpose(0, 1)
+            vectors[name].append(own)
             between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
-        noise = {name: torch.zeros(2, run.spec.n_kv_heads, dtype=torch.float64) for name in kept}
-        for part in in_parts(weights, means.numel()):
-            drawn = of_tokens.means(part)
-            for name, at in kept.items():
-                own = drawn[:, at].transpose(1, 2).contiguous()
-                rows[name].append(overlaps(own))
-                noise[name] += squared_lengths(own - means[at].transpose(0, 1)).sum(dim=1).cpu()
-        for name, at in kept.items():
-            total = squared_lengths(means[at].transpose(0, 1)).cpu()
-            noises[name].append((n - 1) / n * noise[name] / total)
+            found[name].append(overlap_rows(partial(drawn, at)))
+            spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in drawn(at)]).sum(dim=0).cpu()
+            noises[name].append((n - 1) / n * spread / squared_lengths(own).cpu())
     return {
         name: _View(
             name=f"{name} / {variant}",
             vectors=torch.stack(vectors[name]),
-            rows=torch.cat(rows[name]).unflatten(0, (-1, len(weights))).movedim(0, 2).double().cpu().numpy(),
+            rows=np.stack([own.rows for own in found[name]], axis=2),
+            kink=np.stack([own.kink for own in found[name]], axis=1),
             crossfit=torch.stack(between[name]).double().cpu().numpy(),
             noise=torch.stack(noises[name], dim=1).numpy(),
             n_unseen=len(members[name]) - len(kept[name]),
@@ -244,18 +243,36 @@ def _from_activations(
     }
 
 
+def _drawn(
+    of_tokens: TokenSums, weights: Float[np.ndarray, "row batch"], each: int
+) -> Callable[[Int[Tensor, " item"]], Iterator[Float[Tensor, "part kv_head item d"]]]:
+    """Return a function that gives the mean keys of tokens under each row of weights, in parts.
+
+    They are computed once if they fit in one part.
+    """
+    parts = in_parts(weights, each)
+    kept = [of_tokens.means(parts[0])] if len(parts) == 1 else None
+
+    def frames(at: Int[Tensor, " item"]) -> Iterator[Float[Tensor, "part kv_head item d"]]:
+        for means in kept or map(of_tokens.means, parts):
+            yield means[:, at].transpose(1, 2).contiguous()
+
+    return frames
+
+
 def _bounds(
     values: Float[np.ndarray, "*rest"],
     rows: Float[np.ndarray, "row *rest"],
+    kink: Float[np.ndarray, "*rest"],
     noise: Float[np.ndarray, "*rest"],
     seed: int,
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Return the interval of the overlap, corrected for jackknife bias; the overlap itself if it is exact.
+    """Return the interval of the overlap, corrected for bias; the overlap itself if it is exact.
 
-    It is withheld where the bias is larger than the uncertainty, and where sampling noise is a large part of the mean
+    It is withheld where a bias is larger than the uncertainty, and where sampling noise is a large part of the mean
     keys: no correction of first order suffices there.
     """
-    lo, hi = (np.where(noise > MAX_NOISE, np.nan, end) for end in statistic_interval(rows, seed=seed, scale="share"))
+    lo, hi = (np.where(noise > MAX_NOISE, np.nan, end) for end in mean_overlap_interval(rows, kink, seed=seed))
     is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
     is_inside = (lo < values) & (values < hi)  # rows are in the activations' precision, values in double
     lo, hi = (np.where(is_same, values, np.where(is_inside, end, np.nan)) for end in (lo, hi))

@@ -14,6 +14,7 @@ from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.cosine import verdicts
+from bayesgeom.stats.intervals import MIN_DIFFERENT
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -106,7 +107,9 @@ class KeyOverlapReport(Report):
         Returns:
             −1 for heads whose interval lies below the range of the level, 1 above, 0 where they intersect. NaN where
             the level is unknown, or where an overlap of activations has no interval. −1 also requires that the
-            cross-fitted overlap lies below, because noise in mean keys lowers the overlap.
+            cross-fitted overlap lies below, because noise in mean keys lowers the overlap. A raw overlap without an
+            interval is −1 if the overlap plus twice its bias lies below as well: keys that are orthogonal within
+            their noise have no interval, because the noise determines the overlap.
         """
         own = self.centered_overlap if is_centered else self.overlap
         is_exact = np.array([self.is_exact(view) for view in range(len(self.views))])[:, None, None]
@@ -114,7 +117,11 @@ class KeyOverlapReport(Report):
         if not is_centered:
             high = np.where(np.isnan(high), high, np.fmax(high, self.cross_fitted_overlap))
         _, least, most = self._range(name, is_centered=is_centered)
-        return verdicts(low, high, least, most)
+        found = verdicts(low, high, least, most)
+        if is_centered or self.n <= MIN_DIFFERENT:
+            return found
+        at_most = np.maximum(own.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
+        return np.where(np.isnan(low) & (at_most < least), -1.0, found)
 
     def in_words(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
         """Return the verdicts of one view and layer in words: heads below, at or above each known level."""

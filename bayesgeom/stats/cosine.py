@@ -50,7 +50,7 @@ def coordinates_of(gram: Float[Tensor, "*batch item same_item"]) -> Float[Tensor
 
 def overlap(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
     """Return the mean |cosine| over distinct pairs: 0 is orthogonal, 1 is parallel."""
-    return _mean_of_pairs(cosine.abs())
+    return mean_of_pairs(cosine.abs())
 
 
 def overlap_max(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
@@ -64,7 +64,7 @@ def overlap_max(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*ba
 
 def signed_mean(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
     """Return the mean cosine over distinct pairs, between −1/(n−1) and 1."""
-    return _mean_of_pairs(cosine)
+    return mean_of_pairs(cosine)
 
 
 def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
@@ -72,7 +72,7 @@ def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*
 
     The ratio of norms is the root mean square of the cosines of distinct pairs.
     """
-    return 1 - _mean_of_pairs(cosine.square()).clamp_min(0).sqrt()
+    return 1 - mean_of_pairs(cosine.square()).clamp_min(0).sqrt()
 
 
 def dimension_utilisation(cosine: Float[Tensor, "*batch item item"], d: int) -> Float[Tensor, "*batch"]:
@@ -230,7 +230,7 @@ def frame_chances(n: int, d: int) -> dict[str, float]:
     }
 
 
-def _mean_of_pairs(values: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
+def mean_of_pairs(values: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
     """Return the mean off the diagonal, ignoring NaN. Subtracting the diagonal's sum is faster than a mask."""
     diagonal = values.diagonal(dim1=-2, dim2=-1)
     n = (~diagonal.isnan()).sum(dim=-1)

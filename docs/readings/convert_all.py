@@ -28,6 +28,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("add_length_windows.py",),  # window observers among the baselines of `length-hmm`
     ("convert_relations.py",),  # names of two relations of the bijection
     ("withhold_biased.py",),  # intervals that ended at their estimate
+    ("withhold_kinks.py",),  # intervals of key overlaps where noise decides the size of many cosines
 )
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from bayesgeom.charts.polygon import corners, placed
 from bayesgeom.charts.readout import readout_figure
 from bayesgeom.charts.simplex import MAX_CORNERS, Simplex, add_simplex, belief_colors
 from bayesgeom.results.theme import SERIES, panels
-from bayesgeom.stats.polygon import corners, placed
 
 
 def drawn(simplex: Simplex) -> go.Figure:

@@ -13,8 +13,8 @@ from bayesgeom.dynamics.settling import (
     precision_by_share,
     precision_moment,
 )
+from bayesgeom.dynamics.threshold_steps import ThresholdStep
 from bayesgeom.stats.bootstrap import jackknife_weights, seed_interval
-from bayesgeom.stats.threshold_steps import ThresholdStep
 
 STEPS = (0, 10, 20, 40, 80)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from bayesgeom.dynamics.threshold_steps import settled
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport
 from bayesgeom.experiments.em.run import SEEDS
 from bayesgeom.gradients.movement import GradientMovementReport
 from bayesgeom.gradients.settling import lag
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.stats.threshold_steps import settled
 from tests.pages import READINGS, numbers, rows, section
 
 

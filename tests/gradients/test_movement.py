@@ -18,6 +18,7 @@ import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics import runs
+from bayesgeom.dynamics.threshold_steps import ThresholdStep, settled
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
 from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.settling import lag
@@ -26,7 +27,6 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.description import hashed
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import jensen_shannon_bits
-from bayesgeom.stats.threshold_steps import ThresholdStep, settled
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack

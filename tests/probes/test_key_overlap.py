@@ -17,7 +17,7 @@ from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, K
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.storage import parts_of
-from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
+from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.cosine import (
     chance_overlap,
     chance_overlap_centered,
@@ -26,6 +26,7 @@ from bayesgeom.stats.cosine import (
     pairwise_cosine,
     welch_bound,
 )
+from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
 SETS = {"inputs": (9, 1), "hypotheses": (6, 2, 4), "empty": ()}
@@ -112,13 +113,13 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
 
 def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
-    rows = np.array(
-        [slow_overlap(slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights)) for weights in jackknife_weights(N)]
-    )
+    frames = [slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights) for weights in jackknife_weights(N)]
+    own = overlap_rows(lambda: [torch.from_numpy(np.array(frames))])
+    rows, kink = own.rows[:, 0], own.kink[0]
     at = report.views.index("hypotheses / activation")
-    bias = (N - 1) * (rows[1:].mean() - rows[0])
+    bias = (N - 1) * (rows[1:].mean() - rows[0]) + kink
     assert report.overlap_bias[at, 1, 2] == pytest.approx(bias, abs=1e-4)
-    ends = statistic_interval(rows, seed=3, scale="share")
+    ends = mean_overlap_interval(rows, np.asarray(kink), seed=3)
     found = [float(end[at, 1, 2]) for end in report.overlap.ends]
     np.testing.assert_allclose(found, [float(ends.lo), float(ends.hi)], atol=1e-4)
     assert found[0] < found[1]

@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,34 @@ def test_a_jackknife_interval_that_ends_at_its_estimate_is_withheld(withholding:
             assert withholding.converted("key_overlap", told, held)[2] == 0, "running it again does nothing"
         else:
             assert changed == 0 and held[f"{name}.low"][0] == 0.5
+
+
+@pytest.fixture(scope="module")
+def kinks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readings_withhold_kinks", READINGS / "withhold_kinks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_overlaps_whose_cosines_may_be_noise_lose_their_interval(kinks: ModuleType) -> None:
+    """Of 190 pairs: with SE 0.0002 b is 2 % of half the width, with SE 0.003 it is 29 %, and far from 0 none."""
+    widths = 2 * kinks.HALF * np.array([0.0002, 0.003, 0.003])
+    means, spreads = np.array([0.0, 0.0, 0.9]), np.array([0.4, 0.4, 0.02])
+    ratio = kinks.kink_ratio(widths, 190.0, 1, means, spreads)
+    by_hand = 190 * 0.003 / (0.4 * math.sqrt(2 * math.pi)) / 1.959964
+    np.testing.assert_allclose(ratio, [by_hand / 15, by_hand, 0.0], atol=1e-12)
+    assert ratio[0] < kinks.MOST < ratio[1]
+    own = ({"key_overlap": {"why_not": ""}}, {"key_overlap.low": np.array([0.1]), "key_overlap.high": np.array([0.2])})
+    assert kinks.without_ends(own, "key_overlap", np.array([True]), "noise") == 1
+    assert np.isnan(own[1]["key_overlap.low"]).all() and own[0]["key_overlap"]["why_not"] == "noise"
+
+
+def test_the_committed_overlaps_are_converted(kinks: ModuleType) -> None:
+    for name in kinks.REPORTS:
+        parts, extra = read(READINGS / name)
+        is_dynamics = name in kinks.DYNAMICS
+        own = parts["dynamics" if is_dynamics else "key_overlap"]
+        changed = kinks.of_dynamics(own, extra["provenance"]) if is_dynamics else kinks.of_keys(own)
+        assert changed == 0, f"run docs/readings/withhold_kinks.py: {name}"

@@ -21,7 +21,7 @@ EDGES = 164  # pairs of units of which one imports the other: half of the 328 be
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
     "tasks": {"base", "limits", "planted", "text", "windows", "markov"},
-    "charts": {"lines", "simplex"},
+    "charts": {"lines", "polygon", "simplex"},
     "probes": {"base", "belief_report", "key_report"},
     "commands": {"base"},
 }

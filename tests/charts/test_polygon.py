@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bayesgeom.stats.polygon import corners, placed
+from bayesgeom.charts.polygon import corners, placed
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

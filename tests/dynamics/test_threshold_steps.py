@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from bayesgeom.stats.threshold_steps import NEVER, ThresholdStep, reached, settled, times_later
+from bayesgeom.dynamics.threshold_steps import NEVER, ThresholdStep, reached, settled, times_later
 
 STEPS = (0, 10, 20, 40, 80)
 
