@@ -79,7 +79,8 @@ class Condition:
 
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
     condition fails if the interval lies on the other side of `fails_times` · `than`, by default the same threshold.
-    Between the two thresholds it is open.
+    Between the two thresholds it is open. Conditions with the same `fails_with` fail only together, as "above in every
+    training" requires.
     """
 
     number: str
@@ -87,6 +88,7 @@ class Condition:
     than: float | str
     times: float = 1.0
     fails_times: float | None = None
+    fails_with: str = ""
 
 
 @final

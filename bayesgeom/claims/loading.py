@@ -56,6 +56,7 @@ _CONDITION = {
     "than": (str, int, float),
     "times": (int, float),
     "fails_times": (int, float),
+    "fails_with": str,
 }
 _HOLD = {"verdict": str, "reason": str}
 _REASON = "why_not"
@@ -221,7 +222,14 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         raise InvalidArgument(
             f"a condition of {where}: fails_times must be {order} times ({times:g}), got {fails_times:g}."
         )
-    return Condition(number=entry["number"], side=entry["is"], than=entry["than"], times=times, fails_times=fails_times)
+    return Condition(
+        number=entry["number"],
+        side=entry["is"],
+        than=entry["than"],
+        times=times,
+        fails_times=fails_times,
+        fails_with=entry.get("fails_with", ""),
+    )
 
 
 def _hold(entry: Mapping[str, Any], where: str) -> Hold:

@@ -103,3 +103,25 @@ def test_recorded_numbers_are_judged_unless_others_are_given() -> None:
     claim = claim_with(measured=measured)
     assert verdict(claim) == Verdict.SUPPORTED
     assert verdict(claim, BAD) == Verdict.CONTRADICTED
+
+
+def test_conditions_that_fail_together_contradict_only_if_all_fail() -> None:
+    """C4: above at one position in every training; the same position, and not two different ones."""
+    claim = load()["C4"]
+    low, high, across = value(5e-5, 4e-5, 6e-5), value(2e-4, 1.5e-4, 3e-4), value(1e-4, 5e-5, 2e-4)
+
+    def found(**others: Value) -> Verdict:
+        return verdict(claim, dict.fromkeys(claim.numbers, low) | others)
+
+    assert found() == Verdict.SUPPORTED
+    assert found(at6=high, at6_seed1=high) == found(at6=across, at9=high, at9_seed1=high) == Verdict.CONTRADICTED
+    assert found(at6=high) == found(at6=high, at7_seed1=high) == found(at6=across) == Verdict.NOT_DECIDED
+    assert found(at6=high, at6_seed1=across) == Verdict.NOT_DECIDED
+
+
+@pytest.mark.parametrize("name", ["C4", "C7"])
+def test_claims_on_several_trainings_can_be_contradicted_by_their_numbers(name: str) -> None:
+    claim = load()[name]
+    assert verdict(claim, {number: value(9.0, 8.0, 10.0) for number in claim.numbers}) == Verdict.CONTRADICTED
+    one = {number: value(9.0, 8.0, 10.0) if "1" not in number[-1] else value(0.0, 0.0, 0.0) for number in claim.numbers}
+    assert verdict(claim, one) == Verdict.NOT_DECIDED
