@@ -50,11 +50,10 @@ def command(name: str) -> list[str]:
     """Return the command that makes the report of this name again."""
     stored = json.loads((READINGS / name / JSON).read_text(encoding="utf-8"))["provenance"]["arguments"]
     counts = ("--n", str(stored["n"]), "--seed", str(stored["seed"]))
-    subspace = EARLIER.get(stored["subspace"], stored["subspace"])
-    asked = [sys.executable, "-m", "bayesgeom", "intervene", name.partition("/")[0]]
-    asked += ["--subspace", subspace, *counts]
-    if stored.get("onwards"):
-        return [*asked, "--onwards"]
+    asked = [sys.executable, "-m", "bayesgeom", "intervene", name.partition("/")[0], *counts]
+    if "subspace" not in stored:  # erasure onwards names its quantity
+        return [*asked, "--subspace", f"leace:{stored['quantity']}", "--onwards"]
+    asked += ["--subspace", EARLIER.get(stored["subspace"], stored["subspace"])]
     asked += ["--kind", stored["kind"], "--site", stored["site"], "--controls", str(stored["controls"])]
     asked += ["--score-after"] if stored["score_after"] else []
     return asked + (["--layers", stored["layers"]] if stored["layers"] != "all" else [])
