@@ -68,8 +68,8 @@ _MATRIX = """## What was measured
 positions. Not measured, because it cannot be edited or fitted: heads of an LSTM (it has none), trained
 swaps of a carried state (they train through hook points), and the state inside a Mamba's scan (6,144 numbers or more
 in a layer: too many for the 1,024 sequences that a fit uses). So a Mamba has no *carried*. `slow-hmm-lstm` did
-not learn its task: no use in it says little about LSTMs. Second seeds are left out. On bijections without returning keys
-the entropy is a function of the position, so that erasing it *onwards* identifies nothing (`bijection-transformer`).
+not learn its task: no use in it says little about LSTMs. Second seeds are left out. On bijections without returning
+keys the entropy is a function of the position, so that erasing it *onwards* identifies nothing.
 """
 _QUANTITIES = {"entropy": "(entropy", "belief": "(belief", "key frame": "frame", "J-space": "Jacobian"}
 
