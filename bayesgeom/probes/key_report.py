@@ -108,8 +108,7 @@ class KeyOverlapReport(Report):
             −1 for heads whose interval lies below the range of the level, 1 above, 0 where they intersect. NaN where
             the level is unknown, or where an overlap of activations has no interval. −1 also requires that the
             cross-fitted overlap lies below, because noise in mean keys lowers the overlap. A raw overlap without an
-            interval is −1 if the overlap plus twice its bias lies below as well: keys that are orthogonal within
-            their noise have no interval, because the noise determines the overlap.
+            interval (keys that are orthogonal within their noise) is −1 if it lies below with twice its bias added.
         """
         own = self.centered_overlap if is_centered else self.overlap
         is_exact = np.array([self.is_exact(view) for view in range(len(self.views))])[:, None, None]
