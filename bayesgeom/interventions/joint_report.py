@@ -81,8 +81,8 @@ class JointInterventionReport(Report):
             for j, metric in enumerate(self.metrics):
                 line = headline_of(self, "increase_bits", (i, j), f"increase of {metric}, {where}")
                 # An increase above that of random subspaces may still be none, so only the report's verdict counts.
-                own = {"ruling": self.verdicts[i], "finding": self._finding(i)} if j == 0 else {}
-                rows.append(replace(line, verdict="", **own))
+                ruling, finding = (self.verdicts[i], self._finding(i)) if j == 0 else ("", "")
+                rows.append(replace(line, verdict="", ruling=ruling, finding=finding))
             label = f"|ρ| of the axis with the exact entropy, last layer, {where}"
             rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
         return rows
