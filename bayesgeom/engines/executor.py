@@ -5,13 +5,14 @@ number of threads and writes its result into a directory of its own, atomically.
 again, so a batch that was stopped continues. The engine schedules, retries and moves files; this module does not.
 """
 
+import errno
 import hashlib
 import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,12 +21,13 @@ from typing import Any, Protocol, final, runtime_checkable
 
 from bayesgeom.checks.arguments import check_argument
 from bayesgeom.checks.text import shown
-from bayesgeom.core.errors import BayesGeomError, ExecutorFault, InvalidArgument
+from bayesgeom.core.errors import BayesGeomError, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 
-RESULT = "result.safetensors"
+RESULT, _LOCK = "result.safetensors", ".lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system: NFS without its lock manager, Lustre
 _PACKAGES = ("bayesgeom", "torch", "numpy")  # they decide numbers: the driver and its workers need the same versions
 
 
@@ -191,26 +193,59 @@ def path_of(function: Callable[..., Any]) -> str:
 
 
 def perform(text: str) -> str:
-    """Do a job on a worker unless its result exists.
+    """Do a job on a worker unless its result exists, after waiting for another worker that does the same job.
 
     Returns:
         "", or the reason of a failure: text, because some engines cannot transfer exceptions of this package.
     """
-    from bayesgeom.core.threads import limited
-
     job = json.loads(text)
     place = Path(job["place"])
     if (place / RESULT).is_file():
         return ""
     try:
         _check_versions(job["versions"])
-        module, _, name = job["function"].partition(":")
-        with limited(job["threads"]):
-            value = vars(importlib.import_module(module))[name](**job["arguments"])
-        write_parcel(place / RESULT, value)
+        with _alone(place):
+            if not (place / RESULT).is_file():
+                write_parcel(place / RESULT, _value(job))
     except BayesGeomError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _value(job: Mapping[str, Any]) -> Any:
+    """Call a job's function."""
+    from bayesgeom.core.threads import limited
+
+    module, _, name = job["function"].partition(":")
+    with limited(job["threads"]):
+        return vars(importlib.import_module(module))[name](**job["arguments"])
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Wait until no other worker does this job: after an interrupted command, its jobs may still run.
+
+    The operating system releases the lock of a killed worker. On a file system without locks both workers do the
+    job, and write the same bytes.
+
+    Raises:
+        OutputFault: The job's directory cannot be written.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(place / _LOCK)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except NotImplementedError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise OutputFault(f"cannot write {place / _LOCK}: {error.strerror or error}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fault(future: Future) -> str:

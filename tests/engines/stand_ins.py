@@ -66,3 +66,11 @@ def killed_once(*, n: int, mark: str) -> np.ndarray:
 def slept(*, seconds: float, index: int) -> float:
     time.sleep(seconds)
     return seconds + index
+
+
+def marked(*, mark: str, seconds: float) -> float:
+    """Counts how often it runs, by strokes in a file."""
+    with Path(mark).open("a", encoding="utf-8") as file:
+        file.write("|")
+    time.sleep(seconds)
+    return 1.0

@@ -1,14 +1,16 @@
 """Jobs: small, idempotent, in order, and refused by name; a job that fails costs itself alone."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, final
 
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,23 @@ def test_a_job_that_is_done_is_not_done_again_and_twice_gives_the_same_bytes(tmp
     Batch(executor=AtOnce(), folder=tmp_path / "b").results([job(5)])
     one, other = (next(tmp_path.glob(f"{name}/range-5-*/{RESULT}")).read_bytes() for name in "ab")
     assert one == other
+
+
+def test_two_commands_at_once_do_a_job_once(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    own = Job(name="marked", function="tests.engines.stand_ins:marked", arguments={"mark": str(mark), "seconds": 0.2})
+    with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(2) as drivers:
+        batches = [Batch(executor=pool, folder=tmp_path / "jobs") for _ in range(2)]
+        assert list(drivers.map(lambda batch: batch.results([own]), batches)) == [[1.0], [1.0]]
+    assert mark.read_text() == "|"
+
+
+def test_a_file_system_without_locks_runs_jobs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refused)
+    assert [len(values) for values in Batch(executor=AtOnce(), folder=tmp_path).results([job(3)])] == [3]
 
 
 def test_a_failed_job_costs_itself_alone(tmp_path: Path) -> None:
