@@ -27,14 +27,13 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
         '1.234e−5'
     """
     number = float(value)
-    size = abs(number)
     if math.isnan(number):
         return "–"
     if math.isinf(number):
         return "∞" if number > 0 else f"{MINUS}∞"
     if is_small(number) and not is_exact:
         return f"<{_LEAST:.4f}" if number > 0 else f">{MINUS}{_LEAST:.4f}"
-    text = f"{size:.{DIGITS}g}"
+    text = f"{abs(number):.{DIGITS}g}"
     if _THOUSAND <= float(text) < _LARGE:
         text = f"{float(text):,.0f}"
     mantissa, _, exponent = text.partition("e")
@@ -64,8 +63,7 @@ def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = Fals
         >>> measured_text(-0.25, "bits"), measured_text(float("nan"), "bits")
         ('−0.25 bits', '–')
     """
-    text = number_text(value, is_exact=is_exact)
-    return text if math.isnan(value) else f"{text} {unit}".rstrip()
+    return "–" if math.isnan(value) else f"{number_text(value, is_exact=is_exact)} {unit}".rstrip()
 
 
 def is_any_small(*values: SupportsFloat) -> bool:

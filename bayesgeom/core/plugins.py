@@ -205,10 +205,10 @@ def _readable_entry_points(group: str) -> EntryPoints:
 
 def _named(package: Distribution) -> str:
     """The name of a package; where it is installed, if its metadata has no readable name."""
-    name = None
-    with Contained():
+    with Contained() as reading:
         name = package.metadata["Name"]
-    return f"package {shown(name)}" if name else f"a package in {shown(str(package.locate_file('')))}"
+    is_named = not reading.fault and name
+    return f"package {shown(name)}" if is_named else f"a package in {shown(str(package.locate_file('')))}"
 
 
 def _broken(entry: Any, fault: str) -> Broken:
