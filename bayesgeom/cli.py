@@ -20,6 +20,7 @@ import tyro
 
 from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell
+from bayesgeom.commands.optional import registry
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.progress import elapsed_shown
@@ -151,6 +152,7 @@ def parsed(arguments: Sequence[str] | None) -> Command:
                 description="Measure whether a sequence model does Bayesian inference, and where. bayesgeom --version "
                 "prints the version.",
                 args=given,
+                registry=registry(),
             )
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # --help has been printed

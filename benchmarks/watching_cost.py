@@ -1,4 +1,4 @@
-"""What watching and ablating a Hugging Face model costs beside other ways to do it, as ratios from one run.
+"""What watching and ablating a Hugging Face model costs, compared with other ways to do it, as ratios from one run.
 
     (a) recording: keys, values, patterns and the residual stream after every block, of a Llama with 12 layers and 32
                    heads, random weights and eager attention, over its plain forward pass            at most 1.2,

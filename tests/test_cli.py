@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bayesgeom.cli import main
+from bayesgeom.cli import main, parsed
 from bayesgeom.commands.base import Command
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.diagnosis.plan import all_probes
@@ -475,3 +476,19 @@ def test_no_library_module_asks_for_the_allocator() -> None:
     package = Path(importlib.import_module("bayesgeom").__file__ or "").parent
     callers = {path.name for path in package.rglob("*.py") if "keep_freed_memory" in path.read_text()}
     assert callers == {"allocator.py", "cli.py"}
+
+
+@pytest.mark.parametrize("command", sorted(discover("bayesgeom.commands", Command)))
+def test_help_names_the_type_of_an_option_that_may_be_left_out(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed([command, "--help"])
+    assert "{None}" not in capsys.readouterr().out
+
+
+def test_an_option_that_may_be_left_out_is_read_as_its_type() -> None:
+    command = parsed(["diff", "a", "b", "--n", "64"])
+    assert command.n == 64 and command.seed is None
+    with pytest.raises(InvalidArgument, match="--n"):
+        parsed(["diff", "a", "b", "--n", "several"])

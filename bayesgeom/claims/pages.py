@@ -128,7 +128,7 @@ def _detail(claim: Claim) -> str:
         lines += _missing(claim)
     if claim.measured is not None:
         shown = (
-            f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_beside(claim, n, v)}"
+            f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_with_interval(claim, n, v)}"
             f"{f', {_none(v)}' if v.why_not else ''}"
             for n, v in claim.measured.numbers.items()
         )
@@ -187,7 +187,7 @@ def _baseline(claim: Claim) -> str:
     return f"{short(value.baseline)} ({number.baseline_label or 'see the report'})"
 
 
-def _beside(claim: Claim, name: str, value: Value) -> str:
+def _with_interval(claim: Claim, name: str, value: Value) -> str:
     label = claim.numbers[name].baseline_label or "strongest baseline"
     return "" if math.isnan(value.baseline) else f" ({label}: {short(value.baseline)})"
 
@@ -201,9 +201,9 @@ def _reason(claim: Claim) -> str:
         return "not measured yet"
     judged = dict.fromkeys(condition.number for condition in claim.conditions)
     found = claim.measured.numbers
-    told = [f"{claim.numbers[n].label} is not recorded" for n in judged if n not in found]
-    told += [f"{claim.numbers[n].label} has {_none(found[n])}" for n in judged if n in found and found[n].why_not]
-    return "; ".join(told) or "the intervals neither meet nor fail the criterion"
+    reasons = [f"{claim.numbers[n].label} is not recorded" for n in judged if n not in found]
+    reasons += [f"{claim.numbers[n].label} has {_none(found[n])}" for n in judged if n in found and found[n].why_not]
+    return "; ".join(reasons) or "the intervals neither meet nor fail the criterion"
 
 
 def _none(value: Value) -> str:

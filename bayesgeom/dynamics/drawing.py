@@ -92,8 +92,8 @@ def settling(what: str, steps: Sequence[str], names: Sequence[str], distances: F
         return ""
     at = [int(step) for step in steps]
     found = {name: settled(at, own, counts_last=False).step for name, own in zip(names, distances, strict=True)}
-    said = (f"{f'step {step:,.0f}' if step > 0 else 'the last snapshot'} ({name})" for name, step in found.items())
-    return f"{what.capitalize()} stay within a tenth of their first distance to the last from {', '.join(said)} on."
+    texts = (f"{f'step {step:,.0f}' if step > 0 else 'the last snapshot'} ({name})" for name, step in found.items())
+    return f"{what.capitalize()} stay within a tenth of their first distance to the last from {', '.join(texts)} on."
 
 
 def of_baselines(name: str, baselines: Sequence[Baseline]) -> list[tuple[str, Float[np.ndarray, " step"]]]:

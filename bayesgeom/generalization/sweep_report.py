@@ -105,8 +105,8 @@ class SweepReport(Report):
         )
         last = f"{self.vary}={self.values[-1]}"
         errors = (("kl_bits", "KL"), ("entropy_mae_bits", "entropy error"))
-        said = (numbers(headline_of(self, metric, (-1,), f"{label} at {last}")) for metric, label in errors)
-        return with_captions(figure, ("", "", *said))
+        captions = (numbers(headline_of(self, metric, (-1,), f"{label} at {last}")) for metric, label in errors)
+        return with_captions(figure, ("", "", *captions))
 
     def table(self) -> str:
         """Return one row per value, then the reasons why the model could not be run."""

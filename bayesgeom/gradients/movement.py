@@ -137,14 +137,14 @@ class GradientMovementReport(Report):
         related = _curve(self.correlation, "correlation")
         other = [(own.name, own.value) for own in self.correlation.baselines]
         add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=other, log_steps=True)
-        return with_captions(with_room_for_legend(figure), (self._said(),))
+        return with_captions(with_room_for_legend(figure), (self._settled_text(),))
 
-    def _said(self) -> str:
+    def _settled_text(self) -> str:
         """Return when patterns and values settled, as a sentence."""
         last = f"not before the last snapshot, step {int(self.steps[-1]):,}"
         steps = (last if np.isnan(own.step) else f"from step {int(own.step):,} on" for own in self._settled())
-        said = (f"{name} {when}" for (name, _), when in zip(self._distances(), steps, strict=True))
-        return f"Within a tenth of their first distance: {'; '.join(said)}."
+        texts = (f"{name} {when}" for (name, _), when in zip(self._distances(), steps, strict=True))
+        return f"Within a tenth of their first distance: {'; '.join(texts)}."
 
     def _settled(self) -> tuple[ThresholdStep, ...]:
         steps = [int(step) for step in self.steps]

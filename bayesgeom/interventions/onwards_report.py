@@ -104,7 +104,7 @@ class OnwardsReport(Report):
         return sorted(lines.values(), key=lambda line: not line.finding)
 
     def _finding(self, verdict: str, group: Sequence[int]) -> str:
-        """Return what is said of the first layers of one verdict, and why nothing is decided where that is so."""
+        """Return what one verdict states of its first layers, and why nothing is decided where that is so."""
         where = f"{self.quantity} from {listed(group)} on"
         return (
             f"Use of {where} is not decided: {self._open(group)}." if verdict == UNDECIDED else f"{where}: {verdict}."

@@ -237,9 +237,9 @@ class InterventionReport(Report):
 
         at = self.strongest()
         where = f"layer {at}, {self.subspace}"
-        said = [
-            self._said("change_bits", (KL, at, 0), f"KL increase, {where}"),
-            self._said("change_bits", (ERROR, at, 0), f"increase in entropy error, {where}"),
+        captions = [
+            self._number_text("change_bits", (KL, at, 0), f"KL increase, {where}"),
+            self._number_text("change_bits", (ERROR, at, 0), f"increase in entropy error, {where}"),
         ]
         ceilings = self.change_bits.ceiling[..., 0]
         increase = Profile(
@@ -258,11 +258,14 @@ class InterventionReport(Report):
             title = f"Movement towards the donor's {self.quantity}"
             ceiling = self.movement.ceiling[:, 0]
             chosen = [Profile(title=title, y="share of the way", effect=self.movement, ceiling=ceiling), increase]
-            said = [self._said("movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"), said[0]]
+            captions = [
+                self._number_text("movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"),
+                captions[0],
+            ]
         title = f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}"
-        return with_captions(intervention_figure(title, chosen, self.bands), said)
+        return with_captions(intervention_figure(title, chosen, self.bands), captions)
 
-    def _said(self, metric: str, at: tuple[int, ...], label: str) -> str:
+    def _number_text(self, metric: str, at: tuple[int, ...], label: str) -> str:
         """Return a number with interval and strongest baseline, which alone do not decide the verdict of its layer."""
         return numbers(replace(headline_of(self, metric, at, label), ruling=self.verdict))
 
@@ -272,8 +275,8 @@ class InterventionReport(Report):
         level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
-        said = zip(self.layers, (with_minus(self.reason_by_layer[at]) for at in self.layers), strict=True)
-        reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in said]
+        reasons_of = zip(self.layers, (with_minus(self.reason_by_layer[at]) for at in self.layers), strict=True)
+        reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in reasons_of]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])

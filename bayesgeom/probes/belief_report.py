@@ -167,7 +167,7 @@ class BeliefReadoutReport(Report):
                 )
         simplexes = self._simplexes()
         figure = readout_figure(self.title, lines, [simplex for simplex, _ in simplexes])
-        return with_captions(figure, [said for _, said in simplexes], n_shown=len(simplexes) + _SHOWN)
+        return with_captions(figure, [caption for _, caption in simplexes], n_shown=len(simplexes) + _SHOWN)
 
     def _panels(self) -> tuple[_Panel, ...]:
         rand = "adjusted Rand index (0 is chance)"
@@ -218,8 +218,8 @@ class BeliefReadoutReport(Report):
             read.append(("Untrained network, last layer", drawn[_UNTRAINED], fresh))
         note = "no untrained network was run"
         return [
-            (Simplex(title=title, placed=placed, belief=self.drawn_belief, note=note), said)
-            for title, placed, said in read
+            (Simplex(title=title, placed=placed, belief=self.drawn_belief, note=note), caption)
+            for title, placed, caption in read
         ]
 
 

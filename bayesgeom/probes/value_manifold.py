@@ -156,10 +156,10 @@ class ValueManifoldReport(Report):
             _READ_OUT: self.entropy_r2[row],
             **{label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)},
         }
-        said = list[str]()
+        captions = list[str]()
         for site, at in shown:
-            said.append(numbers(headline_of(self, "pc1_share", (at, -1), f"PC1 share of {site}, last layer")))
-            said.append(numbers(headline_of(self, "spearman", (0, at, -1), f"{_ORDERED[0]}, {site}, last layer")))
+            captions.append(numbers(headline_of(self, "pc1_share", (at, -1), f"PC1 share of {site}, last layer")))
+            captions.append(numbers(headline_of(self, "spearman", (0, at, -1), f"{_ORDERED[0]}, {site}, last layer")))
         figure = manifold_figure(
             title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
             clouds=[
@@ -180,7 +180,7 @@ class ValueManifoldReport(Report):
             order=[Profile(name=name, values=own.value, baseline=_level(own, SHUFFLE)) for name, own in order.items()],
             baseline_labels=(UNTRAINED, SHUFFLE),
         )
-        return with_captions(figure, said)
+        return with_captions(figure, captions)
 
 
 def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:

@@ -156,8 +156,8 @@ def _levels(lines: Sequence[Any], at: float, value: float) -> str:
     found = {name: own for name, own in found.items() if name in nearest}
     texts = {name: " to ".join(dict.fromkeys(map(number_text, (min(own), max(own))))) for name, own in found.items()}
     unnamed = [name for name, text in texts.items() if text in name]  # "threshold 0.01 bits"
-    said = [*_pairs({name: text for name, text in texts.items() if name not in unnamed}), *unnamed]
-    return f"; {', '.join(said)}" if said else ""
+    texts_of_levels = [*_pairs({name: text for name, text in texts.items() if name not in unnamed}), *unnamed]
+    return f"; {', '.join(texts_of_levels)}" if texts_of_levels else ""
 
 
 def _pairs(values: Mapping[str, str]) -> list[str]:
