@@ -27,6 +27,7 @@ from bayesgeom.stats.cosine import centered, mean_of_pairs, pairwise_cosine
 from bayesgeom.stats.intervals import BIASED, FINE, Interval
 
 MOST_KINK, FEWER = 0.7, 6.4  # set on planted keys with other seeds than those of benchmarks/interval_coverage.py
+MOST_HELD = 2**24  # numbers
 RESIDUAL = 2**0.5  # (0.798 − 0.330) / 0.330: what is left of the bias of |N(0, s²)|, in units of b
 
 Frames = Callable[[], Iterable[Float[Tensor, "draw *batch item d"]]]
@@ -48,7 +49,8 @@ def overlap_rows(frames: Frames) -> OverlapRows:
     """Return the replicates of the mean |cosine|, raw and with the mean removed.
 
     Args:
-        frames: Gives the vectors under each row of `jackknife_weights`, in one or several parts. It is called twice.
+        frames: Gives the vectors under each row of `jackknife_weights`, in one or several parts. It is called again
+            where the cosines of all parts have more than `MOST_HELD` numbers.
 
     Example:
         >>> vectors = torch.tensor([[[3.0, 4.0], [4.0, -3.0]], [[3.0, 4.0], [4.0, -2.0]], [[3.0, 4.0], [4.0, -4.0]]])
@@ -57,9 +59,11 @@ def overlap_rows(frames: Frames) -> OverlapRows:
         True
     """
     total = squares = all_of_them = torch.empty(0)
-    count = 0
+    count, held, is_held = 0, list[Tensor](), True
     for part in frames():
         cosines = _cosines(part)
+        is_held = is_held and (count + len(part)) * cosines[0].numel() <= MOST_HELD
+        held = [*held, cosines] if is_held else []
         if not count:
             all_of_them, cosines = cosines[0], cosines[1:]
             total = squares = torch.zeros_like(all_of_them)
@@ -71,7 +75,8 @@ def overlap_rows(frames: Frames) -> OverlapRows:
     size = all_of_them.abs()
     is_right = torch.special.ndtr(size / noise)
     weight = all_of_them.sign() * torch.where(noise > 0, is_right, 1.0)
-    rows = [mean_of_pairs(size + weight * (_cosines(part) - all_of_them)) for part in frames()]
+    again = held or (_cosines(part) for part in frames())
+    rows = [mean_of_pairs(size + weight * (cosines - all_of_them)) for cosines in again]
     normal = torch.exp(-((size / noise) ** 2) / 2) / (2 * torch.pi) ** 0.5
     kink = mean_of_pairs(torch.where(noise > 0, 2 * (noise * normal - size * (1 - is_right)), 0.0 * size))
     return OverlapRows(rows=torch.cat(rows).double().cpu().numpy(), kink=kink.double().cpu().numpy())
