@@ -58,8 +58,8 @@ class ManifoldFilmReport(Report):
             headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {int(self.steps[at]):,}")
             for at in at_steps
         ]
-        ends = f"from {lines[0].value_text} to {lines[-1].value_text} of the variance"
-        sentence = f"The plane of the last snapshot's first two components holds {ends} over the training."
+        ends = f"{lines[0].value_text} of the variance at the first snapshot, {lines[-1].value_text} at the last"
+        sentence = f"The plane of the last snapshot's first two components holds {ends}."
         return (*lines[:-1], replace(lines[-1], finding=sentence))
 
     def plot(self) -> "Figure":

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,12 @@ from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 
 RESULT, _LOCK = "result.safetensors", ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system: NFS without its lock manager, Lustre
+_NO_LOCKS = (
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+)  # NFS without its lock manager, Lustre
 _PACKAGES = ("bayesgeom", "torch", "numpy")  # they decide numbers: the driver and its workers need the same versions
 
 
@@ -225,27 +230,27 @@ def _value(job: Mapping[str, Any]) -> Any:
 def _alone(place: Path) -> Iterator[None]:
     """Wait until no other worker does this job: after an interrupted command, its jobs may still run.
 
-    The operating system releases the lock of a killed worker. On a file system without locks both workers do the
-    job, and write the same bytes.
+    The operating system releases the lock of a killed worker. Without such locks (Windows, some network file systems)
+    both workers do the job, and write the same bytes.
 
     Raises:
         OutputFault: The job's directory cannot be written.
     """
-    from filelock import FileLock
-
-    lock = FileLock(place / _LOCK)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except NotImplementedError:
-        pass
+        file = (place / _LOCK).open("a")
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise OutputFault(f"cannot write {place / _LOCK}: {error.strerror or error}.") from error
-    try:
+        raise OutputFault(f"cannot write {place / _LOCK}: {error.strerror or error}.") from error
+    with file:
+        with suppress(ImportError):
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise OutputFault(f"cannot lock {place / _LOCK}: {error.strerror or error}.") from error
         yield
-    finally:
-        lock.release()
 
 
 def _fault(future: Future) -> str:

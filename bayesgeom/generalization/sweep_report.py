@@ -85,7 +85,7 @@ class SweepReport(Report):
         converged = int((self.model_tokens.value[known] == self.exact_tokens.value[known]).sum())
         everywhere = (
             f"At {beats.count('yes')} of {len(known)} values of {self.vary} the model's KL is below that of the "
-            f"strongest shortcut, and at {converged} the model converges after as many tokens as the exact posterior."
+            f"strongest shortcut. At {converged} both entropies reach their own floors after as many tokens."
         )
         most = int(known[self.kl_bits.value[known].argmax()])
         trained = self.values.index(self.trained_value) if self.trained_value in self.values else most

@@ -111,7 +111,7 @@ class JointInterventionReport(Report):
                 values=own.value,
                 lo=own.ends[0],
                 hi=own.ends[1],
-                # A ceiling far beyond would press all else into one point; the caption and the table name it.
+                # A ceiling far beyond would press all else into one point; the table names it.
                 thresholds=np.where(own.ceiling <= reach, own.ceiling, np.nan),
                 baselines=levels,
                 threshold_name="ceiling: whole activation",

@@ -105,19 +105,28 @@ class OnwardsReport(Report):
 
     def _finding(self, verdict: str, group: Sequence[int]) -> str:
         """Return what one verdict states of its first layers, and why nothing is decided where that is so."""
-        where = f"{self.quantity} from {listed(group)} on"
-        return (
-            f"Use of {where} is not decided: {self._open(group)}." if verdict == UNDECIDED else f"{where}: {verdict}."
-        )
+        if verdict != UNDECIDED:
+            return f"The {self.quantity} from {listed(group)} on: {verdict}."
+        reasons: dict[str, list[int]] = {}
+        for at in group:
+            reasons.setdefault(self._open(at), []).append(at)
+        texts = [f"from {listed(layers)} on, {reason}" for reason, layers in reasons.items()]
+        return f"Whether the model uses the {self.quantity} is not decided: {'; '.join(texts)}."
 
-    def _open(self, group: Sequence[int]) -> str:
-        """Return why "not used" is not shown in these layers, by `RULE`."""
-        low, high = self.kl_increase_bits.ends
-        reach = np.maximum(np.abs(low), np.abs(high))
-        margin = np.minimum(OWN_KL_SHARE * float(self.unedited_kl_bits), CEILING_SHARE * self.kl_increase_bits.ceiling)
-        if (reach[group] > margin[group]).any():
+    def _open(self, layer: int) -> str:
+        """Return why "not used" is not shown from a layer on, by `RULE`."""
+        increase = self.kl_increase_bits[layer]
+        low, high = (float(end) for end in increase.ends)
+        margin = min(OWN_KL_SHARE * float(self.unedited_kl_bits), CEILING_SHARE * float(increase.ceiling))
+        if np.isnan(low):
+            return "the increase has no interval"
+        if low > margin:
             return "the answers get worse, and removal alone never shows use"
-        if (self.r2_excess[group] > SLACK).any():
+        if high < -margin:
+            return "the answers get better"
+        if max(-low, high) > margin:
+            return "the interval of the increase exceeds the margin"
+        if not self.r2_excess[layer] <= SLACK:
             return "the quantity can still be decoded after the erasure"
         return "the quantity could not be decoded before"
 

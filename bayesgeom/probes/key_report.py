@@ -108,7 +108,7 @@ class KeyOverlapReport(Report):
             −1 for heads whose interval lies below the range of the level, 1 above, 0 where they intersect. NaN where
             the level is unknown, or where an overlap of activations has no interval. −1 also requires that the
             cross-fitted overlap lies below, because noise in mean keys lowers the overlap. A raw overlap without an
-            interval (keys that are orthogonal within their noise) is −1 if it lies below with twice its bias added.
+            interval, smaller than that of random directions, is −1 if it lies below with twice its bias added.
         """
         own = self.centered_overlap if is_centered else self.overlap
         is_exact = np.array([self.is_exact(view) for view in range(len(self.views))])[:, None, None]
@@ -120,7 +120,7 @@ class KeyOverlapReport(Report):
         if is_centered or self.n <= MIN_DIFFERENT:
             return found
         at_most = np.maximum(own.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
-        return np.where(np.isnan(low) & (at_most < least), -1.0, found)
+        return np.where(np.isnan(low) & (own.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least), -1.0, found)
 
     def in_words(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
         """Return the verdicts of one view and layer in words: heads below, at or above each known level."""

@@ -1,6 +1,7 @@
 """Jobs: small, idempotent, in order, and refused by name; a job that fails costs itself alone."""
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, final
 
-import filelock
 import numpy as np
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_file_system_without_locks_runs_jobs_too(tmp_path: Path, monkeypatch: 
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", refused)
+    monkeypatch.setattr(fcntl, "flock", refused)
     assert [len(values) for values in Batch(executor=AtOnce(), folder=tmp_path).results([job(3)])] == [3]
 
 

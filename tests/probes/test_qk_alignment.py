@@ -322,7 +322,7 @@ def test_a_head_that_follows_the_evidence_is_above_its_baseline() -> None:
     at = report.relations.index("stored_value")
     assert report.verdict(at) == "above" and report.mass_over_other.ends[0][at, 0, 0] > 0.4
     assert report.auc_over_other.value[at, 0, 0] > 0.3 and report.contrast_over_other.value[at, 0, 0] > 0.2
-    assert report.headlines()[0].label.startswith("stored value: above, attention above baseline, layer 0")
+    assert report.headlines()[0].label.startswith("stored value: attention above baseline, layer 0")
 
 
 def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baseline_is_not() -> None:

@@ -95,7 +95,7 @@ def _copy_of(site: Site, dtype: torch.dtype) -> Reduction:
 
 def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
     found = values.to(dtype)
-    if found.dtype == values.dtype:  # nothing was rounded; the checks below cost a tenth of a forward pass
+    if found.dtype == values.dtype:  # nothing was rounded; the checks below cost a fifth of a forward pass
         return found
     if bool(found.isinf().any()) and bool((found.isinf() & values.isfinite()).any()):
         name = str(dtype).removeprefix("torch.")
