@@ -37,6 +37,7 @@ REPORTED: Mapping[str, float] = {
     "bijection-mlp-seed1": 1.107,
     "bijection-mlp-seed2": 1.107,
     "repeats-transformer-seed1": 0.001875,
+    "repeats-mamba-seed1": 0.001303,
     "repeats-lstm-seed1": 0.009545,
     "repeats-mlp-seed1": 1.848,
     "recall-transformer-seed1": 0.003117,
