@@ -161,7 +161,7 @@ def alternating(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for index in range(rounds + 1):
         for name, work in sides.items():
-            spent = seconds(work)
+            spent = seconds(work, time.perf_counter)
             if index:
                 taken[name].append(spent)
     return taken

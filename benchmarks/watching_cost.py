@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import transformers
+from diagnose_cost import seconds
+from huggingface_cost import alternating, llama
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -38,18 +39,15 @@ SITES = (s.K, s.V, s.PATTERN, s.RESID_POST)
 WATCHED, LOOPED = 1.2, 2.0
 
 
-def llama(d_model: int) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+def eager_llama(d_model: int) -> Any:
+    hf = llama(
         vocab_size=4_096,
         hidden_size=d_model,
         intermediate_size=3 * d_model,
         num_hidden_layers=N_LAYERS,
         num_attention_heads=N_HEADS,
         num_key_value_heads=N_HEADS,
-        max_position_embeddings=512,
     )
-    hf = transformers.LlamaForCausalLM(config).eval()
     hf.set_attn_implementation("eager")
     return hf
 
@@ -106,7 +104,7 @@ def by_lens(d_model: int) -> tuple[Callable[[Tensor], object], Callable[[Tensor]
     """Return the plain pass of a bridge, and one that keeps a cache."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-    hf = llama(d_model)
+    hf = eager_llama(d_model)
     bridge = build_bridge_from_module(hf, type(hf).__name__, hf_config=hf.config, model_name="llama", tokenizer=None)
     ends = ("attn.hook_k", "attn.hook_v", "attn.hook_pattern", "hook_resid_post", "hook_out")
 
@@ -121,19 +119,8 @@ def by_lens(d_model: int) -> tuple[Callable[[Tensor], object], Callable[[Tensor]
     return bare, record
 
 
-def alternating(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of each side, round by round; they were run once before."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, work in sides.items():
-            start = time.perf_counter()
-            work()
-            taken[name].append(time.perf_counter() - start)
-    return taken
-
-
 def recording(rounds: int, d_model: int, n: int) -> None:
-    hf = llama(d_model)
+    hf = eager_llama(d_model)
     model = HFModel(hf, name="llama")
     trials = Bijection(n_values=40, n_pairs=32).sample(n, seed=0)  # 63 tokens
     layers = {site: model.layers_of(site) for site in SITES}
@@ -154,17 +141,16 @@ def recording(rounds: int, d_model: int, n: int) -> None:
     }
     floor |= dict.fromkeys(("transformer-lens, plain pass", "transformer-lens, run_with_cache"))
     floor["transformer-lens, run_with_cache"] = "transformer-lens, plain pass"
-    alternating(sides, 1)  # the first round does not count
     taken = alternating(sides, rounds)
     sites = ", ".join(site.name for site in SITES)
     print(f"(a) {sites} of {N_LAYERS} layers, d_model {d_model}, {N_HEADS} heads, {n}×63 tokens, {rounds} rounds")
     ratios = {}
-    for name, seconds in taken.items():
-        base = taken[floor[name]] if floor[name] else seconds
-        rows = [own / other for own, other in zip(seconds, base, strict=True)]
-        ratios[name] = statistics.median(seconds) / statistics.median(base)
-        spread = f"   round by round {min(rows):.3f} … {max(rows):.3f}" if base is not seconds else ""
-        print(f"    {name:34} {statistics.median(seconds):.3f} s   ratio {ratios[name]:.3f}{spread}")
+    for name, spent in taken.items():
+        base = taken[floor[name]] if floor[name] else spent
+        rows = [own / other for own, other in zip(spent, base, strict=True)]
+        ratios[name] = statistics.median(spent) / statistics.median(base)
+        spread = f"   round by round {min(rows):.3f} … {max(rows):.3f}" if base is not spent else ""
+        print(f"    {name:34} {statistics.median(spent):.3f} s   ratio {ratios[name]:.3f}{spread}")
     print(f"    at most {WATCHED} plain passes: {_kept(ratios['bayesgeom'] <= WATCHED)}")
     print(f"    at most the hooks by hand: {_kept(ratios['bayesgeom'] <= ratios['hooks by hand'])}")
 
@@ -201,7 +187,7 @@ def loop(hf: Any, trials: Trials, d_head: int) -> list[Tensor]:
 
 
 def batteries(rounds: int, d_model: int, n: int) -> None:
-    hf = llama(d_model)
+    hf = eager_llama(d_model)
     model, task = HFModel(hf, name="llama"), Bijection(n_values=40, n_pairs=32)
     trials = task.sample(n, seed=0)
     sides = {
@@ -210,8 +196,8 @@ def batteries(rounds: int, d_model: int, n: int) -> None:
     }
     bayesgeom.ablate(model, task, battery("heads", model)[:2], mode="zero", n=n)
     plain(hf, trials.tokens)
-    taken = alternating(sides, rounds)
-    ours, theirs = (statistics.median(taken[name]) for name in sides)
+    taken = [[seconds(work, time.perf_counter) for work in sides.values()] for _ in range(rounds)]
+    ours, theirs = map(statistics.median, zip(*taken, strict=True))
     print(f"(b) {N_LAYERS * N_HEADS} heads set to zero, d_model {d_model}, {n}×63 tokens, {rounds} rounds")
     print(f"    bayesgeom.ablate {ours:.1f} s, loop of hooks {theirs:.1f} s: the loop takes {theirs / ours:.2f} times")
     print(f"    at least {LOOPED:g} times: {_kept(theirs / ours >= LOOPED)}")

@@ -128,7 +128,7 @@ def _detail(claim: Claim) -> str:
         lines += _missing(claim)
     if claim.measured is not None:
         shown = (
-            f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_with_interval(claim, n, v)}"
+            f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_with_baseline(claim, n, v)}"
             f"{f', {_none(v)}' if v.why_not else ''}"
             for n, v in claim.measured.numbers.items()
         )
@@ -187,7 +187,7 @@ def _baseline(claim: Claim) -> str:
     return f"{short(value.baseline)} ({number.baseline_label or 'see the report'})"
 
 
-def _with_interval(claim: Claim, name: str, value: Value) -> str:
+def _with_baseline(claim: Claim, name: str, value: Value) -> str:
     label = claim.numbers[name].baseline_label or "strongest baseline"
     return "" if math.isnan(value.baseline) else f" ({label}: {short(value.baseline)})"
 

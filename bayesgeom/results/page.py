@@ -15,6 +15,7 @@ from bayesgeom.results.findings import caption, findings, tone, verdict_word
 from bayesgeom.results.library import asset, library, packed
 from bayesgeom.results.section import Section
 from bayesgeom.results.split import Drawing, as_json, plain, split
+from bayesgeom.results.tables import counted
 from bayesgeom.results.theme import CONFIG, DARK, FONT, rgb
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     if not (name and task and sections):
         return ""
     counts = {(section.n, section.counts) for section in sections}
-    of = "".join(f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts) if len(counts) == 1 else ""
+    of = "".join(counted(n, what) for n, what in counts) if len(counts) == 1 else ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
