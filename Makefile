@@ -34,12 +34,14 @@ test-all: ## what is too slow for `make test`: lint, the other tiers, the numeri
 	$(MAKE) test-tiers
 	$(MAKE) test-avx2
 
+# Annotations are checked at run time, shapes included, in what is no default test; see tests/shape_checks.py.
 test-tiers: $(INSTALLED) ## families, examples, exhaustive and slow tests
-	$(PYTEST) -m "(families or examples or exhaustive or slow) and not hub and not real" $(PYTEST_ARGS)
+	CHECK_ANNOTATIONS=1 $(PYTEST) -m "(families or examples or exhaustive or slow) and not hub and not real" $(PYTEST_ARGS)
 
 # torch, oneDNN and MKL choose their loops by these variables; elsewhere than on x86 they change nothing.
-test-avx2: $(INSTALLED) ## the numerical folders as on a processor without AVX-512
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERICAL) $(PYTEST_ARGS)
+test-avx2: $(INSTALLED) ## the numerical folders as on a processor without AVX-512, with run-time checks of annotations
+	CHECK_ANNOTATIONS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+		$(PYTEST) $(NUMERICAL) tests/structure/test_session.py $(PYTEST_ARGS)
 
 # `LOWEST_ARGS=torch==2.13.0+cpu` keeps the build for the CPU, where pip or UV_FIND_LINKS knows one; without a local suffix
 # uv takes the build for CUDA, with gigabytes of libraries.

@@ -1,4 +1,8 @@
-"""Before anything is imported: one thread per test process, and shape checks on everything the package defines."""
+"""Before anything is imported: one thread per test process, and run-time checks of annotations where requested.
+
+`CHECK_ANNOTATIONS=1` checks every call into the package, shapes included. `make test-tiers` and `make test-avx2` set it.
+The default tests run the package as users do: the checks took a quarter of their time.
+"""
 
 import os
 
@@ -23,13 +27,14 @@ def hands_out_tests() -> bool:
     return "PYTEST_XDIST_WORKER" not in os.environ and number.split(" ")[0] not in ("", "0")
 
 
-# While a hooked module loads, jaxtyping's hook hides the compiled files of what that module is the first to import: a
-# third of the time to collect the tests went into compiling the sources of these libraries.
 if not hands_out_tests():
     gc.disable()  # until the tests are collected: a quarter of that time went into garbage, and there is none
-    for library in ("scipy.stats", "sklearn.linear_model", "transformer_lens"):
-        importlib.import_module(library)
-    shape_checks.install("bayesgeom")
+    if shape_checks.ARE_ON:
+        # While a hooked module loads, jaxtyping's hook hides the compiled files of what that module is the first to
+        # import: a third of the time to collect the tests went into compiling the sources of these libraries.
+        for library in ("scipy.stats", "sklearn.linear_model", "transformer_lens"):
+            importlib.import_module(library)
+        shape_checks.install("bayesgeom")
 
 
 def pytest_collection_finish() -> None:

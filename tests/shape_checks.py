@@ -1,4 +1,4 @@
-"""The run-time checks of every annotation in the package: beartype, reading annotations as mypy does.
+"""The run-time checks of every annotation in the package, with `CHECK_ANNOTATIONS=1`: beartype, as mypy reads them.
 
 An int is accepted where a float is requested. `Self` is not checked: jaxtyping hands over one function at a time, and
 beartype cannot tell whose method it is.
@@ -17,6 +17,7 @@ functions where they are first made: in all calls, the checks took two fifths of
 import dataclasses
 import functools
 import inspect
+import os
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -25,6 +26,7 @@ from typing import Any, ForwardRef, Literal, Self, TypeVar, get_args, get_origin
 import jaxtyping
 from beartype import BeartypeConf, FrozenDict, beartype
 
+ARE_ON = os.environ.get("CHECK_ANNOTATIONS") == "1"
 T = TypeVar("T")
 checked = beartype(
     conf=BeartypeConf(

@@ -1,4 +1,4 @@
-"""What conftest promises holds: shape checks are on, and every test process computes on one thread."""
+"""What conftest promises holds: shape checks are on where requested, and a test process computes on one thread."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -11,15 +11,19 @@ from torch import Tensor
 from bayesgeom.core import plugins
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed
-from tests.shape_checks import EACH, FIRST, _by_need, checked, needs_shapes
+from tests.shape_checks import ARE_ON, EACH, FIRST, _by_need, checked, needs_shapes
+
+where_checked = pytest.mark.skipif(not ARE_ON, reason="`make test-avx2` sets CHECK_ANNOTATIONS=1")
 
 
+@where_checked
 def test_shapes_are_checked() -> None:
     with pytest.raises(TypeCheckError, match="Expected type"):
         for _ in range(EACH):  # one of these calls is checked, however often others called it
             entropy_bits(torch.ones(3, dtype=torch.int64))
 
 
+@where_checked
 def test_what_has_no_shapes_is_checked_too() -> None:
     with pytest.raises(TypeCheckError, match="derived_seed"):
         derived_seed("zero", 0)
