@@ -40,7 +40,14 @@ def test_a_further_row_has_equal_parameters_and_equal_data(task: str) -> None:
     assert all(own == data[0] for own in data)
 
 
-@pytest.mark.parametrize("name", STEPPED)
+def is_large(name: str) -> bool:
+    """Whether a step of a recipe takes seconds."""
+    return name.startswith(("recall-64", "hmm-sampled"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(own, marks=pytest.mark.exhaustive if is_large(own) else ()) for own in STEPPED]
+)
 def test_every_stage_of_a_queued_recipe_takes_a_step(name: str) -> None:
     module = recipe(name).model_config().build(seed=0)
     before = weights_hash(module.state_dict())
