@@ -41,6 +41,7 @@ REPORTED: Mapping[str, float] = {
     "repeats-lstm-seed1": 0.009545,
     "repeats-mlp-seed1": 1.848,
     "recall-transformer-seed1": 0.003117,
+    "recall-mamba-seed1": 0.002745,
     "recall-lstm-seed1": 0.6846,
     "recall-mlp-seed1": 3.23,
 }

@@ -26,7 +26,7 @@ def test_cells_with_a_verdict_are_those_that_the_page_names() -> None:
         if verdict in ("realized", "limited", "not realized")
     )
     said = " ".join(section("comparison.md", "Conclusions, and their limits").split())
-    count = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven")[
+    count = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")[
         len(decided)
     ]
     assert f"**{count} cells have a verdict.**" in said, decided
