@@ -145,14 +145,13 @@ def parsed(arguments: Sequence[str] | None) -> Command:
     commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     written = io.StringIO()
     try:
-        with contextlib.redirect_stderr(written):
+        with contextlib.redirect_stderr(written), registry():  # tyro 1.0.0 ignores an argument `registry`
             command: Command = tyro.extras.subcommand_cli_from_dict(
                 {**commands},
                 prog="bayesgeom",
                 description="Measure whether a sequence model does Bayesian inference, and where. bayesgeom --version "
                 "prints the version.",
                 args=given,
-                registry=registry(),
             )
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # --help has been printed

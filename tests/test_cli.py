@@ -484,7 +484,30 @@ def test_help_names_the_type_of_an_option_that_may_be_left_out(
 ) -> None:
     with pytest.raises(SystemExit):
         parsed([command, "--help"])
-    assert "{None}" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "{None}" not in text
+    assert not re.search(r"\(default: (None|''|)\)", text), "a default that says nothing"
+    assert "Default:" not in text and "Required" not in text, "stated in brackets, as the other defaults"
+
+
+@pytest.mark.parametrize(
+    ("command", "stated"),
+    [
+        ("gradients", "Sequences to draw. (default: 64, or 32 per snapshot with --over-training)"),
+        ("gradients", "otherwise they take their defaults. (default: the checkpoint's own task)"),
+        ("compare", "No model is scored. (optional)"),
+        ("capture", "A capture that was stopped continues there. (required)"),
+        ("train", "is added to the recipe's name. (repeatable)"),
+        ("replicate", "Number of seeds; the first is the recipe's own. (default: 5)"),
+    ],
+)
+def test_help_states_what_happens_without_an_option(
+    command: str, stated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed([command, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert stated in text
 
 
 def test_an_option_that_may_be_left_out_is_read_as_its_type() -> None:

@@ -5,12 +5,19 @@ HTML comment or a code comment: `language: quoted`. The glossary and the committ
 """
 
 import ast
+import contextlib
+import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from bayesgeom.cli import parsed
+from bayesgeom.commands.base import Command
+from bayesgeom.core.plugins import discover
 
 ROOT = Path(__file__).parents[1]
 EXEMPT = "language: quoted"
@@ -63,6 +70,8 @@ INSTEAD = {
     r"analys(?:e|ed|ing)\b|artefact|grey\b": "American spelling",
 }
 PATTERNS = {re.compile(rf"\b(?:{words})", re.IGNORECASE): instead for words, instead in INSTEAD.items()}
+ANY = re.compile(rf"\b(?:{'|'.join(INSTEAD)})", re.IGNORECASE)
+COMMANDS = sorted(discover("bayesgeom.commands", Command))  # type: ignore[type-abstract]  # as discovery does
 QUOTED = re.compile(r"`[^`]*`|\"[^\"\n]*_[^\"\n]*\"|https?://\S+|\{[^{}]*\}")  # code, identifiers, addresses
 
 
@@ -72,6 +81,8 @@ def offences(text: str, where: str, first: int = 1) -> Iterator[str]:
         if EXEMPT in line:
             continue
         plain = QUOTED.sub(" ", line)
+        if not ANY.search(plain):
+            continue
         for pattern, instead in PATTERNS.items():
             for found in pattern.finditer(plain):
                 yield f"{where}:{number}: {found.group()!r}: write {instead}"
@@ -88,13 +99,30 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Docstrings and other texts of a module: literals with a space in them, f-strings included."""
+    """Docstrings and all other literals of a module, f-strings included.
+
+    One word is a label: the header of a column, the name of a curve, a key of a table. Labels are often made from names
+    such as `entropy_error`, so the parts of a name are read as words.
+    """
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
-        if is_text and EXEMPT not in lines[node.lineno - 1]:
-            yield node.lineno, node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and EXEMPT not in lines[node.lineno - 1]:
+            yield node.lineno, node.value if " " in node.value.strip() else node.value.replace("_", " ")
+
+
+def help_of(command: str) -> str:
+    """What `bayesgeom COMMAND --help` prints; of the command line itself if the command is empty.
+
+    The lists of choices below it are left out, because they load torch. They are literals of the package.
+    """
+    with (
+        mock.patch("bayesgeom.cli._tell_choices"),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        contextlib.suppress(SystemExit),
+    ):
+        parsed([*([command] if command else []), "--help"])
+    return printed.getvalue()
 
 
 def cells(path: Path) -> Iterator[tuple[int, str]]:
@@ -140,6 +168,13 @@ def test_texts_in_the_package_use_standard_words(folder: str) -> None:
     where = ROOT / "bayesgeom" / folder
     found = faults(sorted(where.rglob("*.py")) if where.is_dir() else [where])
     assert not found, f"{len(found)}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_uses_standard_words(command: str) -> None:
+    text = help_of(command)
+    assert text.startswith(f"usage: bayesgeom {command}".rstrip())
+    assert not list(offences(text, f"{command} --help"))
 
 
 def test_templates_of_the_report_page_use_standard_words() -> None:
@@ -222,6 +257,15 @@ def test_ordinary_english_is_not(text: str) -> None:
 def test_code_blocks_are_skipped_and_strings_are_read(tmp_path: Path) -> None:
     page, module = tmp_path / "page.md", tmp_path / "module.py"
     page.write_text("the text\n```text\nnobody\n```\nwhoever\n")
-    module.write_text('"""The behaviour."""\nname = f"{3} of ours"\nquoted = "a null"  # language: quoted\n')
+    module.write_text(
+        '"""The behaviour."""\nname = f"{3} of ours"\nquoted = "a null"  # language: quoted\n'
+        'table = {"damage": 1, "n": 2}\nchart(title="head damage", name="Null")\nrows = ["spent_values", "pos"]\n'
+    )
     assert [number for number, line in texts(page) for _ in offences(line, "page")] == [5]
-    assert sorted(number for number, text in texts(module) for _ in offences(text, "module")) == [1, 2]
+    assert sorted(number for number, text in texts(module) for _ in offences(text, "module")) == [1, 2, 5, 5, 6]
+
+
+def test_words_of_help_are_found() -> None:
+    shown = help_of("diagnose")
+    assert "Default" not in shown and "--n-untrained" in shown
+    assert list(offences(shown.replace("untrained networks", "fresh copies"), "help"))

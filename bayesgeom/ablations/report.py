@@ -191,7 +191,7 @@ class AblationReport(Report):
         return (
             replace(largest, finding=f"The largest KL increase is that of {self.ablations[top]}."),
             *self._key_overlap(),
-            headline_of(self, "top_to_second_ratio"),
+            headline_of(self, "top_to_second_ratio"),  # language: quoted
             Headline.computed(
                 "share_above_half_of_top", "share of heads above half of the largest", self.share_above_half_of_top
             ),

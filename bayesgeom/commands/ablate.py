@@ -32,7 +32,8 @@ class Ablate(Command):
     seed: int = 0
     """Seed of sequences, means and intervals."""
     out: Path | None = None
-    """Directory for the report. An interrupted run continues from the results in it."""
+    """Directory for the report. An interrupted run continues from the results in it. Default: the report is not
+    saved."""
     machines: On = HERE
 
     def __call__(self) -> int:

@@ -31,7 +31,8 @@ TaskOption = Annotated[
         metavar="NAME:KEY=VALUE,…",
         help="Another task, by NAME or NAME:key=value,key=value: hmm:length=10, prompts:domain=code, evidence, "
         "bijection-in-context:n_values=5. If NAME is the checkpoint's own task, other parameters keep the checkpoint's "
-        "values; otherwise they take their defaults. Default: the checkpoint's own task.",
+        "values; otherwise they take their defaults.",
+        help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]
 RecipeName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
@@ -67,26 +68,27 @@ class Source:
     dtype: str | None = None
     """For Hugging Face models: float32, bfloat16, … Default: the dtype in which the model was saved."""
     device_map: str | None = None
-    """For Hugging Face models: auto distributes whole layers over the available devices."""
+    """For Hugging Face models: auto distributes whole layers over the available devices.
+    Default: the whole model on --device."""
     revision: str | None = None
-    """For Hugging Face models: branch, tag or commit."""
+    """For Hugging Face models: branch, tag or commit. Default: the hub's main branch."""
     memory_gib: float | None = None
     """Memory for recorded activations, in GiB. Default: a share of the free memory."""
     batch_size: int | None = None
     """Most sequences in a forward pass. Default: according to the memory of a pass."""
     attn_implementation: str | None = None
-    """For Hugging Face models: eager, sdpa, …"""
+    """For Hugging Face models: eager, sdpa, … Default: as transformers chooses."""
     max_memory: dict[str, str] | None = None
-    """For Hugging Face models with --device-map: memory by device, as in --max-memory 0 20GiB cpu 64GiB."""
+    """For Hugging Face models with --device-map: memory by device, as in --max-memory 0 20GiB cpu 64GiB.
+    Default: all free memory."""
     quantization_config: str | None = None
-    """For Hugging Face models: the quantization to load with, as JSON: '{"quant_method": "torchao", …}'."""
+    """For Hugging Face models: the quantization to load with, as JSON: '{"quant_method": "torchao", …}'.
+    Default: as the model was saved."""
     local_files_only: bool = False
-    """For Hugging Face models: do not ask the hub."""
+    """For Hugging Face models: use only files on this machine, never the hub."""
     tokenizer: str | None = None
-    """Directory, GGUF file or hub name; required for a server, whose key is $BAYESGEOM_SERVER_KEY.
-
-    The hub's token is $BAYESGEOM_TOKEN.
-    """
+    """Directory, GGUF file or hub name of a tokenizer. A server requires one. $BAYESGEOM_SERVER_KEY is the server's
+    key, $BAYESGEOM_TOKEN the hub's token. Default: the model's own tokenizer."""
     top: int | None = None
     """For a server: number of most probable tokens to request. Default: 20."""
 
@@ -155,7 +157,8 @@ class Machines:
     on: str | None = None
     """Run jobs on local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default: no jobs."""
     on_options: Path | None = None
-    """TOML file with the engine's own options, in a table of its name: [slurm], [ray] or [dask]."""
+    """TOML file with the engine's own options, in a table of its name: [slurm], [ray] or [dask].
+    Default: none."""
     jobs: Path = JOBS
     """With --on: directory of the jobs' results, which every worker sees. What is there is not computed again."""
 

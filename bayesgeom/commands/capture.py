@@ -18,7 +18,7 @@ class Capture(Command):
     source: Of
     task: TaskOption = None
     out: Path | None = None
-    """Directory to write. A capture that was stopped continues there."""
+    """Directory to write. A capture that was stopped continues there. Required."""
     sites: tuple[str, ...] | None = None
     """Sites to record: resid_post k v … Default: all that a probe reads."""
     layers: tuple[int, ...] | None = None

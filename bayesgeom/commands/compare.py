@@ -40,7 +40,7 @@ class Compare(Command):
     rows_of: Path | None = None
     """A saved comparison on the same sequences: add its rows for trainings that are no longer there."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
     machines: On = HERE
 
     def __call__(self) -> int:

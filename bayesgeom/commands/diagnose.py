@@ -25,7 +25,8 @@ class Diagnose(Command):
     source: Of
     task: TaskOption = None
     domain: str | None = None
-    """Domain of the task prompts: mixed, mathematics, code, philosophy, or two joined by +: mathematics+code."""
+    """Domain of the task prompts: mixed, mathematics, code, philosophy, or two joined by +: mathematics+code.
+    Default: the prompts of every domain."""
     chat: bool = False
     """Write the task in the tokenizer's chat template: prompts as a user's messages, other tasks as the assistant's
     answer."""
@@ -39,7 +40,7 @@ class Diagnose(Command):
     """Run only these probes, as NAME or NAME:option (value_manifold:standardized). Default: all that the model and task
     support."""
     out: Path | None = None
-    """Directory for report.html, report.json, arrays.safetensors and metrics.parquet."""
+    """Directory for report.html, report.json, arrays.safetensors and metrics.parquet. Default: nothing is saved."""
     ablations: bool = False
     """Also run the default ablation battery."""
     machines: On = HERE

@@ -29,7 +29,7 @@ class Diff(Command):
     seed: int | None = None
     """Seed of the sequences and intervals, for checkpoints. Default: 0."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
 
     def __call__(self) -> int:
         from bayesgeom.comparison.difference import diff

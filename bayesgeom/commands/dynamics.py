@@ -20,7 +20,8 @@ class Dynamics(Command):
     name: ClassVar[str] = "dynamics"
 
     runs: Runs = ()
-    """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training."""
+    """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
+    Required without --from-report."""
     n: int = 256
     """Number of sequences on which each snapshot is measured."""
     seed: int = 0
@@ -32,7 +33,8 @@ class Dynamics(Command):
     from_report: Path | None = None
     """A saved report instead of runs: recompute the order from its stored curves. Nothing is measured."""
     out: Path | None = None
-    """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it."""
+    """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it.
+    Default: the report is not saved."""
     machines: On = HERE
 
     def __call__(self) -> int:

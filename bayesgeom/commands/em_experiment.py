@@ -21,7 +21,7 @@ class EMExperiment(Command):
     length: int = 2_000
     """Symbols per sequence."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
 
     def __call__(self) -> int:
         from bayesgeom.experiments.em.run import em_experiment

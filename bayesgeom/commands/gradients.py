@@ -27,7 +27,7 @@ class Gradients(Command):
     seed: int = 0
     """Seed of sequences and intervals."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
 
     def __call__(self) -> int:
         check_target(self.out)

@@ -65,7 +65,7 @@ class Intervene(Command):
     seed: int = 0
     """Seed of sequences, fits and intervals."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
 
     def __call__(self) -> int:
         from bayesgeom.interventions.design import Design

@@ -34,7 +34,8 @@ class Length(Command):
     name: ClassVar[str] = "length"
 
     checkpoints: Names = ()
-    """Checkpoints, by name or directory. Several share one chart and the same sequences."""
+    """Checkpoints, by name or directory. Several share one chart and the same sequences.
+    Required without --variants."""
     to: str | None = None
     """Lengths to report, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, up to what
     models and task allow."""
@@ -42,7 +43,8 @@ class Length(Command):
     """hmm, recall or recall-mixed: compare networks that differ only in their positional encoding. Missing ones are
     trained."""
     kinds: tuple[str, ...] | None = None
-    """With --variants, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention."""
+    """With --variants, only these: learned, sinusoidal, rotary, alibi, prior, gaussian, none, no-top-attention.
+    Default: all of them."""
     task: TaskOption = None
     n: int = 512
     """Sequences to draw, at least 2."""
@@ -60,7 +62,7 @@ class Length(Command):
     runs: Path = RUNS
     """Directory where missing variants are trained and saved."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
     machines: On = HERE
 
     def __call__(self) -> int:

@@ -22,7 +22,7 @@ class Relabel(Command):
     seed: int = 0
     """Seed of sequences, names and intervals."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
 
     def __call__(self) -> int:
         from bayesgeom.generalization.relabeling import relabeling_invariance

@@ -29,7 +29,7 @@ class Replicate(Command):
     seed: int = 0
     """Seed of these sequences and of the intervals."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
     machines: On = HERE
 
     def __call__(self) -> int:

@@ -26,14 +26,14 @@ class Reproduce(Command):
     name: ClassVar[str] = "reproduce"
 
     ids: Ids = ()
-    """Ids of claims, such as B1 or G3."""
+    """Ids of claims, such as B1 or G3. Required without --all."""
     all: bool = False
     """Print the table of all claims with their verdicts. With --run: reproduce all of them."""
     run: bool = False
     """With --all: run every claim's commands. Takes hours."""
     out: Path | None = None
     """Directory for the reports, a folder per claim: one folder per run, and the comparison in `reproduction`. Default:
-    they are not saved."""
+    the reports are not saved."""
     runs: Path = RUNS
     """Folder of trainings, searched for checkpoints that are not shipped."""
     machines: On = HERE

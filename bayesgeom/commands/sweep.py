@@ -26,7 +26,8 @@ class Sweep(Command):
     vary: Varied
     """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. One parameter at a time."""
     checkpoint: str | None = None
-    """A checkpoint to compare with the exact posterior: a name, a directory, or owner/name on Hugging Face's hub."""
+    """A checkpoint to compare with the exact posterior: a name, a directory, or owner/name on Hugging Face's hub.
+    Default: only the exact posterior is measured."""
     n: int = 512
     """Sequences to draw at each value."""
     seed: int = 0
@@ -34,7 +35,7 @@ class Sweep(Command):
     threshold: float = 0.05
     """Mean entropy counts as settled when it is within this many bits of its floor."""
     out: Path | None = None
-    """Directory for the report."""
+    """Directory for the report. Default: the report is not saved."""
     machines: On = HERE
 
     def __call__(self) -> int:

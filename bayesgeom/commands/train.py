@@ -25,7 +25,7 @@ class Train(Command):
     name: ClassVar[str] = "train"
 
     recipe: RecipeName = ""
-    """Name of the recipe. An unknown name lists the available recipes."""
+    """Name of the recipe. An unknown name lists the available recipes. Required without --status."""
     status: bool = False
     """Train nothing: list the finished, running and waiting runs of the training queue, with estimated times."""
     out: Path | None = None
@@ -40,8 +40,8 @@ class Train(Command):
     seed: int = 0
     """Index of the recipe's seed, as in `replicate`: 0 is the recipe itself."""
     keep: int | None = None
-    """Number of log-spaced snapshots to keep in addition to step 0. Default: the recipe's. 0 keeps only the last step.
-    The weights do not depend on it."""
+    """Number of log-spaced snapshots to keep in addition to step 0. 0 keeps only the last step. The weights do not
+    depend on it. Default: the recipe's."""
     device: str = "cpu"
     """Where to train: cpu, cuda, …"""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 R = TypeVar("R", bound=Report)
-SERVED = "served"  # key of the provenance: what the replies of a server left open
+SERVED = "served"  # key of the provenance: what the replies of a server left open; language: quoted
 STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
 
 _WITH_REPORTS = (

@@ -102,7 +102,7 @@ def variants(task: str) -> dict[str, Recipe]:
     """
     if task not in TASKS:
         raise unknown_name("task with variants", task, TASKS)
-    made = (_arm(task, kind) for kind in KINDS if task == "hmm" or kind != "no-top-attention")
+    made = (_variant(task, kind) for kind in KINDS if task == "hmm" or kind != "no-top-attention")
     return {recipe.name: recipe for recipe in made}
 
 
@@ -124,7 +124,7 @@ def all_variants() -> dict[str, Recipe]:
     return {name: recipe for task in TASKS for name, recipe in variants(task).items()}
 
 
-def _arm(task: str, kind: str) -> Recipe:
+def _variant(task: str, kind: str) -> Recipe:
     """A task's stages with this kind of positions; the last one has the name of the variant."""
     sizes = {"architecture": "transformer", **_SHAPES[task], **KINDS[kind]}
     return staged(TASKS[task], f"variant-{kind}", sizes)

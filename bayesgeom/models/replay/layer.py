@@ -164,7 +164,7 @@ class ReplayLayer:
         for own in out.tensor_split(n_parts):
             n = len(own)
             x = scratch.take("normed", (n, n_pos, resid.shape[2]), resid)
-            query_rows = x if is_whole else scratch.take("asked", (n, n_query, resid.shape[2]), resid)
+            query_rows = x if is_whole else scratch.take("query_rows", (n, n_query, resid.shape[2]), resid)
             # Contiguous per head, which is fastest for the products of attention.
             if is_whole:
                 every = scratch.take("qkv", (3 * n_heads, n, n_pos, width), resid)

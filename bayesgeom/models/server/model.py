@@ -42,7 +42,7 @@ class ServedModel(Model):
         self.tokenizer: Tokenizer | None = tokenizer
         self.spec = ModelSpec(
             name=client.model,
-            architecture="served",
+            architecture="served",  # language: quoted
             n_layers=0,
             n_heads=0,
             n_kv_heads=0,
