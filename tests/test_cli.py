@@ -178,10 +178,10 @@ def plant(folder: Path, what: str) -> None:
 MISTAKES = {
     "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. Available: tiny."),
     "no such directory": ("./tinny", (), "there is no directory './tinny' ("),
-    "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor(s): ln_final.w."),
-    "extra tensor": ("extra", (), "model.safetensors has unknown 1 tensor(s): bonus."),
+    "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor: ln_final.w."),
+    "extra tensor": ("extra", (), "model.safetensors has 1 unknown tensor: bonus."),
     "wrong shape": ("shape", (), "ln_final.w has shape (5,), the config "),
-    "NaN weights": ("nan", (), "ln_final.w has 21 NaN or infinite weight(s)"),
+    "NaN weights": ("nan", (), "ln_final.w has 21 NaN or infinite weights"),
     "truncated": ("truncated", (), "model.safetensors is truncated or not a safetensors file"),
     "newer schema": ("newer", (), "newer has schema 99; this bayesgeom reads up to 2."),
     "NaN logits": ("loud", (), "loud returned NaN or infinite logits in 7 of 7 sequences"),

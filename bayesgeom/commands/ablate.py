@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, final
 
 from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude
+from bayesgeom.results.tables import counted
 
 
 @final
@@ -62,7 +63,7 @@ class Ablate(Command):
                 model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, exact=report
             )
         diagnosis = Diagnosis.of(report)
-        title = f"{diagnosis.title}, {self.mode} ablation, {report.n} sequences\n\n{report.table()}\n"
+        title = f"{diagnosis.title}, {self.mode} ablation, {counted(report.n, 'sequence')}\n\n{report.table()}\n"
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria()))
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, Of, TaskOption, tell
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.results.tables import counted
 
 
 @final
@@ -49,5 +50,6 @@ class Capture(Command):
         )
         stored = read_manifest(self.out)
         sites = ", ".join([*stored.layers, *stored.static]) or "predictions only"
-        tell(f"{self.out}: {stored.n} sequences in {len(stored.slices())} shards ({stored.dtype}): {sites}")
+        shards = counted(len(stored.slices()), "shard")
+        tell(f"{self.out}: {counted(stored.n, 'sequence')} in {shards} ({stored.dtype}): {sites}")
         return 0

@@ -61,7 +61,7 @@ class Dynamics(Command):
                     executor=executor,
                 )
         report, settled = diagnosis[DynamicsReport], diagnosis[SettlingReport]
-        title = f"{diagnosis.title}, {counted(len(report.runs), 'training')}, {report.n} sequences"
+        title = f"{diagnosis.title}, {counted(len(report.runs), 'training')}, {counted(report.n, 'sequence')}"
         tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"
         headlines = [*settled.headlines(), *report.headlines()]
         missing = [f"not measured: {what}: {reason}" for what, reason in diagnosis.skipped.items()]

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, final
 
 from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.results.tables import counted
 
 
 @final
@@ -40,7 +41,7 @@ class Gradients(Command):
         n = 64 if self.n is None else self.n
         report = gradient_laws(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
         diagnosis = Diagnosis.of(report)
-        title = f"{diagnosis.title}, {report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
+        title = f"{diagnosis.title}, {counted(report.n, 'sequence')}, {report.targets} targets\n\n{report.table()}\n"
         return conclude(diagnosis, self.out, title, *map(str, report.headlines()))
 
     def _over_training(self) -> int:
@@ -64,5 +65,5 @@ class Gradients(Command):
             seed=self.seed,
             device=self.source.device,
         )
-        title = f"{report.n} sequences, {report.targets} targets\n\n{report.table()}\n"
+        title = f"{counted(report.n, 'sequence')}, {report.targets} targets\n\n{report.table()}\n"
         return conclude(Diagnosis.of(report), self.out, title, *map(str, report.headlines()))

@@ -11,6 +11,7 @@ from bayesgeom.checks.text import is_whole, shown
 from bayesgeom.commands.base import HERE, Command, On, TaskOption, check_target, conclude, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.results.tables import counted
 
 if TYPE_CHECKING:
     from bayesgeom.generalization.length import Unmade
@@ -93,7 +94,7 @@ class Length(Command):
                 executor=executor,
             )
         trained = report.provenance["trained_task"]
-        lines = [f"{trained}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
+        lines = [f"{trained}, {counted(report.n, 'sequence')}\n\n{report.table()}\n", *map(str, report.headlines())]
         if plan.missing:
             lines.append(f"missing: {', '.join(recipe.name for recipe in plan.missing)}")
         return conclude(Diagnosis.of(report), self.out, *lines)

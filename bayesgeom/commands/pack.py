@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, final
 import tyro
 
 from bayesgeom.commands.base import Command, tell
+from bayesgeom.results.tables import counted
 
 RunName = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Target = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
@@ -38,7 +39,7 @@ class Pack(Command):
             for own in packed
         ]
         size = sum(file.stat().st_size for file in self.out.iterdir())
-        tell(*steps, f"\n{len(packed)} snapshots, {size / 1e6:.1f} MB: {self.out}")
+        tell(*steps, f"\n{counted(len(packed), 'snapshot')}, {size / 1e6:.1f} MB: {self.out}")
         return 0
 
     def _check_target(self) -> None:

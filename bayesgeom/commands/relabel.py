@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 from bayesgeom.core.numbers import number_text
+from bayesgeom.results.tables import counted
 
 
 @final
@@ -35,7 +36,7 @@ class Relabel(Command):
             number_text(own, is_exact=True) for own in (report.kl_before_bits, report.kl_after_bits, report.bound_bits)
         )
         measured = (
-            f"{diagnosis.title}, {report.n} sequences: {report.verdict}\n"
+            f"{diagnosis.title}, {counted(report.n, 'sequence')}: {report.verdict}\n"
             f"({report.verdict_reason})\n\n"
             f"KL before {before}, after {after} bits; bound {bound} bits; correlation over sequences "
             f"{number_text(report.sequence_correlation)}"

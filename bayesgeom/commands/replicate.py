@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 from bayesgeom.commands.base import HERE, Command, On, RecipeName, check_target, conclude, note
 from bayesgeom.core.files import RUNS
+from bayesgeom.results.tables import counted
 
 
 @final
@@ -53,7 +54,10 @@ class Replicate(Command):
                 train_missing=not self.only_existing,
                 executor=executor,
             )
-        lines = [f"{report.recipe}, {report.n} sequences\n\n{report.table()}\n", *map(str, report.headlines())]
+        lines = [
+            f"{report.recipe}, {counted(report.n, 'sequence')}\n\n{report.table()}\n",
+            *map(str, report.headlines()),
+        ]
         if report.missing:
             lines.append(f"missing: {', '.join(report.missing)}")
         absent = dict.fromkeys(report.missing, f"no checkpoint in {self.runs}")

@@ -10,6 +10,7 @@ import tyro
 from bayesgeom.commands.base import HERE, Command, On, tell
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.results.tables import counted
 
 if TYPE_CHECKING:
     from bayesgeom.claims.claim import Claim
@@ -108,4 +109,4 @@ class Reproduce(Command):
                 tell(f"{claim.id}: not recorded: {error}")
                 continue
             new = f", new: {', '.join(claim.unrecorded)}" if claim.unrecorded else ""
-            tell(f"{claim.id}: {len(measured.numbers)} numbers{new}, {verdict(claim, measured.numbers)}")
+            tell(f"{claim.id}: {counted(len(measured.numbers), 'number')}{new}, {verdict(claim, measured.numbers)}")

@@ -8,6 +8,7 @@ import tyro
 
 from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.results.tables import counted
 
 Varied = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE,VALUE,…")]
 TaskText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
@@ -56,7 +57,7 @@ class Sweep(Command):
                 executor=executor,
             )
         diagnosis = Diagnosis.of(report)
-        title = f"{diagnosis.title}, {report.n} sequences at each value\n\n{report.table()}"
+        title = f"{diagnosis.title}, {counted(report.n, 'sequence')} at each value\n\n{report.table()}"
         return conclude(diagnosis, self.out, title)
 
     def _varied(self) -> tuple[str, list[Any]]:

@@ -105,7 +105,10 @@ class AttentionMapsReport(Report):
     def headlines(self) -> Sequence[Headline]:
         return tuple(
             headline_of(
-                self, "focus", at=(-1, row), label=f"largest weight of a row, layer {layer}, step {self.chosens[-1]}"
+                self,
+                "focus",
+                at=(-1, row),
+                label=f"largest weight of a row, layer {layer}, step {int(self.chosens[-1]):,}",
             )
             for row, layer in enumerate(self.shown_layers)
         )
@@ -113,7 +116,8 @@ class AttentionMapsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.maps import maps_figure
 
-        return maps_figure(f"{self.title} — {self.run}", self.maps, self.chosens, self.shown_layers)
+        steps = [f"{int(step):,}" for step in self.chosens]
+        return maps_figure(f"{self.title} — {self.run}", self.maps, steps, self.shown_layers)
 
 
 def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:

@@ -154,7 +154,9 @@ class GradientMovementReport(Report):
         return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
 
     def _censored(self, found: ThresholdStep) -> str:
-        return f": not settled before the last snapshot, at step {self.steps[-1]}" if np.isnan(found.step) else ""
+        return (
+            f": not settled before the last snapshot, at step {int(self.steps[-1]):,}" if np.isnan(found.step) else ""
+        )
 
     def table(self) -> str:
         """Return one line per snapshot."""

@@ -34,6 +34,7 @@ from bayesgeom.models.description import (
     read_description,
     versions,
 )
+from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 
@@ -197,4 +198,4 @@ def _check_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
     for name, tensor in weights.items():
         if not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
-            raise CheckpointFault(f"{file}: {name} has {bad} NaN or infinite weight(s); it is unusable.")
+            raise CheckpointFault(f"{file}: {name} has {counted(bad, 'NaN or infinite weight')}; it is unusable.")

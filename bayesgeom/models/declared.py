@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.results.tables import counted
 
 Shapes = Mapping[str, tuple[int, ...]]
 _NO_SHAPE = {"n_ctx"}  # often not the size of any tensor; where it is, the comparison of shapes covers it
@@ -87,9 +88,10 @@ def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
         raise CheckpointFault(
             f"{config} cannot be built ({reason}), so it is not the config of {file}. Restore both files."
         ) from error
-    for what, names in (("lacks", expected.keys() - found.keys()), ("has unknown", found.keys() - expected.keys())):
+    missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
+    for names, verb, noun in ((missing, "lacks", "tensor"), (unknown, "has", "unknown tensor")):
         if names:
-            raise CheckpointFault(f"{file} {what} {len(names)} tensor(s): {', '.join(sorted(names)[:6])}.")
+            raise CheckpointFault(f"{file} {verb} {counted(len(names), noun)}: {', '.join(sorted(names)[:6])}.")
     for name, shape in found.items():
         if shape != expected[name]:
             raise CheckpointFault(f"{file}: {name} has shape {shape}, the config requires {expected[name]}.")

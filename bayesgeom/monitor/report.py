@@ -66,7 +66,8 @@ class MonitorReport(Report):
     def headlines(self) -> Sequence[Headline]:
         last, quantities = (len(self.steps) - 1,), quantities_of(type(self))
         return [
-            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {self.steps[-1]}") for m in self._measured
+            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}")
+            for m in self._measured
         ]
 
     def plot(self) -> "Figure":

@@ -105,13 +105,13 @@ class Interval:
             case code if code == FINE:
                 return ""
             case code if code == CONSTANT:
-                return f"all {n} sequences are at 0 or at 1: how rare an exception is, is unknown"
+                return f"all {n:,} sequences are at 0 or at 1: how rare an exception is, is unknown"
             case code if code == FEW and n <= MIN_DIFFERENT:
                 return f"{n} sequence{'s' * (n != 1)}, and more than {MIN_DIFFERENT} are needed"
             case code if code == FEW:
-                return f"{different} of {n} sequences differ from the rest, and at least {MIN_DIFFERENT} must"
+                return f"{different:,} of {n:,} sequences differ from the rest, and at least {MIN_DIFFERENT} must"
             case code if code == HEAVY:
-                return f"a few of {n} sequences carry the mean (heavy tail), so that more sequences are needed"
+                return f"a few of {n:,} sequences carry the mean (heavy tail), so that more sequences are needed"
             case code:
                 return WHY_BIASED if code == BIASED else "a value is missing"
 
@@ -135,7 +135,7 @@ def withheld(intervals: Mapping[str, Interval]) -> dict[str, str]:
         places = np.argwhere(interval.code != FINE)
         if len(places):
             why, n = interval.why_not(tuple(map(int, places[0]))), interval.code.size
-            found[name] = why if interval.code.ndim == 0 else f"{len(places)} of {n} entries; the first: {why}"
+            found[name] = why if interval.code.ndim == 0 else f"{len(places):,} of {n:,} entries; the first: {why}"
     return found
 
 

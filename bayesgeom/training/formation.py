@@ -213,7 +213,7 @@ def _kl(module: nn.Module, checkpoint: Checkpoint, seed: int) -> float:
 
 def _card(description: Mapping[str, Any], packed: Sequence[Packed]) -> str:
     rows = "\n".join(f"| {p.step:,} | {p.dtype} | {p.kl_bits:.4g} | {p.kl_bits_stored:.4g} |" for p in packed)
-    return f"""# {description["recipe"]["name"]}, {len(packed)} snapshots of its training
+    return f"""# {description["recipe"]["name"]}, {counted(len(packed), "snapshot")} of its training
 
 `bayesgeom dynamics` shows how its geometry formed. Weights alone are stored, in half precision where the KL on
 {HELD_OUT} held-out sequences keeps its first {DIGITS} digits; they are read as float32.

@@ -264,7 +264,7 @@ def training_step(
     optimizers.step(step)
     value = float(loss.detach())
     if not np.isfinite(value):
-        raise NonFinite(f"the loss of {recipe.name} is {value} at step {step}; lower lr or matrix_lr in the recipe.")
+        raise NonFinite(f"the loss of {recipe.name} is {value} at step {step:,}; lower lr or matrix_lr in the recipe.")
     return value
 
 

@@ -20,6 +20,7 @@ from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgume
 from bayesgeom.core.files import apart, atomic_file, read_safetensors
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.checkpoint import weights_hash, write_tensors
+from bayesgeom.results.tables import counted
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe, deciding
 
@@ -149,8 +150,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     read = [_line(text) for text in texts]
     if dropped := [number for number, line in enumerate(read, start=1) if line is None]:
         warnings.warn(
-            f"{path}: skipped {len(dropped)} corrupt or incomplete line(s) (line {dropped[0]}, …). The log has a gap "
-            f"there; the weights are not affected.",
+            f"{path}: skipped {counted(len(dropped), 'corrupt or incomplete line')} (line {dropped[0]}, …). The log "
+            f"has a gap there; the weights are not affected.",
             stacklevel=2,
         )
     return [line for line in read if line is not None]

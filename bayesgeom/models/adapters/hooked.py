@@ -112,9 +112,9 @@ class HookedModel(Model):
         if (foreign := self.foreign_hooks()) and (EVERY_MODULE in foreign or not self._is_unedited()):
             effect = "may change" if EVERY_MODULE in foreign else "change"
             raise InvalidArgument(
-                f"{', '.join(foreign[:4])} of {self.spec.name} hold(s) forward hooks that bayesgeom did not set and "
-                f"that {effect} the logits. Ablations and interventions compute layers themselves and would ignore "
-                f"them: remove the hooks."
+                f"{', '.join(foreign[:4])} of {self.spec.name}: forward hooks that bayesgeom did not set {effect} the "
+                f"logits. Ablations and interventions compute layers themselves and would ignore them: remove "
+                f"the hooks."
             )
         return Replay(self._transformer)
 

@@ -27,6 +27,7 @@ from bayesgeom.models.huggingface.unplaced import check_placed
 from bayesgeom.models.huggingface.wrapped import base_of, with_adapter
 from bayesgeom.models.options import PLACEMENT
 from bayesgeom.models.options import SOURCE as SOURCES
+from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -181,13 +182,13 @@ def _model(
     if wrong := sorted(found["mismatched_keys"]):
         listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:4])
         raise CheckpointFault(
-            f"the weights of {source} do not have the shapes that its {CONFIG} requires in {len(wrong)} tensor(s): "
-            f"{listed}. Restore the {CONFIG} that was saved with the weights."
+            f"the weights of {source} do not have the shapes that its {CONFIG} requires in "
+            f"{counted(len(wrong), 'tensor')}: {listed}. Restore the {CONFIG} that was saved with the weights."
         )
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
-            f"the weights of {source} lack {len(missing)} tensor(s) of {type(hf).__name__}: {', '.join(missing[:4])}. "
-            f"They would be random numbers; this is not a complete causal language model."
+            f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
+            f"{', '.join(missing[:4])}. They would be random numbers; this is not a complete causal language model."
         )
     check_placed(hf, found["unexpected_keys"], source)
     return hf

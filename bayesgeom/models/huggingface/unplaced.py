@@ -12,6 +12,7 @@ from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.models.description import CONFIG
+from bayesgeom.results.tables import counted
 
 _INDEX = re.compile(r"\.\d+(?=\.|$)")
 # Masks and tables of positions, which earlier versions of transformers saved and later ones compute.
@@ -36,13 +37,13 @@ def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> No
     own = [name for name in dropped if any(_is_of(full, modules, repeated) for full in _spellings(name, hf))]
     if own:
         raise CheckpointFault(
-            f"the weights of {source} hold {len(own)} tensor(s) that {type(hf).__name__} has no place for with this "
-            f"{CONFIG}: {', '.join(own[:_SHOWN])}. Without them it would be another model. Restore the {CONFIG} that "
-            f"was saved with them."
+            f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
+            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Without them it would be another model. Restore the "
+            f"{CONFIG} that was saved with them."
         )
     if dropped:
         warnings.warn(
-            f"the weights of {source} hold {len(dropped)} tensor(s) outside of {type(hf).__name__}, which are not "
+            f"the weights of {source} hold {counted(len(dropped), 'tensor')} outside of {type(hf).__name__}, not "
             f"used: {', '.join(dropped[:_SHOWN])}.",
             stacklevel=2,
         )

@@ -15,6 +15,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import is_file
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.huggingface.adapter_config import check_adapter, is_readable_name
+from bayesgeom.results.tables import counted
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -113,8 +114,9 @@ def with_adapter(hf: Any, path: Path) -> Any:
     for tensors, fault in ((absent, "lacks"), (foreign, "holds, for no layer of this model,")):
         if tensors:
             raise CheckpointFault(
-                f"the adapter in {path} does not fit {type(hf).__name__}: {ADAPTER_WEIGHTS} {fault} {len(tensors)} "
-                f"tensor(s): {', '.join(tensors[:4])}. Load it with the base model that it was trained on."
+                f"the adapter in {path} does not fit {type(hf).__name__}: {ADAPTER_WEIGHTS} {fault} "
+                f"{counted(len(tensors), 'tensor')}: {', '.join(tensors[:4])}. Load it with the base model "
+                f"that it was trained on."
             )
     return adapter
 
