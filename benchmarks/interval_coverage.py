@@ -49,10 +49,13 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
+from bayesgeom.core.sites import K
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
 from bayesgeom.models.resolve import as_model, task_of
-from bayesgeom.probes.key_overlap import MAX_NOISE
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap
+from bayesgeom.probes.key_report import RANDOM_DIRECTIONS
 from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES, OVERLAP
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
 from bayesgeom.results.estimate import Estimate
@@ -72,7 +75,7 @@ from bayesgeom.stats.bootstrap import (
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreement
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.cosine import overlaps, squared_lengths
+from bayesgeom.stats.cosine import overlaps, random_overlaps, squared_lengths
 from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
 from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.stats.memory import WindowScores, effective_memory
@@ -412,12 +415,15 @@ def key_overlap_row(
     apart: float = 1.0,
     offset: float = 0.7,
     n_orthogonal: int = 0,
+    is_centered: bool = False,
     why: str = "mean keys are noise in part",
 ) -> Row:
-    """Mean |cosine| of 20 mean keys, as each sequence shows every token once with noise.
+    """Mean |cosine| of 20 mean keys, as each sequence shows every token once with noise; or with the mean key removed.
 
     With small own parts the keys are nearly parallel, without an offset they are random directions.
     """
+
+    at = int(is_centered)
 
     def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
         weights, found, n_groups = torch.from_numpy(jackknife_weights(n)), [], min(n, MAX_GROUPS)
@@ -425,16 +431,43 @@ def key_overlap_row(
             means = planted_keys(rng, d=d, apart=apart, offset=offset, n_orthogonal=n_orthogonal)
             keys = means + noise * (rng.normal(size=(n, 20, d)) + rng.normal(size=(n, 1, d)))
             drawn = torch.tensordot(weights, torch.from_numpy(keys), dims=1)
-            spread = squared_lengths(drawn - drawn[:1])[0, 1:].sum() * (n_groups - 1) / n_groups
+            spread = squared_lengths(drawn - drawn[:1])[at, 1:].sum() * (n_groups - 1) / n_groups
             rows = overlap_rows(partial(iter, [drawn]))
-            own = mean_overlap_interval(rows.rows[:, 0], rows.kink[0], seed=1)
-            is_shown = bool(own.code == FINE) and float(spread / squared_lengths(drawn[0])[0]) <= MAX_NOISE
-            truth = float(overlaps(torch.from_numpy(means)[None])[0, 0])
+            own = mean_overlap_interval(rows.rows[:, at], rows.kink[at], seed=1)
+            is_shown = bool(own.code == FINE) and float(spread / squared_lengths(drawn[0])[at]) <= MAX_NOISE
+            truth = float(overlaps(torch.from_numpy(means)[None])[0, at])
             found.append((float(own.lo) - truth, float(own.hi) - truth, is_shown))
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), 0.0
 
-    return Row(f"key overlap, mean |cos| of mean keys{label}", "key overlap, dynamics", measure, why=why)
+    kind = "centered key overlap" if is_centered else "key overlap"
+    return Row(f"{kind}, mean |cos| of mean keys{label}", "key overlap, dynamics", measure, why=why)
+
+
+def below_row(label: str, noise: float, *, d: int, offset: float = 0.0) -> Row:
+    """Verdict "below random directions" of an overlap without an interval, where the true overlap is not below.
+
+    Each such verdict is wrong, so it is counted as an interval that misses the truth.
+    """
+    least, _ = percentile_interval(random_overlaps(20, d, draws=400, seed=0))
+
+    def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        trials = planted_trials(np.ones((n, 1, 1)), np.tile(np.arange(20), (n, 1)), token_sets={"inputs": range(20)})
+        is_wrong = np.zeros(m, dtype=bool)
+        for i in range(m):
+            truth, means = -1.0, np.empty(0)
+            while truth < least[0]:
+                means = planted_keys(rng, d=d, apart=1.0, offset=offset, n_orthogonal=0)
+                truth = float(overlaps(torch.from_numpy(means)[None])[0, 0])
+            keys = means + noise * (rng.normal(size=(n, 20, d)) + rng.normal(size=(n, 1, d)))
+            run = planted_run(trials, {K: torch.from_numpy(keys).float()[None, :, :, None, :]})
+            report = KeyOverlap().measure(run)
+            has_interval = ~np.isnan(report.overlap.ends[0])
+            is_wrong[i] = ((report.verdict(RANDOM_DIRECTIONS) == -1) & ~has_interval).any()
+        return (np.full(m, -np.inf), np.full(m, -1.0), is_wrong), 0.0
+
+    why = "no such verdict is given"
+    return Row(f"verdict below without an interval, {label}", "key overlap", measure, sizes=(64, 256), why=why)
 
 
 def reduction(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -583,6 +616,16 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     yield key_overlap_row(", just above random directions, twice the noise", 2.0, offset=0.2)
     for share, n_orthogonal in (("half", 10), ("three quarters", 15), ("all", 20)):
         yield key_overlap_row(f", {share} orthogonal", 1.0, offset=0.0, n_orthogonal=n_orthogonal, why=REASONS[BIASED])
+    centered_row = partial(key_overlap_row, is_centered=True)
+    yield centered_row("", 1.0)
+    yield centered_row(", twice the noise", 2.0)
+    yield centered_row(", six times the noise", 6.0)
+    yield centered_row(", nearly parallel", 1.0, apart=0.1)
+    yield centered_row(", random directions, d = 16", 1.0, d=16, offset=0.0)
+    yield centered_row(", half orthogonal", 1.0, offset=0.0, n_orthogonal=10)
+    for noise in (1.0, 2.0, 6.0):
+        yield below_row(f"random directions, d = 32, noise {noise:g}", noise, d=32)
+    yield below_row("just above random directions, d = 32, noise 2", 2.0, d=32, offset=0.2)
     memory_users, no_gain = "calibration, length, comparison", "an observer's gain has none"
     yield Row("effective memory", memory_users, memory, True, why=no_gain)
     yield Row("effective memory, observers alike", memory_users, partial(memory, factor=1.02), True, why=no_gain)

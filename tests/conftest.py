@@ -1,6 +1,6 @@
 """Before anything is imported: one thread per test process, and run-time checks of annotations where requested.
 
-`CHECK_ANNOTATIONS=1` checks every call into the package, shapes included. `make test-tiers` and `make test-avx2` set it.
+`CHECK_ANNOTATIONS=1` checks calls into the package, shapes included. `make test-tiers` and `make test-avx2` set it.
 The default tests run the package as users do: the checks took a quarter of their time.
 """
 

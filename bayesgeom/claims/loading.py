@@ -2,6 +2,7 @@
 
 import functools
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from string import Formatter
@@ -152,6 +153,12 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     for name in _named(claim):
         if name not in claim.numbers:
             raise InvalidArgument(f"{where} refers to number {name!r}. Its runs define: {_listed(claim.numbers)}.")
+    labels = Counter(condition.fails_with for condition in claim.conditions if condition.fails_with)
+    if alone := [label for label, count in labels.items() if count == 1]:
+        raise InvalidArgument(
+            f"{where}: only one condition has fails_with {alone[0]!r}; conditions fail together where two or more name "
+            f"the same label. Labels: {_listed(labels)}. Spell it as the others do, or leave it out."
+        )
     if claim.measured is not None:
         _check_recorded(claim, where)
     return claim

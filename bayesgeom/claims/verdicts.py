@@ -51,8 +51,8 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
     """Return the verdict on a claim.
 
     The claim is supported if every condition is met, and contradicted if one fails; of conditions that fail only
-    together (`fails_with`), all have to fail. Otherwise, or with fewer trainings
-    than the criterion requires, it is not decided. A claim on hold has the verdict that its hold states.
+    together (`fails_with`), all have to fail. Otherwise, or with fewer trainings than the criterion requires, it is
+    not decided. A claim on hold has the verdict that its hold states.
 
     Args:
         claim: The claim.
@@ -77,9 +77,9 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
     outcomes = [
         outcome(condition, judged, is_point=claim.numbers[condition.number].is_point) for condition in claim.conditions
     ]
-    groups = {own.fails_with or str(i): list[Outcome]() for i, own in enumerate(claim.conditions)}
+    groups: dict[str | int, list[Outcome]] = {}
     for i, (own, found) in enumerate(zip(claim.conditions, outcomes, strict=True)):
-        groups[own.fails_with or str(i)].append(found)
+        groups.setdefault(own.fails_with or i, []).append(found)
     is_failed = any(set(group) == {"failed"} for group in groups.values())
     if claim.seeds < claim.seeds_required or (set(outcomes) != {"met"} and not is_failed):
         return Verdict.NOT_DECIDED

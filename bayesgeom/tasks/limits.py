@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.results.tables import counted
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
@@ -64,9 +63,9 @@ def check_affordable(
         return
     given = ", ".join(f"{name}={getattr(task, name)}" for name in on)
     raise InvalidArgument(
-        f"task {task.name!r} with {given} needs about {_gigabytes(n_bytes)} of memory and {_time(seconds)} to draw "
-        f"{counted(n, 'sequence')}, one block; the limits are {_gigabytes(MOST_BYTES)} and {_time(MOST_SECONDS)}. "
-        f"Choose a smaller task."
+        f"task {task.name!r} with {given} needs about {_gigabytes(n_bytes)} of memory and {_time(seconds)} to draw one "
+        f"block of sequences ({n}); the limits are {_gigabytes(MOST_BYTES)} and {_time(MOST_SECONDS)}. Choose a "
+        f"smaller task."
     )
 
 

@@ -91,6 +91,18 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
             r"a condition of claim 'Z1': fails_times must be less than times \(1\), got 2",
         ),
         (
+            (
+                "[[claim.run]]",
+                """conditions = [
+                    { number = "kl", is = "above", than = 1, fails_with = "rise" },
+                    { number = "kl", is = "above", than = 2, fails_with = "rise" },
+                    { number = "kl", is = "above", than = 3, fails_with = "raise" },
+                ]
+                [[claim.run]]""",
+            ),
+            r"claim 'Z1': only one condition has fails_with 'raise'.*Labels: raise, rise",
+        ),
+        (
             ("[[claim.run]]", 'conditions = [{ number = "lk", is = "below", than = 1 }]\n[[claim.run]]'),
             r"claim 'Z1' refers to number 'lk'. Its runs define: kl",
         ),

@@ -119,6 +119,13 @@ def test_conditions_that_fail_together_contradict_only_if_all_fail() -> None:
     assert found(at6=high, at6_seed1=across) == Verdict.NOT_DECIDED
 
 
+def test_a_label_that_is_a_number_makes_no_group_with_the_condition_of_that_index() -> None:
+    alone = Condition(number="kl", side="below", than=1.0)
+    together = [Condition(number="kl", side="below", than=than, fails_with="2") for than in (1.0, 9.0)]
+    assert verdict(claim_with(conditions=(*together, alone)), BAD) == Verdict.CONTRADICTED
+    assert verdict(claim_with(conditions=tuple(together)), BAD) == Verdict.NOT_DECIDED
+
+
 @pytest.mark.parametrize("name", ["C4", "C7"])
 def test_claims_on_several_trainings_can_be_contradicted_by_their_numbers(name: str) -> None:
     claim = load()[name]

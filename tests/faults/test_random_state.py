@@ -94,7 +94,7 @@ def test_autocast_is_refused_and_foreign_hooks_are_recorded() -> None:
     diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
     assert diagnosis.provenance["foreign_hooks"] == ["blocks.1.mlp"]
     assert "may have edited activations: blocks.1.mlp" in diagnosis.summary()
-    with pytest.raises(InvalidArgument, match=r"blocks\.1\.mlp of mess3-small hold.*change the logits.*remove"):
+    with pytest.raises(InvalidArgument, match=r"blocks\.1\.mlp of mess3-small: .*change the logits.*remove"):
         bayesgeom.ablate(model, n=3)
     handle.remove()
     assert "foreign_hooks" not in bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0).provenance
@@ -124,7 +124,7 @@ def test_hooks_of_every_module_are_recorded_and_end_ablations() -> None:
     handle = register_module_forward_hook(lambda _m, _i, output: 2 * output if torch.is_tensor(output) else None)
     try:
         diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
-        with pytest.raises(InvalidArgument, match=r"\(every module of the process\) of mess3-small .*may change"):
+        with pytest.raises(InvalidArgument, match=r"\(every module of the process\) of mess3-small: .*may change"):
             bayesgeom.ablate(model, n=3)
     finally:
         handle.remove()

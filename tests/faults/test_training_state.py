@@ -103,7 +103,7 @@ def test_a_changed_number_in_the_log_is_dropped(run: Path) -> None:
     held = json.loads(lines[1])
     lines[1] = json.dumps(held | {"kl_bits": 0.0})
     (run / "log.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.warns(UserWarning, match=r"skipped 1 corrupt or incomplete line\(s\) \(line 2"):
+    with pytest.warns(UserWarning, match=r"skipped 1 corrupt or incomplete line \(line 2"):
         assert [line["step"] for line in read_log(run / "log.jsonl")] == [4, 11]
 
 
