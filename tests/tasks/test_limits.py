@@ -14,9 +14,7 @@ from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
 from bayesgeom.tasks.limits import BLOCK, check_affordable
 
-ESTIMATE = (
-    r"needs about (more than a million|[\d.e+]+) GB of memory and .*(seconds|minutes|hours|days|years) to draw \d+"
-)
+ESTIMATE = r"needs about (more than a million|[\d.e+]+) GB of memory and .*(seconds|minutes|hours|days|years) to draw one block of sequences \(\d+\)"
 TOO_LARGE: dict[str, Callable[[], WindTunnel]] = {
     "hmm, long": lambda: tasks.HMM(length=10**9),
     "hmm, fine": lambda: tasks.HMM(grid=1e-9),
@@ -133,5 +131,7 @@ def test_a_larger_sample_does_not_move_what_is_drawn() -> None:
 def test_time_alone_is_refused_too() -> None:
     task = tasks.Bijection(n_values=5, n_pairs=3)
     check_affordable(task, 1.0, on=("n_values",))
-    with pytest.raises(InvalidArgument, match=r"needs about .* GB of memory and 11.7 minutes to draw 128 sequence"):
+    with pytest.raises(
+        InvalidArgument, match=r"needs about .* GB of memory and 11.7 minutes to draw one block of sequences \(128\)"
+    ):
         check_affordable(task, 1.0, constant_seconds=700, on=("n_values",))
