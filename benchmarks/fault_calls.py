@@ -374,10 +374,10 @@ def ran(line: list[str], folder: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(folder):
         status = main(line)
-    said = [own for own in err.getvalue().splitlines() if own.strip() and "\r" not in own]
+    lines = [own for own in err.getvalue().splitlines() if own.strip() and "\r" not in own]
     if "Traceback" in err.getvalue() or status not in (0, 2):
-        raise Accepted(f"status {status}: {said[-1:]}")
+        raise Accepted(f"status {status}: {lines[-1:]}")
     if status == 2:
-        if not said or not said[-1].startswith("bayesgeom: "):
-            raise Accepted(f"status 2, and {said[-1:]}")
-        raise bayesgeom.BayesGeomError(said[-1])
+        if not lines or not lines[-1].startswith("bayesgeom: "):
+            raise Accepted(f"status 2, and {lines[-1:]}")
+        raise bayesgeom.BayesGeomError(lines[-1])

@@ -134,9 +134,9 @@ def _streamed(
 ) -> None:
     """The command ends with 0 or 2, without a traceback, and its report is there whatever its streams are."""
     shutil.rmtree(folder / "öut", ignore_errors=True)
-    status, said = in_child(folder, change, [*given, *([] if out is None else ["--out", str(out)])], encoding)
-    if status not in (0, 2) or "Traceback" in said:
-        raise Accepted(f"status {status}: {said[-200:]}")
+    status, text = in_child(folder, change, [*given, *([] if out is None else ["--out", str(out)])], encoding)
+    if status not in (0, 2) or "Traceback" in text:
+        raise Accepted(f"status {status}: {text[-200:]}")
     if out is not None and not held(Diagnosis.load(out)):
         raise Accepted("there is no report")
 

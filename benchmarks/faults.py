@@ -37,7 +37,7 @@ import torch
 
 from bayesgeom.core.errors import BayesGeomError
 
-_SAID_SECONDS = 30.0  # between two lines of progress
+_REPORT_SECONDS = 30.0  # between two lines of progress
 SECONDS = 60.0  # for one case; sound ones take less than a second
 _MEMORY = 24 * 2**30  # of addresses: a case that asks for more ends in an error instead of ending the machine
 
@@ -135,11 +135,11 @@ def campaign(names: Sequence[str], folder: Path, *, share: float = 1.0, shown: A
         if share < 1:
             draw = random.Random(f"sample of {name}")
             cases = draw.sample(cases, max(1, round(share * len(cases))))
-        begun = said = time.monotonic()
+        begun = reported = time.monotonic()
         for place, case in enumerate(cases):
-            if time.monotonic() - said > _SAID_SECONDS:
-                said = time.monotonic()
-                print(f"{name}: {place} of {len(cases)} cases in {said - begun:.0f} s", file=sys.stderr, flush=True)
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                print(f"{name}: {place} of {len(cases)} cases in {reported - begun:.0f} s", file=sys.stderr, flush=True)
             found.append(judged(name, case))
             if shown is not None and found[-1].kind == "wrong":
                 print(f"{name} | {case.label} | {found[-1].detail}", file=shown, flush=True)

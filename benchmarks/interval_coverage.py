@@ -655,13 +655,13 @@ def verdict(covered: int, n_shown: int, m: int, why: str) -> str:
         return f"no interval: {why}"
     if n_shown < 0.05 * m:
         most = binomtest(n_shown - covered, m).proportion_ci(0.95, method="wilson").high
-        said = f"in all but {n_shown / m:.1%}, of which {covered} of {n_shown} hold the truth: {why}"
-        return f"withheld {said}" if most <= RISK else f"FAILS: wrong in up to {most:.1%} of all; withheld {said}"
+        text = f"in all but {n_shown / m:.1%}, of which {covered} of {n_shown} hold the truth: {why}"
+        return f"withheld {text}" if most <= RISK else f"FAILS: wrong in up to {most:.1%} of all; withheld {text}"
     reach = binomtest(covered, n_shown).proportion_ci(0.95, method="wilson")
     if reach.low <= HIGH and reach.high >= LOW:
         return "passes"
-    said = "covers too often" if reach.low > HIGH else "covers too seldom"
-    return f"FAILS: {said}" + (f"; withheld elsewhere: {why}" if n_shown < m else "")
+    text = "covers too often" if reach.low > HIGH else "covers too seldom"
+    return f"FAILS: {text}" + (f"; withheld elsewhere: {why}" if n_shown < m else "")
 
 
 def measured(row: Row, n: int, m: int) -> str:
@@ -678,8 +678,8 @@ def measured(row: Row, n: int, m: int) -> str:
         why = REASONS[int(np.bincount(code[~is_shown]).argmax())]
     cover = f"{covered / n_shown:.3f}" if n_shown else "–"
     wrong = f"{(n_shown - covered) / m:.3f}"
-    said = verdict(covered, n_shown, m, why)
-    return f"| {row.name:58s} | {n} | {n_shown / m:.0%} | {cover} | {wrong} | {said} |"
+    text = verdict(covered, n_shown, m, why)
+    return f"| {row.name:58s} | {n} | {n_shown / m:.0%} | {cover} | {wrong} | {text} |"
 
 
 def main() -> None:

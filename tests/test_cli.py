@@ -90,17 +90,17 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
 
 
 def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*asked: str) -> str:
+    def text(*asked: str) -> str:
         assert (
             main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--out", "runs/tiny", "--probes", *asked]) == 0
         )
         return capsys.readouterr().out.rstrip().splitlines()[-1]
 
     where = f"report: {Path('runs/tiny/report.html')}"
-    assert said("calibration") == where == said("calibration"), "the same again is no loss"
-    assert said("key_overlap") == f"{where}, in place of that of tiny on {TASK} (calibration)"
+    assert text("calibration") == where == text("calibration"), "the same again is no loss"
+    assert text("key_overlap") == f"{where}, in place of that of tiny on {TASK} (calibration)"
     Path("runs/tiny/report.json").write_text("{")
-    assert said("calibration") == where, "what cannot be read is no reason to lose what was measured"
+    assert text("calibration") == where, "what cannot be read is no reason to lose what was measured"
 
 
 def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

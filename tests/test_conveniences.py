@@ -42,7 +42,7 @@ def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "text"),
     [
         ("n_layer=2", r"recipe 'tiny-recipe' has no parameter 'n_layer'. It has: .*n_layers.*n_values"),
         ("n_layers", r"--set takes KEY=VALUE, each key once.*got 'n_layers'"),
@@ -51,9 +51,9 @@ def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         ("d_vocab=3", r"has no parameter 'd_vocab'"),
     ],
 )
-def test_unknown_or_impossible_sizes_are_refused(given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_or_impossible_sizes_are_refused(given: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny-recipe", "--set", given]) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(text, capsys.readouterr().err)
     assert not Path("runs").exists()
 
 

@@ -78,10 +78,10 @@ def test_examples_run(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     own = importlib.import_module(module)
     runner = doctest.DocTestRunner(optionflags=OPTIONS)
-    said: list[str] = []
+    text: list[str] = []
     for test in doctest.DocTestFinder(exclude_empty=True).find(own, module):
-        runner.run(test, out=said.append)
-    assert runner.tries > 0 and not runner.failures, "".join(said)
+        runner.run(test, out=text.append)
+    assert runner.tries > 0 and not runner.failures, "".join(text)
 
 
 def test_a_wrong_example_is_found() -> None:

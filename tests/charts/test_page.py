@@ -202,8 +202,8 @@ def test_a_verdict_without_a_number_is_a_finding_and_no_finding_is_empty() -> No
 def test_undecided_without_an_interval_says_so() -> None:
     line = Headline(metric="x", label="KL", value=0.25, baseline=2.0, baseline_name="flat", verdict="undecided")
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
-    said = "KL: 0.25. Without an interval nothing is decided; the strongest baseline is 2 (flat)."
-    assert found_in(text) == [f"undecided {said}"]
+    shown = "KL: 0.25. Without an interval nothing is decided; the strongest baseline is 2 (flat)."
+    assert found_in(text) == [f"undecided {shown}"]
 
 
 def test_what_was_tested_is_said_before_the_findings() -> None:
@@ -213,10 +213,10 @@ def test_what_was_tested_is_said_before_the_findings() -> None:
     assert text.index("Tested: ") < text.index('class="findings"')
 
 
-@pytest.mark.parametrize(("n", "counts", "said"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])
-def test_a_section_says_what_it_counted(n: int, counts: str, said: str) -> None:
+@pytest.mark.parametrize(("n", "counts", "text"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])
+def test_a_section_says_what_it_counted(n: int, counts: str, text: str) -> None:
     whole = replace(section("one", "One"), n=n, counts=counts)
-    assert f">{said}</p>" in page("", [whole], skipped={}, provenance={})
+    assert f">{text}</p>" in page("", [whole], skipped={}, provenance={})
 
 
 def test_what_was_skipped_is_escaped(document: str) -> None:

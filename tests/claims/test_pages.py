@@ -126,8 +126,8 @@ def test_rows_state_their_numbers_baselines_and_trainings() -> None:
         value = claim.measured.numbers[name]
         assert text(value, claim.numbers[name].unit) in row
         assert math.isnan(value.baseline) == (name == "slow_memory")
-    said = details([claim])
-    assert "\n- Trainings: 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required.\n" in said
+    shown = details([claim])
+    assert "\n- Trainings: 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required.\n" in shown
     assert "| 1 of 2 |" in summary([load()["P1"]]) and "| 5 |" in summary([load()["D3"]])
 
 

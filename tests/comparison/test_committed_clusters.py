@@ -40,8 +40,8 @@ def committed(name: str) -> BeliefReadoutReport:
     return report
 
 
-def assert_rows(said: Mapping[str, list[str]], found: list[list[float]], name: str) -> None:
-    for text, values in zip(said[name], found, strict=True):
+def assert_rows(shown: Mapping[str, list[str]], found: list[list[float]], name: str) -> None:
+    for text, values in zip(shown[name], found, strict=True):
         known = [value for value in values if not np.isnan(value)]  # a share of 1 in every sequence has no interval
         np.testing.assert_allclose(numbers(text), known, atol=6e-4)
 

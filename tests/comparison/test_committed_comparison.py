@@ -25,17 +25,17 @@ def test_cells_with_a_verdict_are_those_that_the_page_names() -> None:
         for task, architecture, verdict in zip(found.task_of, found.architecture_of, found.cell_verdicts, strict=True)
         if verdict in ("realized", "limited", "not realized")
     )
-    said = " ".join(section("comparison.md", "Conclusions, and their limits").split())
+    text = " ".join(section("comparison.md", "Conclusions, and their limits").split())
     count = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")[
         len(decided)
     ]
-    assert f"**{count} cells have a verdict.**" in said, decided
+    assert f"**{count} cells have a verdict.**" in text, decided
 
 
 def test_a_row_of_a_further_seed_is_its_report() -> None:
-    said = named_rows(section("comparison.md", "Further seeds"))
+    text = named_rows(section("comparison.md", "Further seeds"))
     folders = {path.parent.name: path.parent for path in READINGS.glob("seeds-*/*/report.json")}
-    assert set(said) == set(folders)
-    for name, (kl, *_) in said.items():
+    assert set(text) == set(folders)
+    for name, (kl, *_) in text.items():
         own = Diagnosis.load(folders[name])[CalibrationReport].kl_bits
         np.testing.assert_allclose(numbers(kl), [float(own), *map(float, own.ends)], rtol=6e-4)

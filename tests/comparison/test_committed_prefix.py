@@ -18,21 +18,21 @@ def test_an_mlp_over_the_prefix_accumulates_transports_in_part_and_does_not_bind
     found = Diagnosis.load(READINGS / "mlp-prefix")["comparison"]
     assert isinstance(found, ComparisonReport)
     kl, free = found.kl_bits.value, found.kl_bits.baseline(CONTEXT_FREE).value
-    said = " ".join(section("comparison.md", "Results").split())
+    text = " ".join(section("comparison.md", "Results").split())
     at = {checkpoint: index for index, checkpoint in enumerate(found.checkpoints)}
     for name, digits in (("bijection", 2), ("hmm", 1)):
         own, check = at[f"{name}-mlp-prefix"], at[f"{name}-mlp-prefix-seed1-x2"]
-        assert f"`{name}-mlp-prefix` is {kl[own]:.4f} bits from the exact" in said
-        assert f"({100 * found.share_closed.value[own]:.{digits}f} %" in said
-        assert f"twice the budget it is {kl[check]:.4f}" in said
+        assert f"`{name}-mlp-prefix` is {kl[own]:.4f} bits from the exact" in text
+        assert f"({100 * found.share_closed.value[own]:.{digits}f} %" in text
+        assert f"twice the budget it is {kl[check]:.4f}" in text
         expected = "not decided: one seed" if name == "bijection" else "not testable on this task"
         assert found.standings[own] == expected
     for name, observer in (("recall", "a bag of values"), ("repeats", "key membership")):
         own = at[f"{name}-mlp-prefix"]
-        assert f"`{name}-mlp-prefix` is at {kl[own]:.2f} of {free[own]:.2f} bits" in said
+        assert f"`{name}-mlp-prefix` is at {kl[own]:.2f} of {free[own]:.2f} bits" in text
         accuracy = found.accuracy_where_known[own]
         level = known_accuracy(name, "bag" if name == "recall" else "key_membership")
-        assert f"names {100 * float(accuracy):.1f} %" in said and f"{observer} names {100 * level:.1f} %" in said
+        assert f"names {100 * float(accuracy):.1f} %" in text and f"{observer} names {100 * level:.1f} %" in text
         assert found.verdicts[own] == "not realized"
 
 
@@ -53,8 +53,8 @@ def known_accuracy(row: str, observer: str) -> float:
     for block in task.stream(2_000, seed=derived_seed(0, Branch.TRIALS)):
         exact = block.at_scored(block.predictive)
         known = exact.amax(-1) > 1 - 1e-9
-        said = context_aware(task, block)[observer].argmax(-1)
-        n_known, n_right = n_known + int(known.sum()), n_right + int((known & (said == exact.argmax(-1))).sum())
+        text = context_aware(task, block)[observer].argmax(-1)
+        n_known, n_right = n_known + int(known.sum()), n_right + int((known & (text == exact.argmax(-1))).sum())
     return n_right / n_known
 
 
@@ -65,9 +65,9 @@ def with_ends(own: Estimate) -> list[float]:
 def test_the_rows_of_checks_are_their_reports() -> None:
     found = Diagnosis.load(READINGS / "checks" / "comparison")["comparison"]
     assert isinstance(found, ComparisonReport)
-    said = named_rows(section("comparison.md", "Checks at twice the budget"))
-    assert len(said) == sum(found.is_check) == 3
-    for name, (kl, at_budget, known, memory) in said.items():
+    text = named_rows(section("comparison.md", "Checks at twice the budget"))
+    assert len(text) == sum(found.is_check) == 3
+    for name, (kl, at_budget, known, memory) in text.items():
         own = found.checkpoints.index(name)
         usual = float(found.kl_bits.value[found.checkpoints.index(name.removesuffix("-seed1-x2"))])
         held = [with_ends(of[own]) for of in (found.kl_bits, found.accuracy_where_known, found.memory_symbols)]

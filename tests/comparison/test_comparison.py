@@ -174,22 +174,22 @@ def test_state_sizes_are_those_of_what_is_kept() -> None:
 def test_the_bag_of_values_is_exact_where_keys_never_return() -> None:
     task = Bijection(n_values=5, n_pairs=5)
     trials = task.sample(7, seed=3)
-    said = context_aware(task, trials)
-    torch.testing.assert_close(said["bag_of_values"], trials.at_scored(trials.predictive))
-    assert set(said) == {"uniform", "bag_of_values"}
+    text = context_aware(task, trials)
+    torch.testing.assert_close(text["bag_of_values"], trials.at_scored(trials.predictive))
+    assert set(text) == {"uniform", "bag_of_values"}
 
 
 def test_membership_knows_whether_a_key_returned_and_not_its_value() -> None:
     task = Bijection(n_values=5, n_pairs=7, repeats=True)
     trials = task.sample(11, seed=3)
-    said = context_aware(task, trials)["key_membership"]
+    text = context_aware(task, trials)["key_membership"]
     keys, values = trials.tokens[:, 0::2], trials.at_scored(trials.labels) - 5
     for row in range(11):
         for at in range(7):
             shown = set(values[row, :at].tolist())
             allowed = shown if keys[row, at] in keys[row, :at] else set(range(5)) - shown
             slow = [(1 / len(allowed)) if value in allowed else 0.0 for value in range(5)]
-            assert said[row, at].tolist() == pytest.approx(slow)
+            assert text[row, at].tolist() == pytest.approx(slow)
 
 
 # The table.

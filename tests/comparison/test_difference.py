@@ -64,7 +64,7 @@ def test_the_other_way_round_is_the_negative() -> None:
     one, other = bayesgeom.diff(a, b, n=23), bayesgeom.diff(b, a, n=23)
     np.testing.assert_allclose(one.difference.value, -other.difference.value, atol=1e-12)
     swap = {"A better": "B better", "B better": "A better", "undecided": "undecided"}
-    assert [swap[said] for said in one.verdicts()] == other.verdicts() and one.verdicts()[0] != "undecided"
+    assert [swap[text] for text in one.verdicts()] == other.verdicts() and one.verdicts()[0] != "undecided"
     assert [line.ruling for line in one.headlines()] == one.verdicts()[: one.n_leading]
     assert one.conclusion().startswith(f"{one.verdicts()[0]}: by KL(exact ‖ model). A is ")
 
@@ -72,10 +72,10 @@ def test_the_other_way_round_is_the_negative() -> None:
 def test_lower_and_higher_are_better_where_they_are() -> None:
     report = bayesgeom.diff(model(0), model(1, noise=0.4), n=31)
     low, high = report.difference.ends
-    for said, way, least, most in zip(report.verdicts(), report.better, low, high, strict=True):
+    for text, way, least, most in zip(report.verdicts(), report.better, low, high, strict=True):
         b_is_better = least > 0 if way == "higher" else most < 0
         a_is_better = most < 0 if way == "higher" else least > 0
-        assert said == ("B better" if b_is_better else "A better" if a_is_better else "undecided")
+        assert text == ("B better" if b_is_better else "A better" if a_is_better else "undecided")
 
 
 def test_a_diagnosis_against_itself_decides_nothing(tmp_path: Path) -> None:
@@ -122,15 +122,15 @@ def test_compare_names_diff_for_models_and_diagnoses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [({"n": 23}, r"differ in n: A has 19, B has 23"), ({"seed": 1}, r"differ in seed: A has 0, B has 1")],
 )
-def test_diagnoses_of_other_sequences_are_refused(change: dict[str, int], said: str) -> None:
+def test_diagnoses_of_other_sequences_are_refused(change: dict[str, int], text: str) -> None:
     own, other = (
         bayesgeom.diagnose(model(0), n_untrained=0, probes=["calibration"], **({"n": 19, "seed": 0} | more))  # type: ignore[arg-type]
         for more in ({}, change)
     )
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises(InvalidArgument, match=text):
         bayesgeom.diff(own, other)
 
 

@@ -46,8 +46,8 @@ def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as stopped, progress_in(tmp_path, "repeat the command with --resume"):
         raise KeyboardInterrupt
-    said = f"the progress is saved in {tmp_path}; to continue, repeat the command with --resume."
-    assert stopped.value.__notes__ == [said]
+    text = f"the progress is saved in {tmp_path}; to continue, repeat the command with --resume."
+    assert stopped.value.__notes__ == [text]
     with pytest.raises(KeyboardInterrupt) as stopped, progress_in(None):
         raise KeyboardInterrupt
     assert not vars(stopped.value)

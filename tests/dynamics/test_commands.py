@@ -60,5 +60,5 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     }
     for arguments, message in mistakes.items():
         assert main(list(arguments)) == 2
-        said = capsys.readouterr().err
-        assert message in said and said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert message in output and output.count("\n") == 1

@@ -47,7 +47,7 @@ def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsR
         report.frame_ratio[..., 0],
     )
     assert len(lines) == 10
-    for step, *said in lines:
+    for step, *text in lines:
         found = []
         for column in columns:
             per_seed = column.value[:, steps.index(int(step))]
@@ -57,7 +57,7 @@ def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsR
             )  # the last step's distance from itself is 0
             unit = 1e-2 if abs(mean) >= 2 or printed[-1] >= 0.1 else 1e-3 if abs(mean) >= 0.02 else 1e-4
             found += [(value, 0.51 * unit) for value in printed]
-        for one, (value, atol) in zip(said, found, strict=True):
+        for one, (value, atol) in zip(text, found, strict=True):
             assert abs(one - value) <= atol, (step, one, value)
 
 
@@ -81,21 +81,21 @@ def test_the_table_of_scales_and_measures_is_the_report(settled: SettlingReport)
     for at, name in enumerate(settled.frame_measures):
         moments = set(settled.frame_step_by_measure[:, at].tolist())
         assert set(numbers(lines[name][0])) == moments
-        for scale, said in enumerate(lines[name][1:]):
+        for scale, text in enumerate(lines[name][1:]):
             own = settled.dissociation_by_scale[scale, at]
-            np.testing.assert_allclose(numbers(said), [float(own), *map(float, own.ends)], atol=6e-3)
+            np.testing.assert_allclose(numbers(text), [float(own), *map(float, own.ends)], atol=6e-3)
 
 
 def test_the_second_task_says_what_its_report_says() -> None:
     _, found = reading("dynamics-sticky")
-    said = PAGE[PAGE.index("**A second task") : PAGE.index("**Single trainings.**")].replace("\n", " ")
+    text = PAGE[PAGE.index("**A second task") : PAGE.index("**Single trainings.**")].replace("\n", " ")
     assert found.verdicts[0].startswith("cannot decide") and found.order.startswith("not decided: the order changes")
     low, high = found.dissociation[0].ends
-    assert f"log2 ratio {float(found.dissociation[0]):.2f} [{low:.2f} … {high:.2f}]" in said
+    assert f"log2 ratio {float(found.dissociation[0]):.2f} [{low:.2f} … {high:.2f}]" in text
     for scale, measure in ((0, 0), (1, 0), (2, 0), (2, 2)):
         own = found.dissociation_by_scale[scale, measure]
         low, high = own.ends
-        assert f"{float(own):.2f} [{low:.2f} … {high:.2f}]" in said
+        assert f"{float(own):.2f} [{low:.2f} … {high:.2f}]" in text
     assert found.precision_step_by_scale.tolist() == [[70, 165, 484]] * 5
     assert set(found.frame_step.tolist()) == {314, 390} and set(found.precision_step[0].tolist()) == {484}
 

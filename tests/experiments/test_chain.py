@@ -41,7 +41,7 @@ def test_the_filter_is_what_enumeration_says() -> None:
     """Sum over every path of symbols before, weighted by how well it explains the inputs."""
     chain = StickyChain(diagonal="counted twice", n_symbols=3, d_input=2, seed=5)
     inputs = chain.sequence(4, seed=1).inputs
-    p, mu, said = chain.transition(), chain.embeddings(), chain.predictive(inputs)
+    p, mu, text = chain.transition(), chain.embeddings(), chain.predictive(inputs)
     for t in range(1, 5):
         total = np.zeros(3)
         for path in itertools.product(range(3), repeat=t):
@@ -51,7 +51,7 @@ def test_the_filter_is_what_enumeration_says() -> None:
             for x, symbol in zip(inputs[:t], path, strict=True):
                 weight *= math.exp(-0.5 * float((x - mu[symbol]).square().sum()))
             total += weight * p[path[-1]].numpy()
-        np.testing.assert_allclose(said[t - 1].numpy(), total / total.sum(), atol=1e-12)
+        np.testing.assert_allclose(text[t - 1].numpy(), total / total.sum(), atol=1e-12)
 
 
 def test_a_long_sequence_meets_the_floor_and_the_matrix() -> None:

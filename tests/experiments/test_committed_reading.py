@@ -17,7 +17,7 @@ def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> 
     assert isinstance(report, EMReport)
     arguments = reading.provenance["arguments"]
     assert (arguments["seeds"], arguments["steps"], arguments["length"]) == (SEEDS, 1_000, 2_000)
-    said = {cells[0]: [numbers(cell) for cell in cells[1:]] for cells in rows(text)}
+    shown = {cells[0]: [numbers(cell) for cell in cells[1:]] for cells in rows(text)}
     for condition, name in enumerate(report.conditions):
         loss, elsewhere = (report.final_loss_bits[at, 0, condition] for at in (TRAINED, HELD_OUT))
         margin, margin_elsewhere = (report.em_margin_bits[at, 0, condition] for at in (TRAINED, HELD_OUT))
@@ -29,7 +29,7 @@ def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> 
             [float(margin), *margin.ends],
             [float(margin_elsewhere), *margin_elsewhere.ends],
         ]
-        for found, known, atol in zip(said[name], expected, (6e-4, 6e-4, 6e-4, 0.06, 6e-4, 6e-4), strict=True):
+        for found, known, atol in zip(shown[name], expected, (6e-4, 6e-4, 6e-4, 0.06, 6e-4, 6e-4), strict=True):
             np.testing.assert_allclose(found, known[: len(found)], atol=atol, err_msg=name)
 
 

@@ -155,8 +155,8 @@ def test_a_sound_plug_in_runs_and_a_broken_one_that_was_named_is_an_error(
     assert list(found) == ["sound"] and "sound" not in found.skipped
     for name, reason in (("divides", "ZeroDivisionError"), ("sized", "TypeError")):
         assert main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--probes", name]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"bayesgeom: plug-in {name!r} ") and reason in said and said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert output.startswith(f"bayesgeom: plug-in {name!r} ") and reason in output and output.count("\n") == 1
 
 
 def test_a_package_whose_entry_points_cannot_be_read_is_named_and_the_others_are_used(site: Path) -> None:

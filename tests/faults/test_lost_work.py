@@ -70,8 +70,8 @@ def test_a_full_standard_output_costs_no_report(
         status = main([command, *COMMANDS[command], "--out", "run"])
     assert status == 2
     assert names(Path("run")) == ["arrays.safetensors", "metrics.parquet", "report.html", "report.json"]
-    said = capsys.readouterr().err
-    assert said == (
+    output = capsys.readouterr().err
+    assert output == (
         f"bayesgeom: cannot write to standard output: No space left on device. The report is complete: "
         f"{Path('run/report.html')}.\n"
     )
@@ -214,9 +214,9 @@ def test_a_report_that_has_no_room_leaves_the_old_one(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, raises)
         assert main(["diagnose", *COMMANDS["diagnose"], "--out", "run"]) == 2
-    said = capsys.readouterr()
-    assert said.err == "bayesgeom: cannot write run: No space left on device.\n"
-    assert "calibration" in said.out, "what was measured is printed where it cannot be saved"
+    output = capsys.readouterr()
+    assert output.err == "bayesgeom: cannot write run: No space left on device.\n"
+    assert "calibration" in output.out, "what was measured is printed where it cannot be saved"
     assert names(folder) == ["run", "shelf"] and (folder / "run" / "report.json").read_text() == "old"
 
 

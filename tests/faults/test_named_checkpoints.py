@@ -79,8 +79,8 @@ def test_a_shelf_that_cannot_be_listed_is_one_sentence(
 ) -> None:
     lock_listing(shelf, monkeypatch)
     assert main(["checkpoints"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("bayesgeom: the checkpoint folder ") and "cannot be listed: Permission denied" in said
+    output = capsys.readouterr().err
+    assert output.startswith("bayesgeom: the checkpoint folder ") and "cannot be listed: Permission denied" in output
     assert bayesgeom.load(shelf / "z-last").spec.name == "z-last"
 
 

@@ -46,9 +46,9 @@ def test_the_rows_are_the_reports(report: LengthReport) -> None:
             [report.entry_layer[i]],
         ]
         for cell, values in zip(cells, known, strict=True):
-            said = numbers(cell)
-            if said:  # "never" and "nowhere" are said in words
-                np.testing.assert_allclose(said, values, rtol=0.05, atol=6e-5, err_msg=kind)
+            text = numbers(cell)
+            if text:  # "never" and "nowhere" are said in words
+                np.testing.assert_allclose(text, values, rtol=0.05, atol=6e-5, err_msg=kind)
             else:
                 assert values[0] in (-1, np.inf)
 
@@ -99,9 +99,9 @@ def test_the_arms_are_the_committed_recipes(report: LengthReport) -> None:
 def test_the_shipped_model_breaks_as_the_page_says() -> None:
     found = Diagnosis.load(READINGS / "length-s5")["length"]
     assert isinstance(found, LengthReport) and (found.n, found.trained) == (128, 20)
-    said = section("length.md", "Which models can").replace("\n", " ")
+    text = section("length.md", "Which models can").replace("\n", " ")
     discontinuity, low, high = with_ends(found.discontinuity_bits[KL, 0])
-    assert f"The discontinuity is {discontinuity:.3f} [{low:.3f} … {high:.3f}]" in said and found.entry_layer[0] == 4
+    assert f"The discontinuity is {discontinuity:.3f} [{low:.3f} … {high:.3f}]" in text and found.entry_layer[0] == 4
 
 
 BY_DISTANCE = {
@@ -122,8 +122,8 @@ def by_distance(name: str) -> tuple[LengthReport, dict[str, list[str]]]:
 
 @pytest.mark.parametrize("name", BY_DISTANCE)
 def test_the_rows_by_distance_are_their_reports(name: str) -> None:
-    found, said = by_distance(name)
-    for i, cells in enumerate(said.values()):
+    found, text = by_distance(name)
+    for i, cells in enumerate(text.values()):
         shown = [j for j, length in enumerate(found.lengths) if "mixed" not in name or length != "4"]
         for j, cell in zip(shown, cells, strict=False):
             held = with_ends(found.whole_error_bits[KL, i, j])
@@ -133,9 +133,9 @@ def test_the_rows_by_distance_are_their_reports(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in BY_DISTANCE if "mixed" in name])
 def test_the_jumps_at_the_edge_are_their_reports(name: str) -> None:
-    found, said = by_distance(name)
+    found, text = by_distance(name)
     assert found.trained == 8 and found.n == 512
-    for i, cells in enumerate(said.values()):
+    for i, cells in enumerate(text.values()):
         discontinuity = found.discontinuity_bits[KL, i]
         held = [*with_ends(discontinuity), float(discontinuity.baseline(LARGEST_WITHIN).value)]
         np.testing.assert_allclose(numbers(cells[-2]), held, rtol=0.06, atol=6e-8)

@@ -58,9 +58,9 @@ def test_relabeling_is_of_the_shipped_weights() -> None:
 def test_the_rows_of_the_sweep_are_its_report() -> None:
     report = Diagnosis.load(READINGS / "sweep" / "hmm")["sweep"]
     assert isinstance(report, SweepReport)
-    said = rows(section("readings.md", "Sweep: the floor of the HMM"))[2:]
-    assert tuple(cells[0] for cells in said) == report.values
-    for i, (_, tokens, kl, baseline, error, error_baseline) in enumerate(said):
+    text = rows(section("readings.md", "Sweep: the floor of the HMM"))[2:]
+    assert tuple(cells[0] for cells in text) == report.values
+    for i, (_, tokens, kl, baseline, error, error_baseline) in enumerate(text):
         assert numbers(tokens) == [float(report.exact_tokens[i]), float(report.model_tokens[i])]
         np.testing.assert_allclose(numbers(kl), with_ends(report.kl_bits[i]), rtol=0.04)
         for cell, known in (
@@ -79,9 +79,9 @@ def of_sweep(name: str) -> SweepReport:
 
 def test_the_rows_of_untrained_noise_are_their_report() -> None:
     report = of_sweep("sticky")
-    said = rows(section("readings.md", "Sweep: noise outside training"))[2:]
-    assert tuple(cells[0] for cells in said) == report.values and report.trained_value == "0.3"
-    for i, (_, tokens, kl, baseline, error, error_baseline) in enumerate(said):
+    text = rows(section("readings.md", "Sweep: noise outside training"))[2:]
+    assert tuple(cells[0] for cells in text) == report.values and report.trained_value == "0.3"
+    for i, (_, tokens, kl, baseline, error, error_baseline) in enumerate(text):
         assert numbers(tokens) == [float(report.exact_tokens[i]), float(report.model_tokens[i])]
         for cell, known in (
             (kl, with_ends(report.kl_bits[i])),
@@ -94,9 +94,9 @@ def test_the_rows_of_untrained_noise_are_their_report() -> None:
 
 def test_the_rows_of_pairs_are_their_reports() -> None:
     reports = [of_sweep(f"recall-{architecture}") for architecture in ("transformer", "mamba", "lstm")]
-    said = rows(section("readings.md", "Sweep: number of pairs"))[2:]
-    assert tuple(cells[0] for cells in said) == reports[1].values
-    for pairs, *cells, baseline in said:
+    text = rows(section("readings.md", "Sweep: number of pairs"))[2:]
+    assert tuple(cells[0] for cells in text) == reports[1].values
+    for pairs, *cells, baseline in text:
         for cell, report in zip(cells, reports, strict=True):
             assert (cell == "–") == (pairs not in report.values)
             if cell != "–":

@@ -153,20 +153,20 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
 
 
 @pytest.mark.parametrize(
-    ("trained", "jump", "has_level", "said"),
+    ("trained", "jump", "has_level", "text"),
     [
         (2, True, True, "a line through the 3 positions"),
         (1, True, False, "without a baseline"),
         (0, False, False, "no trend"),
     ],
 )
-def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_level: bool, said: str) -> None:
+def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_level: bool, text: str) -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
     found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
     own = found.discontinuity_bits[0, 0]
     assert (np.isfinite(own.value), np.isfinite(own.baseline(LARGEST_WITHIN).value)) == (jump, has_level)
-    assert said in found.table()
+    assert text in found.table()
 
 
 def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
@@ -293,10 +293,10 @@ def test_a_task_that_cannot_be_longer_is_named_with_its_model(lengths: list[int]
     task = Bijection(n_values=7, n_pairs=5)
     sizes = TransformerConfig(d_vocab=task.d_vocab, n_ctx=31, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
     model = HookedModel(sizes.build(seed=0), name="own", task=task)
-    said = r"own cannot be measured at n_pairs=\d+, because its task Bijection\(n_values=7, n_pairs=5.*distinct keys"
-    with pytest.raises(InvalidArgument, match=said):
+    text = r"own cannot be measured at n_pairs=\d+, because its task Bijection\(n_values=7, n_pairs=5.*distinct keys"
+    with pytest.raises(InvalidArgument, match=text):
         length_generalization(model, lengths=lengths, n=5)
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises(InvalidArgument, match=text):
         with_room(model, lengths=lengths)
 
 

@@ -97,7 +97,7 @@ def test_the_report_is_kept(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("increase", "excess", "holds", "said"),
+    ("increase", "excess", "holds", "text"),
     [
         ((-0.001, 0.002), -0.01, (True, True), "not used"),
         ((-0.001, 0.002), 0.02, (True, True), "undecided"),
@@ -107,11 +107,11 @@ def test_the_report_is_kept(tmp_path: object) -> None:
         ((np.nan, np.nan), -0.01, (True, True), "undecided"),
     ],
 )
-def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], said: str) -> None:
+def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], text: str) -> None:
     """`holds`: whether the quantity is clearly decodable before erasure, and whether it is identified."""
     is_decodable, is_identified = holds
     found = verdict_onwards(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
-    assert found == said
+    assert found == text
 
 
 @pytest.mark.usefixtures("tiny_checkpoints")

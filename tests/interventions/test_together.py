@@ -209,7 +209,7 @@ def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "beyond", "most", "said"),
+    ("value", "beyond", "most", "text"),
     [
         (2.0, 1.0, 1.5, "costs more than chance"),
         (1.0, 0.5, 1.5, "costs no more than chance"),
@@ -217,8 +217,8 @@ def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
         (1.0, np.nan, 1.5, "undeci"),
     ],
 )
-def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, said: str) -> None:
-    assert verdict_of(value, beyond, most).startswith(said)
+def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, text: str) -> None:
+    assert verdict_of(value, beyond, most).startswith(text)
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ def test_reasons_state_the_floor_and_the_number_of_controls() -> None:
 
 
 def test_the_sentence_says_the_strongest_first() -> None:
-    said = sentence("belief", {0: "by construction", 1: "undecided", 2: "used", 3: "used"})
-    assert said == "used in layers 2, 3; by construction in layer 0; undecided in layer 1: belief"
+    text = sentence("belief", {0: "by construction", 1: "undecided", 2: "used", 3: "used"})
+    assert text == "used in layers 2, 3; by construction in layer 0; undecided in layer 1: belief"
 
 
 def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:

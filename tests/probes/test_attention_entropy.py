@@ -166,8 +166,8 @@ def test_in_the_bijection_without_repeats_consistency_cannot_be_other_than_zero(
     report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: pattern}))
     assert report.most_possible_consistency == 0 and not report.consistency.value.any()
     assert "any attention" in report.note
-    said = report.headlines()[1]
-    assert math.isnan(said.value) and "undefined: consistency is 0 for any attention" in said.label
+    text = report.headlines()[1]
+    assert math.isnan(text.value) and "undefined: consistency is 0 for any attention" in text.label
     assert math.isnan(float(report.consistency_over_other_last_layer))
     assert "any attention" in report.plot().layout.title.text
 

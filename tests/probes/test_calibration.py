@@ -28,10 +28,10 @@ N, POSITIONS, ANSWERS = 13, 5, 7
 def planted(rng: np.random.Generator, *, noise: float = 0.5) -> tuple[Run, np.ndarray, np.ndarray]:
     """A run, the exact predictive that it is held against, and what the model said."""
     exact = rng.dirichlet(np.ones(ANSWERS), size=(N, POSITIONS))
-    said = exact * np.exp(noise * rng.normal(size=exact.shape))
-    said /= said.sum(axis=-1, keepdims=True)
+    text = exact * np.exp(noise * rng.normal(size=exact.shape))
+    text /= text.sum(axis=-1, keepdims=True)
     trials = planted_trials(exact, rng.integers(11, size=(N, POSITIONS)))
-    return planted_run(trials, {}, model=torch.from_numpy(said), seed=3), exact, said
+    return planted_run(trials, {}, model=torch.from_numpy(text), seed=3), exact, text
 
 
 def entropy(p: np.ndarray) -> float:
@@ -39,42 +39,42 @@ def entropy(p: np.ndarray) -> float:
 
 
 def test_every_scalar_equals_a_loop(rng: np.random.Generator) -> None:
-    run, exact, said = planted(rng)
+    run, exact, text = planted(rng)
     report = Calibration().measure(run)
     cells = [(i, j) for i in range(N) for j in range(POSITIONS)]
-    gaps = {(i, j): entropy(said[i, j]) - entropy(exact[i, j]) for i, j in cells}
+    gaps = {(i, j): entropy(text[i, j]) - entropy(exact[i, j]) for i, j in cells}
     of_means = [abs(sum(gaps[i, j] for i in range(N)) / N) for j in range(POSITIONS)]
     expected = {
         "entropy_mae_bits": sum(abs(gap) for gap in gaps.values()) / len(cells),
-        "kl_bits": sum((exact[c] * np.log2(exact[c] / said[c])).sum() for c in cells) / len(cells),
-        "total_variation": sum(np.abs(exact[c] - said[c]).sum() / 2 for c in cells) / len(cells),
+        "kl_bits": sum((exact[c] * np.log2(exact[c] / text[c])).sum() for c in cells) / len(cells),
+        "total_variation": sum(np.abs(exact[c] - text[c]).sum() / 2 for c in cells) / len(cells),
         "off_answer_prob": 0.0,
-        "log_loss_gap_bits": sum(np.log2(exact[c].max() / said[c][exact[c].argmax()]) for c in cells) / len(cells),
+        "log_loss_gap_bits": sum(np.log2(exact[c].max() / text[c][exact[c].argmax()]) for c in cells) / len(cells),
     }
     found = {row.metric: row.value for row in records_of(report) if row.metric in expected}
     assert found == pytest.approx(expected, abs=1e-9)
     assert report.entropy_mae_of_means_bits == pytest.approx(sum(of_means) / POSITIONS, abs=1e-9)
-    accuracy = sum(float(said[c].argmax() == exact[c].argmax()) for c in cells) / len(cells)
+    accuracy = sum(float(text[c].argmax() == exact[c].argmax()) for c in cells) / len(cells)
     named = dict(zip(report.sources, report.accuracy.value, strict=True))
     assert named == pytest.approx({"exact": 1, "model": accuracy}), "planted trials answer with the most probable one"
 
 
 def test_every_profile_equals_a_loop(rng: np.random.Generator) -> None:
-    run, exact, said = planted(rng)
+    run, exact, text = planted(rng)
     report = Calibration().measure(run)
     for j in range(POSITIONS):
-        model, posterior = [entropy(p) for p in said[:, j]], [entropy(p) for p in exact[:, j]]
+        model, posterior = [entropy(p) for p in text[:, j]], [entropy(p) for p in exact[:, j]]
         errors = [abs(a - b) for a, b in zip(model, posterior, strict=True)]
         expected = {"exact": sum(posterior) / N, "model": sum(model) / N}
         assert dict(zip(report.sources, report.entropy_bits_by_position[:, j], strict=True)) == pytest.approx(expected)
         error = report.entropy_mae_bits_by_position[j]
         assert float(error) == pytest.approx(sum(errors) / N)
-        kl = [(p * np.log2(p / q)).sum() for p, q in zip(exact[:, j], said[:, j], strict=True)]
+        kl = [(p * np.log2(p / q)).sum() for p, q in zip(exact[:, j], text[:, j], strict=True)]
         assert report.kl_bits_by_position.value[j] == pytest.approx(sum(kl) / N)
         for of, values in ((error, errors), (report.kl_bits_by_position[j], kl)):
             low, high = mean_interval(np.array(values), seed=3)
             assert of.ends == pytest.approx((float(low), float(high)), nan_ok=True)
-    examples = [[[entropy(p) for p in row] for row in of[:4]] for of in (exact, said)]
+    examples = [[[entropy(p) for p in row] for row in of[:4]] for of in (exact, text)]
     np.testing.assert_allclose(report.example_entropy_bits, examples)
 
 
@@ -91,9 +91,9 @@ def test_scalars_are_the_means_of_their_profiles(rng: np.random.Generator) -> No
 
 
 def test_intervals_of_scalars_are_over_sequences(rng: np.random.Generator) -> None:
-    run, exact, said = planted(rng)
+    run, exact, text = planted(rng)
     report = Calibration().measure(run)
-    per_sequence = (exact * np.log2(exact / said)).sum(axis=2).mean(axis=1)
+    per_sequence = (exact * np.log2(exact / text)).sum(axis=2).mean(axis=1)
     low, high = mean_interval(per_sequence, seed=3)
     assert report.kl_bits.ends == pytest.approx((float(low), float(high))) and low < high
     assert report.kl_bits.resampled == "sequences"
@@ -101,10 +101,10 @@ def test_intervals_of_scalars_are_over_sequences(rng: np.random.Generator) -> No
 
 def test_means_first_hides_errors_of_opposite_sign() -> None:
     exact = np.tile([0.5, 0.5], (2, 1, 1)) * np.ones((2, 3, 1))
-    said = np.stack([np.tile([0.7, 0.3], (3, 1)), np.tile([0.5, 0.5], (3, 1))])
+    text = np.stack([np.tile([0.7, 0.3], (3, 1)), np.tile([0.5, 0.5], (3, 1))])
     exact[1], exact[0] = [0.7, 0.3], [0.5, 0.5]  # too sure by as much as it is too vague
     trials = planted_trials(exact, np.zeros((2, 3), dtype=int))
-    report = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(said)))
+    report = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(text)))
     assert report.entropy_mae_of_means_bits == pytest.approx(0, abs=1e-12)
     assert float(report.entropy_mae_bits) == pytest.approx(1 - entropy(np.array([0.7, 0.3])))
 
@@ -197,14 +197,14 @@ def test_a_model_is_compared_with_the_narrowest_window_that_it_does_not_beat() -
 def test_a_wider_window_that_predicts_as_well_is_named_at_the_verdict() -> None:
     """A model of 17 symbols was said to beat every baseline, without a word on the observer of 17 that is nearer."""
     slow = planted_chain(stay=0.985, seed=0)
-    for width, said in ((7, ""), (13, "does not beat that of 13 symbols")):
+    for width, text in ((7, ""), (13, "does not beat that of 13 symbols")):
         window = next(islice(window_predictives(slow, "stationary"), width, None))
         report = Calibration().measure(planted_run(slow, {}, model=window))
         error, kl = report.headlines()[:2]
-        assert error.caveat == kl.caveat and (said in kl.caveat if said else not kl.caveat)
-        assert (kl.verdict == "yes") == bool(said) and said in str(kl)
-        assert ("yes*" in report.summary() and f"*: {kl.caveat}" in _one_line(report.summary())) == bool(said)
-        assert ("yes*" in report.to_html()) == bool(said)
+        assert error.caveat == kl.caveat and (text in kl.caveat if text else not kl.caveat)
+        assert (kl.verdict == "yes") == bool(text) and text in str(kl)
+        assert ("yes*" in report.summary() and f"*: {kl.caveat}" in _one_line(report.summary())) == bool(text)
+        assert ("yes*" in report.to_html()) == bool(text)
     exact = Calibration().measure(planted_run(slow, {}))
     assert not exact.headlines()[1].caveat, "only the whole sequence predicts as well as the exact filter"
 

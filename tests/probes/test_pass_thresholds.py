@@ -80,8 +80,8 @@ def test_too_few_sequences_leave_the_verdict_undecided(rng: np.random.Generator)
     run = run_of(rng)
     few = {site: values[:, :7] if site.name != "W_K_gram" else values for site, values in run.recorded.items()}
     report = PassThresholds().measure(replace(run, trials=run.trials.rows(slice(0, 7)), recorded=few))
-    said = [report.verdicts[at(report, own)] for own in MEASURES if own != "layers with W_K columns apart"]
-    assert all(own.startswith("undecided: no interval") for own in said), said
+    text = [report.verdicts[at(report, own)] for own in MEASURES if own != "layers with W_K columns apart"]
+    assert all(own.startswith("undecided: no interval") for own in text), text
     assert not report.verdicts[2].startswith("undecided"), "weights are no sample"
 
 

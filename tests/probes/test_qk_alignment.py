@@ -307,9 +307,9 @@ def test_used_values_are_not_identified_and_attention_to_itself_scores_nothing(r
     assert report.identified[at] == 0 and report.mask_difference[at] == 0
     assert all(own.value[at, 0, 0] == 0 for own in over_other(report))
     assert np.isnan(report.layer_trend.value[at])
-    said = [line for line in report.headlines() if line.label.startswith("used value")]
-    assert len(said) == 1 and math.isnan(said[0].value)
-    assert said[0].label == "used value: not identified as evidence-following: the same positions in every sequence"
+    text = [line for line in report.headlines() if line.label.startswith("used value")]
+    assert len(text) == 1 and math.isnan(text[0].value)
+    assert text[0].label == "used value: not identified as evidence-following: the same positions in every sequence"
     if repeats:
         stored = report.relations.index("stored_value")
         assert report.identified[stored] == 1 and abs(report.mass_over_other.value[stored, 0, 0]) < 0.01
@@ -333,14 +333,14 @@ def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baselin
     related = trials.relations[relation].double()
     n, n_scored, n_pos = related.shape
     visible = torch.arange(n_pos) <= trials.scored_positions()[..., None]
-    said = []
+    text = []
     for scores in (5 * related, torch.zeros_like(related)):
         pattern = softmaxed(scores[:, None], visible)[None]
         flat = torch.ones(1, n, n_scored, 1, 2)
         keys = torch.ones(1, n, n_pos, 1, 2)
         report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: flat, s.K_ROT: keys, s.PATTERN: pattern}))
-        said.append(report.verdict(report.relations.index(relation)))
-    assert said[0].startswith("undecided: no interval in layer 0") and not said[1].startswith("undecided"), said
+        text.append(report.verdict(report.relations.index(relation)))
+    assert text[0].startswith("undecided: no interval in layer 0") and not text[1].startswith("undecided"), text
 
 
 def test_header_rows_and_the_current_symbol_are_not_identified() -> None:

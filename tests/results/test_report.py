@@ -201,12 +201,12 @@ def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) 
     assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "no") and math.isnan(line.low)
 
 
-@pytest.mark.parametrize(("why", "said"), [("one sequence", "one sequence"), ("", "too few sequences, or too few")])
-def test_a_withheld_interval_says_why(why: str, said: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("why", "text"), [("one sequence", "one sequence"), ("", "too few sequences, or too few")])
+def test_a_withheld_interval_says_why(why: str, text: str, rng: np.random.Generator) -> None:
     level = Baseline.of("baseline", "flat", 0.0)
     depth = Estimate.of(1.0, (math.nan, math.nan), baselines=[level], why_not=why)
     line = replace(planted(rng), depth=depth).headlines()[0]
-    assert f"[no interval: {said}" in str(line) and (line.interval, line.verdict) == ("", "undecided")
+    assert f"[no interval: {text}" in str(line) and (line.interval, line.verdict) == ("", "undecided")
 
 
 @pytest.mark.parametrize(

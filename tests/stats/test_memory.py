@@ -33,10 +33,10 @@ SLOW_TRIALS = SLOW.sample(211, seed=1)
 FAST_TRIALS = HMM().sample(211, seed=1)
 
 
-def memory_of(trials: Trials, said: torch.Tensor) -> EffectiveMemory:
+def memory_of(trials: Trials, text: torch.Tensor) -> EffectiveMemory:
     scores = window_scores(trials)
     assert scores is not None
-    return effective_memory(scores, predicted_behavior(trials, said).kl_bits, seed=0)
+    return effective_memory(scores, predicted_behavior(trials, text).kl_bits, seed=0)
 
 
 def window(trials: Trials, w: int, start: str = "stationary") -> torch.Tensor:
@@ -231,8 +231,8 @@ def test_up_to_ten_symbols_are_baselines_and_a_wider_window_is_named(
     kl_bits = np.stack([np.linspace(1.8, 0.1, 18), np.linspace(1.7, 0.0, 18)])
     found = wider_window(kl_bits, symbols)
     assert found == (None if width is None else (STARTS.index("stationary"), width))
-    said = unbeaten_note(kl_bits, symbols)
-    assert (note in said) if note else not said
+    text = unbeaten_note(kl_bits, symbols)
+    assert (note in text) if note else not text
 
 
 def test_curves_are_compared_with_every_window_of_up_to_ten_symbols() -> None:

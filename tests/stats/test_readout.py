@@ -146,8 +146,8 @@ def test_rows_say_who_lives_and_who_leads() -> None:
 
 
 def test_predictions_become_distributions() -> None:
-    said = renormalized(np.array([[0.5, -0.25, 1.5], [-1.0, -2.0, 0.0], [0.2, 0.3, 0.5]]))
-    np.testing.assert_allclose(said, [[0.25, 0, 0.75], [1 / 3, 1 / 3, 1 / 3], [0.2, 0.3, 0.5]])
+    text = renormalized(np.array([[0.5, -0.25, 1.5], [-1.0, -2.0, 0.0], [0.2, 0.3, 0.5]]))
+    np.testing.assert_allclose(text, [[0.25, 0, 0.75], [1 / 3, 1 / 3, 1 / 3], [0.2, 0.3, 0.5]])
 
 
 def test_balanced_accuracy_is_scikit_learns_in_each_cell(rng: np.random.Generator) -> None:

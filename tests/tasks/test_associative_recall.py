@@ -79,9 +79,9 @@ def test_answers_come_true_as_often_as_the_posterior_says() -> None:
     trials = task.sample(20_000, seed=2)
     exact = trials.at_scored(trials.predictive).flatten(0, 1)
     came_true = torch.nn.functional.one_hot(trials.at_scored(trials.labels).flatten() - 4, 5).double()
-    for said in exact.unique():
-        chosen = exact == said
-        assert abs(float(came_true[chosen].mean() - said)) < 0.01, f"answers given {said:.3f}"
+    for given in exact.unique():
+        chosen = exact == given
+        assert abs(float(came_true[chosen].mean() - given)) < 0.01, f"answers given {given:.3f}"
     mean = exact.mean(0)
     assert (mean - 1 / 5).abs().max() < 0.01, "the expected posterior is the prior"
 

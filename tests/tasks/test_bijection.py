@@ -70,9 +70,9 @@ def test_answers_come_true_as_often_as_the_posterior_says(repeats: bool) -> None
     trials = Bijection(n_values=7, n_pairs=5, repeats=repeats).sample(20_000, seed=2)
     exact = trials.at_scored(trials.predictive).flatten(0, 1)
     came_true = torch.nn.functional.one_hot(trials.at_scored(trials.labels).flatten() - 7, 7).double()
-    for said in exact.unique():
-        chosen = exact == said
-        assert abs(float(came_true[chosen].mean() - said)) < 0.012, f"answers given {said:.3f}"
+    for given in exact.unique():
+        chosen = exact == given
+        assert abs(float(came_true[chosen].mean() - given)) < 0.012, f"answers given {given:.3f}"
 
 
 @pytest.mark.parametrize("task", SMALL, ids=str)

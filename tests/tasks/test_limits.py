@@ -14,7 +14,10 @@ from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
 from bayesgeom.tasks.limits import BLOCK, check_affordable
 
-ESTIMATE = r"needs about (more than a million|[\d.e+]+) GB of memory and .*(seconds|minutes|hours|days|years) to draw one block of sequences \(\d+\)"
+ESTIMATE = (
+    r"needs about (more than a million|[\d.e+]+) GB of memory and .*(seconds|minutes|hours|days|years) "
+    r"to draw one block of sequences \(\d+\)"
+)
 TOO_LARGE: dict[str, Callable[[], WindTunnel]] = {
     "hmm, long": lambda: tasks.HMM(length=10**9),
     "hmm, fine": lambda: tasks.HMM(grid=1e-9),

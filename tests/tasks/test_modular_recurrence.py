@@ -66,12 +66,12 @@ def test_layout_and_laws(task: ModularRecurrence) -> None:
     torch.testing.assert_close(
         trials.belief[:, :, 0].mean(0), torch.full((task.length,), 1 - task.rule_share).double(), atol=0.025, rtol=0
     )
-    said = trials.predictive.flatten(0, 1)
+    text = trials.predictive.flatten(0, 1)
     came = torch.nn.functional.one_hot(trials.labels.flatten(), task.modulus).double()
     for low in np.arange(0, 1, 0.1):
-        chosen = (said >= low) & (said < low + 0.1)
+        chosen = (text >= low) & (text < low + 0.1)
         if int(chosen.sum()) > 1_000:
-            assert float(said[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.025)
+            assert float(text[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.025)
 
 
 def test_baselines_by_enumeration() -> None:

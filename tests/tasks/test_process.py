@@ -87,12 +87,12 @@ def test_layout_every_symbol_asks_for_the_next(task: MarkovProcess) -> None:
 @pytest.mark.parametrize("task", [*SMALL, StickyMarkov()], ids=lambda task: type(task).__name__)
 def test_symbols_come_as_often_as_the_predictive_says(task: MarkovProcess) -> None:
     trials = task.sample(8_000, seed=5)
-    said = trials.predictive.flatten(0, 1)
+    text = trials.predictive.flatten(0, 1)
     came = torch.nn.functional.one_hot(trials.labels.flatten(), task.d_vocab).double()
     for low in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
-        chosen = (said >= low) & (said < low + 0.2)
+        chosen = (text >= low) & (text < low + 0.2)
         if int(chosen.sum()) > 2_000:
-            assert float(said[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.015)
+            assert float(text[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.015)
     # A martingale: the expected belief is where the chain is expected to be.
     ahead = task.start() @ torch.linalg.matrix_power(task.labeled().sum(0), task.n_pos)
     torch.testing.assert_close(trials.belief[:, -1].mean(0), ahead, atol=0.02, rtol=0)

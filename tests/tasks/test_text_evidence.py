@@ -85,10 +85,10 @@ def test_answers_come_true_as_often_as_the_posterior_says(query: str, control: s
     trials = bound(query=query, control=control).sample(20_000, seed=2)
     exact = trials.at_scored(trials.predictive)[..., 0].round(decimals=9)
     came_true = (trials.at_scored(trials.labels) == trials.answers[0]).double()
-    for said in exact.unique():
-        chosen = exact == said
+    for given in exact.unique():
+        chosen = exact == given
         error = 4 * 0.5 / int(chosen.sum()) ** 0.5 + 0.01
-        assert abs(float(came_true[chosen].mean() - said)) < error, f"answers given {said:.3f}"
+        assert abs(float(came_true[chosen].mean() - given)) < error, f"answers given {given:.3f}"
     mean = trials.at_scored(trials.belief).mean(0)
     assert (mean - 0.5).abs().max() < 0.015, "the expected posterior is the prior"
 
@@ -276,10 +276,10 @@ def test_a_style_changes_what_stands_before_and_nothing_else(style: str) -> None
     tokenizer = _chatting()
     plain, styled = (replace(SPEC, style=own).bind(tokenizer, d_vocab=2_503) for own in ("plain", style))
     before, after = plain.sample(7, seed=2), styled.sample(7, seed=2)
-    said = tokenizer.decode(list(styled.prefix))
+    text = tokenizer.decode(list(styled.prefix))
     message = MESSAGES[style].format(reliability=R, rest=1 - R)
-    assert said == f"U {message} A "
-    assert "80%" in said if style == "instruct" else "%" not in said
+    assert text == f"U {message} A "
+    assert "80%" in text if style == "instruct" else "%" not in text
     assert torch.equal(after.tokens[:, len(styled.prefix) :], before.tokens[:, len(plain.prefix) :])
     assert torch.equal(after.at_scored(after.predictive), before.at_scored(before.predictive))
     for name, level in plain.baseline_predictives(before).items():

@@ -222,9 +222,9 @@ def test_what_a_chain_shows_before_it_settles_stays_possible() -> None:
     task = Process(leaves, initial=(1.0, 0.0), length=7)
     trials = task.sample(11, seed=0)
     for w in range(8):
-        said = task.window_predictives(trials, w)
-        assert bool(said.isfinite().all())
-        torch.testing.assert_close(said.sum(-1), torch.ones(11, 7, dtype=torch.float64))
+        text = task.window_predictives(trials, w)
+        assert bool(text.isfinite().all())
+        torch.testing.assert_close(text.sum(-1), torch.ones(11, 7, dtype=torch.float64))
     torch.testing.assert_close(
         task.window_predictives(trials, 2)[trials.tokens == 0][:1].sum(), torch.tensor(1.0).double()
     )

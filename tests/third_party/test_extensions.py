@@ -220,15 +220,15 @@ def test_the_subspace_is_intervened_on(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "shown"),
     [
         ("token_difference:3", r"is written token_difference:FIRST,SECOND: .*second"),
         ("token_difference:3,5,7", r"is written token_difference:FIRST,SECOND; got '3,5,7'"),
         ("token_difference:3,x", r"is written token_difference:FIRST,SECOND; got '3,x'"),
     ],
 )
-def test_a_subspace_with_wrong_values_says_how_it_is_written(text: str, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_a_subspace_with_wrong_values_says_how_it_is_written(text: str, shown: str) -> None:
+    with pytest.raises(InvalidArgument, match=shown):
         fit_from_text(text)
 
 
@@ -288,11 +288,11 @@ def test_recipes_that_cannot_be_used_are_left_out_with_the_reason(folder: Path) 
     with pytest.warns(UserWarning, match="plug-in") as warned:
         found = plugin_recipes()
     assert list(found) == ["coins-small"]
-    said = " ".join(str(own.message) for own in warned)
+    message = " ".join(str(own.message) for own in warned)
     for text in (
         "a Recipe of this name exists",
         "its Recipe is named 'sticky-small'",
         "it must be a Recipe, got a int",
         "AttributeError",
     ):
-        assert text in said
+        assert text in message

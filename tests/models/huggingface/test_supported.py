@@ -24,9 +24,9 @@ def test_the_page_lists_every_family_once() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_has_the_sites_that_the_page_says(name: str) -> None:
-    found, said = row(name), documented()[name]
+    found, text = row(name), documented()[name]
     errors = [float(cell.partition(" ")[0]) for cell in found[1 : 1 + len(SITES)] if cell != "–"]
     assert errors and max(errors) <= TOLERANCE
     if f"transformers {importlib.metadata.version('transformers')}," in PAGE.read_text(encoding="utf-8"):
-        places = [["–" if cell == "–" else cell.partition(" ")[2] for cell in cells[1:-1]] for cells in (found, said)]
-        assert places[0] == places[1] and found[-1] == said[-1]
+        places = [["–" if cell == "–" else cell.partition(" ")[2] for cell in cells[1:-1]] for cells in (found, text)]
+        assert places[0] == places[1] and found[-1] == text[-1]
