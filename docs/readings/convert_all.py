@@ -26,7 +26,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("add_deciding_window.py",),  # the wider window observer among the baselines of calibration
     ("restate_verdicts.py",),  # interventions that are hardly decodable, or have one variance-matched control
     ("add_length_windows.py",),  # window observers among the baselines of `length-hmm`
-    ("convert_relations.py",),  # names of two relations of the bijection
+    ("convert_relations.py",),  # names of two relations of the bijection; counts with their noun
     ("withhold_biased.py",),  # intervals that ended at their estimate
     ("withhold_kinks.py",),  # intervals of key overlaps where noise decides the size of many cosines
 )

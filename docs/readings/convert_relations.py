@@ -1,15 +1,16 @@
-"""Rename two relations of the bijection in committed reports, and renew the hashes of these reports.
+"""Rename two relations of the bijection in committed reports, write counts with their noun, and renew the hashes.
 
 Run once, from the root of the repository:
 
     python docs/readings/convert_relations.py
 
 The relations to values and keys that were shown before are named `used_value` and `used_key`; they were `spent_value`
-and `spent_key`. No number changes. A report without these names is left as it is, so running the script again does
-nothing.
+and `spent_key`. "1 training(s)" becomes "1 training", as the present code writes it. No number changes. A report
+without these texts is left as it is, so running the script again does nothing.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,25 @@ sys.path[:0] = [str(ROOT)]
 from safetensors.numpy import load_file
 
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
+from bayesgeom.results.tables import counted
 
+COUNT = re.compile(r"\b([\d,]+) (frame measure|training)\(s\)")
 RENAMED = {"spent_value": "used_value", "spent_key": "used_key"}
 
 
 def renamed(value: Any) -> Any:
-    """Return nested JSON values with the renamed relations."""
+    """Return nested JSON values with the renamed relations and the counts."""
     if isinstance(value, list):
         return [renamed(item) for item in value]
     if isinstance(value, dict):
         return {key: renamed(item) for key, item in value.items()}
-    return RENAMED.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return COUNT.sub(lambda found: counted(int(found[1].replace(",", "")), found[2]), RENAMED.get(value, value))
 
 
 def convert(path: Path) -> bool:
-    """Rename the relations of one report; returns whether anything changed."""
+    """Convert the texts of one report; returns whether anything changed."""
     text = path.read_text()
     old = json.loads(text)
     new = renamed(old)
