@@ -445,8 +445,9 @@ def key_overlap_row(
 
 
 def below_row(label: str, noise: float, *, d: int, offset: float = 0.0) -> Row:
-    """Verdict "below random directions" of an overlap without an interval, where the true overlap is not below.
+    """Verdict "below" of an overlap without an interval, where the true overlap is not below.
 
+    The level is that of random directions, by the report's verdict, and the truth itself, by the rule of that verdict.
     Each such verdict is wrong, so it is counted as an interval that misses the truth.
     """
     least, _ = percentile_interval(random_overlaps(20, d, draws=400, seed=0))
@@ -462,8 +463,11 @@ def below_row(label: str, noise: float, *, d: int, offset: float = 0.0) -> Row:
             keys = means + noise * (rng.normal(size=(n, 20, d)) + rng.normal(size=(n, 1, d)))
             run = planted_run(trials, {K: torch.from_numpy(keys).float()[None, :, :, None, :]})
             report = KeyOverlap().measure(run)
-            has_interval = ~np.isnan(report.overlap.ends[0])
-            is_wrong[i] = ((report.verdict(RANDOM_DIRECTIONS) == -1) & ~has_interval).any()
+            own = report.overlap.value
+            at_most = np.maximum(own + 2 * np.abs(report.overlap_bias), report.cross_fitted_overlap)
+            is_below = (own < report.level(RANDOM_DIRECTIONS)) & (at_most < truth)
+            is_below |= report.verdict(RANDOM_DIRECTIONS) == -1
+            is_wrong[i] = (is_below & np.isnan(report.overlap.ends[0])).any()
         return (np.full(m, -np.inf), np.full(m, -1.0), is_wrong), 0.0
 
     why = "no such verdict is given"
@@ -626,6 +630,7 @@ def all_rows(kept: Path | None, *, is_quick: bool) -> Iterator[Row]:
     for noise in (1.0, 2.0, 6.0):
         yield below_row(f"random directions, d = 32, noise {noise:g}", noise, d=32)
     yield below_row("just above random directions, d = 32, noise 2", 2.0, d=32, offset=0.2)
+    yield below_row("far above random directions, d = 32, noise 30", 30.0, d=32, offset=0.7)
     memory_users, no_gain = "calibration, length, comparison", "an observer's gain has none"
     yield Row("effective memory", memory_users, memory, True, why=no_gain)
     yield Row("effective memory, observers alike", memory_users, partial(memory, factor=1.02), True, why=no_gain)
