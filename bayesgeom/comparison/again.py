@@ -122,7 +122,12 @@ def with_rows_of(path: Path, new: ComparisonReport, *, saved: ComparisonReport |
     missing = tuple(name for name in dict.fromkeys((*old.missing, *new.missing)) if name not in named)
     report = replace(new, **_joined(rows), missing=missing)
     added = {"report": path.as_posix(), "checkpoints": [own.checkpoints[index] for own, index in rows if own is old]}
-    joined = {"task": {**before["task"], **where["task"]}, "weights": {**before["weights"], **where["weights"]}}
+    joined = {
+        "model": {"name": ", ".join(report.architectures), "architecture": "several"},
+        "task_label": ", ".join(report.tasks),
+        "task": {**before["task"], **where["task"]},
+        "weights": {**before["weights"], **where["weights"]},
+    }
     return _restated(report, {**where, **joined, "rows_of": added})
 
 
@@ -131,19 +136,11 @@ def _check_recipes(path: Path, old: ComparisonReport, copied: Sequence[int]) -> 
     for index in copied:
         name, n_parameters = old.checkpoints[index], int(old.size_of[0, index])
         own = _cell(old.task_of[index], old.architecture_of[index], name, old.is_check[index])
-        present = {
-            "targets": own.targets,
-            "rate search": own.rate_search,
-            **{
-                what: int(size)
-                for what, size in zip(old.sizes, sizes([own], [n_parameters])["size_of"][:, 0], strict=True)
-            },
-        }
-        saved = {
-            "targets": old.targets[index],
-            "rate search": old.rate_search[index],
-            **{what: int(size) for what, size in zip(old.sizes, old.size_of[:, index], strict=True)},
-        }
+        present = {"targets": own.targets, "rate search": own.rate_search}
+        saved = {"targets": old.targets[index], "rate search": old.rate_search[index]}
+        known = sizes([own], [n_parameters])["size_of"][1:, 0]  # the first is the number of parameters, copied itself
+        for what, size, now in zip(old.sizes[1:], old.size_of[1:, index], known, strict=True):
+            present[what], saved[what] = int(now), int(size)
         if other := [f"{what}: {saved[what]} against {now}" for what, now in present.items() if saved[what] != now]:
             raise InvalidArgument(
                 f"{path}: {name} was trained by another recipe than the present one ({'; '.join(other)}). "

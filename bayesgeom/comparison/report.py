@@ -139,16 +139,37 @@ class ComparisonReport(Report):
             )
             for index, (name, outcome, ruling, published, stands) in enumerate(rows)
         ]
-        alike: dict[tuple[str, ...], list[int]] = {}  # one line per pair of verdict and published verdict
-        for index, key in enumerate(zip(self.verdicts, rulings, self.standings, strict=True)):
+        alike: dict[tuple[str, str], list[int]] = {}  # one finding per verdict
+        for index, key in enumerate(zip(rulings, self.verdicts, strict=True)):
             alike.setdefault(key, []).append(index)
-        for (outcome, ruling, stands), places in alike.items():
-            names, first = ", ".join(self.checkpoints[index] for index in places), places[0]
-            finding = f"{names} ({_of_cell(stands)})."
-            if ruling != outcome:
-                finding = f"{outcome[0].upper()}{outcome[1:]} in {names} ({stands.removeprefix(f'{NOT_DECIDED}: ')})."
-            lines[first] = replace(lines[first], ruling=ruling, finding=finding)
+        for (ruling, outcome), places in alike.items():
+            hardest = self._hardest(places, outcome)
+            lines[hardest] = replace(lines[hardest], ruling=ruling, finding=self._finding(places, ruling, outcome))
         return tuple(lines)
+
+    def _hardest(self, places: Sequence[int], outcome: str) -> int:
+        """The training that comes closest to another verdict: the lowest share if realized, else the highest."""
+        worst = min if outcome == "realized" else max
+        return worst(places, key=lambda index: float(self.share_closed.value[index]))
+
+    def _finding(self, places: Sequence[int], ruling: str, outcome: str) -> str:
+        """A sentence on trainings with one verdict: their cells, why it is open, and where the papers differ."""
+        cells = f"{self._named(places)}."
+        if ruling != outcome:
+            reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(f"{NOT_DECIDED}: ") for index in places)
+            return f"{outcome[0].upper()}{outcome[1:]} on {cells[:-1]}: {'; '.join(reasons)}."
+        elsewhere = [index for index in places if self.standings[index] == "differs at these sizes"]
+        against = [index for index in places if self.standings[index] == "contradicts"]
+        others = (("Published otherwise", against), ("Published otherwise, at other sizes", elsewhere))
+        return " ".join([cells, *(f"{how}: {self._named(own)}." for how, own in others if own)])
+
+    def _named(self, places: Sequence[int]) -> str:
+        """The cells of trainings, by task: "bijection (transformer, lstm), recall (transformer)"."""
+        of_task: dict[str, dict[str, None]] = {}
+        for index in places:
+            name = f"{self.architecture_of[index]}{', twice the budget' if self.is_check[index] else ''}"
+            of_task.setdefault(self.task_of[index], {})[name] = None
+        return ", ".join(f"{task} ({', '.join(names)})" for task, names in of_task.items())
 
     def _rulings(self) -> tuple[str, ...]:
         """The verdict on the cell of each checkpoint in short; a check has its own."""

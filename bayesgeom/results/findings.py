@@ -11,11 +11,11 @@ from bayesgeom.results.section import Section
 FEWEST, MOST = 3, 6
 GOOD = frozenset(
     {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned", "passed"}
-    | {"no discontinuity"}
+    | {"no discontinuity", "beats controls"}
 )
 BAD = frozenset(
     {"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"}
-    | {"differs", "failed", "discontinuity"}
+    | {"differs", "failed", "discontinuity", "does not beat controls"}
 )
 _WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {

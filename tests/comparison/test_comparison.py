@@ -249,11 +249,11 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
     report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 0.03, 1.9, 0.02, 0.02)], seed=0)
     found = [(line.ruling, line.finding) for line in report.headlines()]
     assert found == [
-        ("not decided", "Realized in bijection-lstm, recall-mamba (one seed)."),
         ("not decided: realized", ""),
-        ("not decided", "Not realized in recall-mlp (one seed)."),
-        ("realized", "recall-lstm-seed1, recall-lstm (the cell: differs at these sizes)."),
+        ("not decided", "Realized on bijection (lstm), recall (mamba): one seed."),
+        ("not decided", "Not realized on recall (mlp): one seed."),
         ("realized", ""),
+        ("realized", "recall (lstm). Published otherwise, at other sizes: recall (lstm)."),
     ]
 
 
@@ -345,6 +345,8 @@ def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkey
     assert both.keys() == own.keys()
     for name, values in own.items():
         np.testing.assert_allclose(both[name], values, rtol=1e-6, err_msg=name)  # baselines are scored in float64
+    assert joined.provenance["model"]["name"] == "transformer, mlp"
+    assert joined.provenance["task_label"] == "bijection, repeats"
     assert joined.provenance["rows_of"]["checkpoints"] == [
         "bijection-mlp",
         "bijection-mlp-seed1",

@@ -74,14 +74,14 @@ def test_steps_to_a_threshold() -> None:
     assert np.isnan(steps_to(losses, at, 4.5))  # nothing to reach
 
 
-def planted(rates: list[float], drops: list[float]) -> list[Curves]:
-    """Loss falls as 2 − rate·step/100 + a seed's own offset; held out it stays."""
+def planted(rates: list[float], drops: list[float], *, generalizes: bool = False) -> list[Curves]:
+    """Loss falls as 2 − rate·step/100 + a seed's own offset; held out it stays, unless the conditions generalize."""
     steps = np.arange(101.0)
     found = []
     for drop in drops:
         loss = np.stack([2 + drop - rate * steps / 100 for rate in rates])
         rest = {name: np.zeros(len(rates)) for name in ("entropy", "accuracy", "held_out_accuracy")}
-        held = np.full((len(rates), 11), 2.0)
+        held = loss[:, ::10] if generalizes else np.full((len(rates), 11), 2.0)
         found.append(Curves(loss=loss, held_out=held, floors=(1.0, 1.5), **rest))
     return found
 
@@ -102,6 +102,27 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
     assert np.isnan(found.speedup.value[HELD_OUT]).all() and not found.reached[HELD_OUT].any()
     np.testing.assert_allclose(found.final_loss_bits.value, found.final_loss_nats / np.log(2))
     np.testing.assert_array_equal(found.filter_bits[:, 0], [1 / NATS_PER_BIT, 1.5 / NATS_PER_BIT])
+
+
+@pytest.mark.parametrize(
+    ("rates", "generalizes", "beginning"),
+    [
+        ([0.1, 0.5, 0.2, 0.2, 0.2], True, "beats controls: EM-like: 0.1 on W_V has a lower final loss than every"),
+        ([0.1, 0.5, 0.2, 0.2, 0.2], False, "undecided: no control has a lower final loss"),
+        (
+            [0.1, 0.2, 0.4, 0.1, 0.1],
+            True,
+            "does not beat controls: controls with a lower final loss than EM-like: 0.1 on W_V: SGD 0.1",
+        ),
+    ],
+)
+def test_the_conclusion_is_on_the_controls_and_both_sequences(
+    rates: list[float], generalizes: bool, beginning: str
+) -> None:
+    curves = planted(rates, [0.0, 0.3, -0.2], generalizes=generalizes)
+    found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
+    assert found.conclusion().startswith(beginning)
+    assert found.headlines()[0].ruling == found.verdict() == beginning.partition(":")[0]
 
 
 def test_the_authors_speed_is_to_the_mean_final_loss() -> None:

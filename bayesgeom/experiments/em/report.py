@@ -6,7 +6,7 @@ paper.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
+_BEATS, _DOES_NOT = "beats controls", "does not beat controls"
 TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
 _CONDITIONS, _FEW = "sequence chain condition", "chain condition"
 
@@ -53,6 +54,10 @@ class EMReport(Report):
         "steps overall, but also the controls: 0.1 everywhere, 0.1 on the output matrix alone, 0.1 on the routing "
         "alone. The gray lines are the entropy rate of the chain, which no predictor beats on new data; a loss below "
         "it on the training sequence is memorization. Bands and whiskers are Student's 95 % intervals over seeds."
+    )
+    rule: ClassVar[str] = (
+        "The EM-like condition beats its controls if every control has a higher final loss on both sequences: the "
+        "interval of each paired difference lies above 0. It does not beat them if one interval lies below 0."
     )
 
     chains: tuple[str, ...]
@@ -91,8 +96,34 @@ class EMReport(Report):
         """Entropy rate of the chain in nats."""
         return self.floor_bits * NATS_PER_BIT
 
+    def conclusion(self) -> str:
+        verdict = self.verdict()
+        if verdict == _BEATS:
+            return f"{verdict}: {EM_LIKE} has a lower final loss than every control, on both sequences."
+        if verdict == _DOES_NOT:
+            return f"{verdict}: controls with a lower final loss than {EM_LIKE}: {self._named('no')}."
+        return (
+            f"{verdict}: no control has a lower final loss than {EM_LIKE}; not separated: {self._named('undecided')}."
+        )
+
+    def verdict(self) -> str:
+        """Return "beats controls", "does not beat controls" or "undecided"."""
+        found = set(self.em_margin_bits.clears("higher")[:, 0, self._controls()].ravel())
+        return _BEATS if found == {"yes"} else _DOES_NOT if "no" in found else "undecided"
+
+    def _named(self, verdict: str) -> str:
+        """The controls with this verdict on one of the sequences, and the sequences."""
+        cleared, found = self.em_margin_bits.clears("higher")[:, 0], []
+        for control in self._controls():
+            own = [name for name, here in zip(self.sequences, cleared[:, control], strict=True) if here == verdict]
+            found += [f"{self.conditions[control]} ({' and '.join(own)})"] if own else []
+        return " and ".join(found)
+
+    def _controls(self) -> list[int]:
+        return [i for i in range(len(self.conditions)) if i not in (_BASE, _EM)]
+
     def headlines(self) -> Sequence[Headline]:
-        controls = [i for i in range(len(self.conditions)) if i not in (_BASE, _EM)]
+        controls = self._controls()
 
         def line(metric: str, sequence: int, condition: int, label: str) -> Headline:
             return headline_of(
@@ -100,7 +131,7 @@ class EMReport(Report):
             )
 
         return (
-            line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
+            replace(line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"), ruling=self.verdict()),
             *(line("speedup", TRAINED, i, "speed-up to SGD's final loss") for i in controls),
             *(line("em_margin_bits", TRAINED, i, "final loss minus EM-like's") for i in controls),
             *(line("em_margin_bits", HELD_OUT, i, "held-out loss minus EM-like's") for i in controls),
