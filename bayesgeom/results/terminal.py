@@ -79,7 +79,7 @@ def summary(
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]
-    above = [*_wrapped(title, 1), *verdicts]
+    above = [*_wrapped(title, 2), *verdicts]
     below = _noted(notes)
     room = LINES - len(above) - len(below) - 3 - bool(below)
     kept = rows if len(rows) <= room else rows[: room - 1]
