@@ -64,7 +64,7 @@ class ComparisonReport(Report):
         "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. The table "
         "states search, targets, state size and seeds of every cell."
     )
-    rule: ClassVar[str] = f"{RULE[0].upper()}{RULE[1:]}."
+    rule: ClassVar[str] = RULE
 
     checkpoints: tuple[str, ...]
     task_of: tuple[str, ...]
@@ -256,9 +256,9 @@ _TERMS = (
     "seeds",
 )
 _BASELINES = (
-    "Share closed is measured from the best context-free predictor; the strongest baseline sees the context and lacks "
+    "Share closed is measured from the best context-free predictor. The strongest baseline sees the context and lacks "
     "what the row tests (“exact”: the row tests no more than that baseline does). On hidden Markov models window "
-    "observers of up to 10 symbols are baselines; effective memory is the width of the narrowest observer, of any "
+    "observers of up to 10 symbols are baselines. Effective memory is the width of the narrowest observer, of any "
     "width, that a model does not beat."
 )
 

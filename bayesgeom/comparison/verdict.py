@@ -16,12 +16,12 @@ REALIZED, LIMITED = 0.95, 0.5
 _SHORT_SECONDS = 15 * 60
 NOT_TESTABLE = "not testable on this task"
 RULE = (
-    f"one training is realized where at least {REALIZED:.0%} of the gap between the best context-free predictor and "
-    f"the exact posterior is closed, limited at {LIMITED:.0%} or more; transport is realized where the model beats "
-    f"every observer of up to {TRANSPORT_WINDOW} symbols, on a task where the stationary observer of the last "
-    f"{TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits; a cell has a verdict where two seeds at the "
-    "same budget agree, three where a training takes less than a quarter of an hour. Verdicts hold at this training "
-    "budget only; they do not show inability"
+    f"One training is realized if it closes at least {REALIZED:.0%} of the gap between the best context-free "
+    f"predictor and the exact posterior, and limited at {LIMITED:.0%} or more. Transport is realized if the model "
+    f"beats every observer of up to {TRANSPORT_WINDOW} symbols. The task must be one on which the stationary observer "
+    f"of the last {TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits. A cell has a verdict if two seeds "
+    "at the same budget agree; three are required where a training takes less than a quarter of an hour. Verdicts "
+    "hold at this training budget only; they do not show inability."
 )
 
 
