@@ -119,6 +119,11 @@ def _detail(claim: Claim) -> str:
         "",
         f"**{claim.claim}** {str(verdict(claim)).capitalize()}.",
         "",
+        *(
+            [f"- Finding: {claim.finding}"]
+            if claim.measured is not None and claim.finding not in ("", claim.claim)
+            else []
+        ),
         f"- Published: {claim.published} ({claim.source}).",
         f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
     ]
@@ -126,20 +131,34 @@ def _detail(claim: Claim) -> str:
         lines.append(f"- Why there is no verdict: {reason(claim)}.")
     elif claim.measured is None:
         lines += _missing(claim)
+    below = [f"- Does not show: {claim.does_not_show}"]
     if claim.measured is not None:
-        shown = (
-            f"{claim.numbers[n].label}: {text(v, claim.numbers[n].unit)}{_with_baseline(claim, n, v)}"
-            f"{f', {_none(v)}' if v.why_not else ''}"
-            for n, v in claim.measured.numbers.items()
-        )
-        lines.append(f"- Measured: {'; '.join(shown)}.")
-        lines.append(f"- Recorded {claim.measured.date} ({_origins(claim)}).")
+        lines += ["", _values(claim), ""]
+        below.append(f"- Recorded {claim.measured.date}: {_origins(claim)}.")
         if claim.seeds_required > 1:
-            lines.append(f"- Trainings: {_seeds(claim)}.")
-    if claim.finding and claim.measured is not None:
-        lines.append(f"- Finding: {claim.finding}")
-    lines.append(f"- Does not show: {claim.does_not_show}")
-    return "\n".join([*lines, "", "```sh", *dict.fromkeys(claim.commands), "```"])
+            below.append(f"- Trainings: {_seeds(claim)}.")
+    return "\n".join([*lines, *below, "", "```sh", *dict.fromkeys(claim.commands), "```"])
+
+
+def _values(claim: Claim) -> str:
+    """The table of every recorded number of a claim."""
+    assert claim.measured is not None, "only of what was measured"
+    rows = []
+    for name, value in claim.measured.numbers.items():
+        number = claim.numbers[name]
+        interval = f"{short(value.lo)} … {short(value.hi)}"
+        if math.isnan(value.lo):
+            interval = f"none: {value.why_not}" if value.why_not else "–"
+        baseline = f"{short(value.baseline)} ({number.baseline_label or 'strongest baseline'})"
+        rows.append(
+            (
+                number.label,
+                f"{short(value.value)} {number.unit}".strip(),
+                interval,
+                "–" if math.isnan(value.baseline) else baseline,
+            )
+        )
+    return markdown(("measured", "value", "95 % interval", "baseline"), rows)
 
 
 def _missing(claim: Claim) -> list[str]:
@@ -154,9 +173,9 @@ def _origins(claim: Claim) -> str:
     assert claim.measured is not None, "only of what was measured"
     origins = []
     for origin in claim.measured.origins.values():
-        weights = f", weights `{origin.weights_hash}`" if origin.weights_hash else ""
-        n = f", n = {origin.n}" if origin.n else ""
-        origins.append(f"{origin.model}{weights}{n}, seed {origin.seed}")
+        weights = f"weights `{origin.weights_hash}`, " if origin.weights_hash else ""
+        n = f"n = {origin.n:,}, " if origin.n else ""
+        origins.append(f"{origin.model} ({weights}{n}seed {origin.seed})")
     return "; ".join(dict.fromkeys(origins))
 
 
@@ -185,11 +204,6 @@ def _baseline(claim: Claim) -> str:
     if math.isnan(value.baseline):
         return "–"
     return f"{short(value.baseline)} ({number.baseline_label or 'see the report'})"
-
-
-def _with_baseline(claim: Claim, name: str, value: Value) -> str:
-    label = claim.numbers[name].baseline_label or "strongest baseline"
-    return "" if math.isnan(value.baseline) else f" ({label}: {short(value.baseline)})"
 
 
 def _reason(claim: Claim) -> str:
