@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from bayesgeom.commands.base import Command, tell
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 
 
@@ -20,7 +21,20 @@ class Checkpoints(Command):
     """Instead of listing: recompute the stored config hashes of these directories, after an intended change or for
     checkpoints of an earlier version. The hash of the weights must still match."""
 
+    rescore: tuple[Path, ...] = ()
+    """Instead of listing: score the checkpoints in these directories again, with the baselines of this version. Card
+    and scores are replaced; the weights stay."""
+
     def __call__(self) -> int:
+        if self.rescore and self.seal:
+            raise InvalidArgument("--seal and --rescore are two commands: a checkpoint is sealed before it is scored.")
+        if self.rescore:
+            from bayesgeom.training.publish import rescore
+
+            for folder in self.rescore:
+                rescore(folder)
+                tell(f"{folder}:", *_lines(folder, _checkpoint))
+            return 0
         if self.seal:
             from bayesgeom.training.formation import seal
 
@@ -94,6 +108,8 @@ def _quality(description: Mapping[str, Any]) -> str:
     for key in (key for key in scores if key.endswith("bits")):
         baselines = scores.get("baselines", {}).get(key, {})
         hardest = min(baselines, key=baselines.__getitem__, default=None)
-        level = "" if hardest is None else f" (baseline {number_text(baselines[hardest], is_exact=True)}, {hardest})"
+        level = ""
+        if hardest is not None:
+            level = f" (baseline {number_text(baselines[hardest], is_exact=True)}, {hardest.replace('_', ' ')})"
         parts.append(f"{key} {number_text(scores[key], is_exact=True)}{level}")
     return ", ".join(parts) or "not scored"

@@ -1,21 +1,30 @@
 """Publishing of a trained module as a checkpoint with its recipe and scores."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from bayesgeom.core.errors import CheckpointFault
+from bayesgeom.core.files import atomic_file
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.core.reading import read_json
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.description import CARD, CONFIG, OURS, hashed
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.precision import Precision
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, recipe_from_dict
 
 N_SCORED = 2_000
+_MADE = "## How it was made"
+_VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
@@ -32,9 +41,7 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
         The scores.
     """
     model = of_module(module, name=recipe.name, task=recipe.task)
-    seed = derived_seed(recipe.seed, _SCORING)
-    blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
-    scores = Calibration().measure(model.run(blocks, baseline_predictives=recipe.task.baseline_predictives, seed=seed))
+    scores, seed = _scored(recipe, model)
     save_checkpoint(
         path,
         module,
@@ -45,6 +52,51 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
         entries={"scores": kept_scores(scores, seed=seed), "precision": precision},
     )
     return scores
+
+
+def rescore(path: Path) -> CalibrationReport:
+    """Score a checkpoint again, on the sequences of its first scores, and write scores and baselines of today.
+
+    Weights, recipe, versions and the card's text on the training stay. Baselines that were added since appear, such as
+    window observers.
+
+    Args:
+        path: Directory of the checkpoint.
+
+    Returns:
+        The scores.
+
+    Raises:
+        CheckpointFault: The checkpoint cannot be used, or has no card.
+        OutputFault: It cannot be written.
+    """
+    found = load_checkpoint(path)
+    recipe = recipe_from_dict(found.recipe)
+    model = of_module(found.module, name=recipe.name, task=recipe.task)
+    scores, seed = _scored(recipe, model)
+    whole = read_json(path / CONFIG)
+    description = whole.get(OURS, whole)
+    description["scores"] = kept_scores(scores, seed=seed)
+    try:
+        before = (path / CARD).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointFault(f"{path / CARD} cannot be read: {error}.") from error
+    made = card(recipe, model.spec.n_parameters, scores, description.get("precision"))
+    made = made.replace("{weights_hash}", found.weights_hash)
+    if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
+        made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
+    for name, text in ((CONFIG, json.dumps(hashed(whole), indent=2) + "\n"), (CARD, made)):
+        with atomic_file(path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return scores
+
+
+def _scored(recipe: Recipe, model: Model) -> tuple[CalibrationReport, int]:
+    """Measure the calibration on the sequences that score this recipe; also return their seed."""
+    seed = derived_seed(recipe.seed, _SCORING)
+    blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
+    run = model.run(blocks, baseline_predictives=recipe.task.baseline_predictives, seed=seed)
+    return Calibration().measure(run), seed
 
 
 def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
@@ -71,12 +123,12 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     """Return the card's text; `save_checkpoint` replaces `{weights_hash}`."""
     kl_of = {own.name: number_text(float(own.value), is_exact=True) for own in scores.kl_bits.baselines}
     levels = "\n".join(
-        f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
+        f"| {own.name} | {number_text(float(own.value), is_exact=True)} | {kl_of.get(own.name, '–')} |"
         for own in scores.entropy_mae_bits.baselines
     )
     mae, kl = _bold(scores.entropy_mae_bits), _bold(scores.kl_bits)
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
-    sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
+    sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
     return f"""# {recipe.name}
 
 Task: `{recipe.task}`
@@ -95,12 +147,19 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 Entropy error with entropies averaged over sequences first: {number_text(means_first, is_exact=True)} bits. Probability
 outside the answers: {number_text(elsewhere, is_exact=True)}.
 
-## How it was made
+{_MADE}
 
 `bayesgeom train {recipe.name}`. The whole recipe is in `config.json`; in short:
 
 {_story(recipe, precision)}
 """
+
+
+def _sizes(config: ModelConfig) -> dict[str, Any]:
+    """The config of a model, without the parameters of variants where these are off."""
+    defaults = type(config)(**{name: getattr(config, name) for name in ("d_vocab", "n_ctx")}).to_dict()
+    own = config.to_dict()
+    return {key: own[key] for key in own if not (key.startswith(_VARIANT) and own[key] == defaults[key])}
 
 
 def _story(recipe: Recipe, precision: Precision | None) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayesgeom.cli import main
 from bayesgeom.core.numbers import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import read_description
+from bayesgeom.models.description import hashed, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
@@ -22,6 +23,8 @@ from bayesgeom.training import publish as module
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe
 
+# Shipped, and no better than a window observer on the same sequences; see claims H1 and P3.
+NEAR_A_BASELINE = ("hmm-s5", "hmm-lstm", "hmm-mamba", "slow-hmm-lstm", "sticky-small")
 TINY = Recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3, repeats=True),
@@ -89,7 +92,7 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
     assert card.startswith("# tiny\n") and f"Weights: `{config['weights_hash']}`" in card and "{" not in card
     assert f"Task: `{TINY.task}`" in card and f"({sum(p.numel() for p in built().parameters()):,} parameters" in card
     for name, value in TINY.model_config().to_dict().items():
-        assert f"{name} {value}" in card
+        assert (f"{name} {value}" in card) != name.startswith(("prior_", "top_")), "variants that are off are left out"
     error, (low, high) = float(scores.entropy_mae_bits), scores.entropy_mae_bits.ends
     measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
     assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits), is_exact=True)}**" in card
@@ -120,14 +123,31 @@ def test_the_card_lists_every_baseline(published: tuple[Path, CalibrationReport]
 def test_a_shipped_config_holds_the_levels_that_its_card_prints(name: str) -> None:
     path = checkpoints()[name]
     scores, card = read_description(path)["scores"], (path / "card.md").read_text()
-    printed = {
-        row: levels for row, *levels in re.findall(r"(?m)^\| ([a-z0-9 ]+) \| ([\d.]+) \| ([\d.]+|inf|–) \|$", card)
-    }
+    rows = re.findall(r"(?m)^\| ([a-z0-9 ]+) \| (\S+) \| (\S+) \|$", card)
     for column, score in enumerate(("entropy_mae_bits", "kl_bits")):
-        held = {key.replace("_", " "): f"{level:.4f}" for key, level in scores["baselines"][score].items()}
-        assert held == {row: levels[column] for row, levels in printed.items() if levels[column] not in ("–", "inf")}
-    best = min(scores["baselines"]["kl_bits"].values())
-    assert scores["kl_bits"] < best or name.endswith("-mlp") or name == "slow-hmm-lstm", "an MLP sees one position"
+        printed = {row.replace(" ", "_"): levels[column] for row, *levels in rows}
+        stored = {key: number_text(level, is_exact=True) for key, level in scores["baselines"][score].items()}
+        assert stored == {row: level for row, level in printed.items() if level not in ("–", "inf", "∞")}
+    is_beaten = scores["kl_bits"] < min(scores["baselines"]["kl_bits"].values())
+    assert name.endswith("-mlp") or is_beaten != (name in NEAR_A_BASELINE), "an MLP is at the uniform predictor"
+
+
+def test_a_checkpoint_can_be_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores, baselines and the card's table are those of today; weights and the text on the training stay."""
+    monkeypatch.setattr(module, "N_SCORED", 64)
+    path = tmp_path / "tiny"
+    publish(TINY, built(), path)
+    first, card = read_description(path), (path / "card.md").read_text()
+    old = {**first, "scores": {"n": 1, "seed": 0, "kl_bits": 9.0, "baselines": {}}}
+    (path / "config.json").write_text(json.dumps(hashed(old)))
+    (path / "card.md").write_text("# tiny\n\n## How it was made\n\nAs only this card says.\n")
+    assert main(["checkpoints", "--rescore", str(path)]) == 0
+    assert read_description(path) == first
+    assert (path / "card.md").read_text() == card.partition("## How it was made")[0] + (
+        "## How it was made\n\nAs only this card says.\n"
+    )
+    (path / "card.md").unlink()
+    assert main(["checkpoints", "--rescore", str(path)]) == 2
 
 
 def test_publishing_again_replaces_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
