@@ -136,8 +136,8 @@ def _check_recipes(path: Path, old: ComparisonReport, copied: Sequence[int]) -> 
     for index in copied:
         name, n_parameters = old.checkpoints[index], int(old.size_of[0, index])
         own = _cell(old.task_of[index], old.architecture_of[index], name, old.is_check[index])
-        present = {"targets": own.targets, "rate search": own.rate_search}
-        saved = {"targets": old.targets[index], "rate search": old.rate_search[index]}
+        present: dict[str, str | int] = {"targets": own.targets, "rate search": own.rate_search}
+        saved: dict[str, str | int] = {"targets": old.targets[index], "rate search": old.rate_search[index]}
         known = sizes([own], [n_parameters])["size_of"][1:, 0]  # the first is the number of parameters, copied itself
         for what, size, now in zip(old.sizes[1:], old.size_of[1:, index], known, strict=True):
             present[what], saved[what] = int(now), int(size)
