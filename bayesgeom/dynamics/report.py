@@ -53,8 +53,9 @@ class DynamicsReport(Report):
 
     runs: tuple[str, ...]
     steps: tuple[str, ...]
-    kl_bits: Annotated[Estimate, Quantity("run step", unit="bits", better="lower", label="KL(exact ‖ model)")]
-    kl_bits_mean: Annotated[Estimate, Quantity("step", unit="bits", better="lower", label="KL, mean over trainings")]
+    # KL has no `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.
+    kl_bits: Annotated[Estimate, Quantity("run step", unit="bits", label="KL(exact ‖ model)")]
+    kl_bits_mean: Annotated[Estimate, Quantity("step", unit="bits", label="KL, mean over trainings")]
     entropy_mae_bits: Annotated[Estimate, Quantity("run step", unit="bits", better="lower", label="entropy error")]
     pattern_distance_bits: Annotated[
         Estimate, Quantity("run step", unit="bits", label="distance of attention patterns from the last snapshot")

@@ -42,7 +42,8 @@ class MonitorReport(Report):
     )
 
     steps: tuple[str, ...]
-    kl_bits: Annotated[Estimate, Quantity("step", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    # Without `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.
+    kl_bits: Annotated[Estimate, Quantity("step", unit="bits", label="KL(exact ‖ model)")]
     key_orthogonality: Annotated[
         Estimate, Quantity("step", better="higher", label="orthogonality of hypothesis keys, layer 0")
     ]
