@@ -86,7 +86,7 @@ class AblationReport(Report):
     attribution_bits: Float[np.ndarray, " ablation"]
     inert: Bool[np.ndarray, " ablation"]
     kl_increase_bits_by_position: Float[np.ndarray, "ablation position"]
-    # Without `better`: the uniform prediction is a scale. `calibration` compares with the strongest baseline of the task.
+    # No `better`: the uniform prediction is a scale. `calibration` has the strongest baseline of the task.
     unablated_kl_bits: Annotated[Estimate, Quantity(unit="bits", label="KL without ablation")]
     unablated_entropy_mae_bits: Annotated[
         Estimate, Quantity(unit="bits", better="lower", label="entropy error without ablation")

@@ -57,7 +57,7 @@ class ReplicationReport(Report):
     weights_hashes: tuple[str, ...]
     missing: tuple[str, ...]
     steps: tuple[str, ...]
-    # No `better`: the context-free predictor is a scale. `compare` and `calibration` have the task's strongest baseline.
+    # No `better`: the context-free predictor is a scale. `calibration` has the strongest baseline of the task.
     kl_bits: Annotated[Estimate, Quantity("replica", unit="bits", label=_KL)]
     entropy_mae_bits: Annotated[Estimate, Quantity("replica", unit="bits", label=_ERROR)]
     curve_kl_bits: Float[np.ndarray, "replica step"]
