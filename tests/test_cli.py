@@ -64,9 +64,9 @@ def save(path: Path, change: Callable[[Transformer], object] = lambda module: No
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with one named checkpoint and one recipe."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.setitem(recipes.RECIPES, TINY.name, TINY)
-    save(tmp_path / "shelf" / "tiny")
+    save(tmp_path / "checkpoints" / "tiny")
     return tmp_path
 
 
@@ -109,13 +109,13 @@ def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.Captur
     assert entries(folder) == before and "report:" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("asked", ["tiny", "shelf/tiny", "./shelf/tiny/"])
+@pytest.mark.parametrize("asked", ["tiny", "checkpoints/tiny", "./checkpoints/tiny/"])
 def test_a_checkpoint_is_a_name_or_a_path(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", asked, *QUICK]) == 0
     assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=5")
 
 
-def test_another_task_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_task_can_be_selected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "tiny", *QUICK, "--task", "bijection:n_values=11, n_pairs=3 ,repeats=true"]) == 0
     assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=3, repeats=True")
 
@@ -308,7 +308,7 @@ def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
     root = str(Path(recipes.__file__).parents[2])
     done = subprocess.run(
         command,
-        env={"PYTHONPATH": root, "BAYESGEOM_CHECKPOINTS": str(folder / "shelf"), "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": root, "BAYESGEOM_CHECKPOINTS": str(folder / "checkpoints"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -388,15 +388,15 @@ def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.Cap
         "tiny",
         "  task    " + ", ".join(f"{key}={value}" for key, value in TASK.config().items()),
         "  scores  entropy_mae_bits 0.25 (baseline 0.5, constant), kl_bits 0.125",
-        f"  weights {load_checkpoint(folder / 'shelf' / 'tiny').weights_hash}",
+        f"  weights {load_checkpoint(folder / 'checkpoints' / 'tiny').weights_hash}",
     ]
 
 
 def test_checkpoints_says_what_a_packed_training_is_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "shelf" / "film").mkdir()
+    (folder / "checkpoints" / "film").mkdir()
     whole = {"schema": 2, "model": CONFIG.to_dict(), "task": TASK.config(), "recipe": {"name": "small"}}
     whole["snapshots"] = [{"step": at, "file": f"{at}.safetensors", "weights_hash": "0" * 16} for at in (0, 30, 6_000)]
-    (folder / "shelf" / "film" / "formation.json").write_text(json.dumps(hashed(whole)))
+    (folder / "checkpoints" / "film" / "formation.json").write_text(json.dumps(hashed(whole)))
     assert main(["checkpoints"]) == 0
     name, _, holds, purpose = capsys.readouterr().out.splitlines()[4:]
     assert (name, holds) == ("film", "  holds   3 snapshots of small, steps 0 to 6,000")
@@ -449,7 +449,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
         (("tiny-recipe", "--steps", "0"), "steps and batch sizes must be at least 1"),
         (("tiny-recipe", "--seed", "-1"), "seed must be a non-negative integer (0 is the recipe's own), got -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
-        (("tiny-recipe", "--out", "shelf/tiny/card.md"), "shelf/tiny/card.md is a file; name a directory."),
+        (("tiny-recipe", "--out", "checkpoints/tiny/card.md"), "checkpoints/tiny/card.md is a file; name a directory."),
         (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe contains no run."),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
@@ -462,7 +462,7 @@ def test_mistakes_in_training_are_one_line(
 
 
 @pytest.mark.parametrize(("value", "n_calls"), [(None, 0), ("0", 0), ("1", 1)])
-def test_freed_memory_is_kept_only_on_request(monkeypatch: pytest.MonkeyPatch, value: str | None, n_calls: int) -> None:
+def test_freed_memory_is_retained_on_request(monkeypatch: pytest.MonkeyPatch, value: str | None, n_calls: int) -> None:
     calls = list[str]()
     monkeypatch.setattr("bayesgeom.cli.keep_freed_memory", lambda: calls.append("kept"))
     monkeypatch.delenv("BAYESGEOM_KEEP_FREED_MEMORY", raising=False)

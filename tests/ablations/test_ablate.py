@@ -278,7 +278,7 @@ def test_attention_off_in_layers_that_are_not_there(m: int) -> None:
 # The ways in.
 
 
-def test_functions_keep_their_names_beside_modules_of_the_same_name() -> None:
+def test_functions_are_not_hidden_by_modules_of_the_same_name() -> None:
     assert MODULE.ablate is bayesgeom.ablate
     diagnose = importlib.import_module("bayesgeom.diagnosis.run").diagnose
     assert [bayesgeom.diagnose, bayesgeom.diagnose] == [diagnose, diagnose]

@@ -164,7 +164,7 @@ def test_without_single_heads_their_summaries_are_unknown(rng: np.random.Generat
     assert report.plot().data and report.table() and str(report.headlines()[0])
 
 
-def test_the_pick_of_key_overlap_stands_beside_that_of_ablation(rng: np.random.Generator) -> None:
+def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.random.Generator) -> None:
     report = reported(scores(rng, noise=0.001))
     first, second = report.headlines()[:2]
     assert first.value == report.kl_increase_bits.value.max() and "L0H1 + L1H2" in first.label

@@ -148,7 +148,7 @@ def test_where_layer_0_matters_little_no_choice_of_a_head_is_needed() -> None:
         assert found.verdict == "contradicted" and "no head of layer 0 reaches 0.5 times" in found.reason
 
 
-def test_a_report_measured_otherwise_has_no_verdict_and_is_told_what_to_run() -> None:
+def test_a_report_with_other_settings_has_no_verdict_and_names_the_option() -> None:
     report = committed("bijection-v20")
     nothing = Estimate.of(np.full_like(report.entropy_mae_increase_bits.value, np.nan))
     for other, option in (

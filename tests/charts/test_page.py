@@ -121,7 +121,7 @@ def test_every_section_is_there_with_title_text_and_figure(document: str) -> Non
     assert text.count("17 sequences.") == 2
 
 
-def test_every_headline_stands_beside_its_baselines_and_its_verdict(document: str) -> None:
+def test_every_headline_is_shown_with_its_baselines_and_verdict(document: str) -> None:
     read = Reader(document)
     assert read.row("first of first_probe") == [
         "first of first_probe",
@@ -206,7 +206,7 @@ def test_undecided_without_an_interval_says_so() -> None:
     assert found_in(text) == [f"undecided {shown}"]
 
 
-def test_what_was_tested_is_said_before_the_findings() -> None:
+def test_the_page_states_what_was_tested_before_the_findings() -> None:
     source = {"model": {"name": "tiny", "architecture": "lstm"}, "task_label": "HMM()"}
     text = page("t", [section("one", "One")], skipped={}, provenance=source)
     assert "Tested: tiny (lstm) on HMM(), 17 sequences." in text

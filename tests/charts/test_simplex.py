@@ -37,7 +37,7 @@ def test_certainty_has_its_corner_s_color_and_doubt_a_mixture() -> None:
     assert len(belief_colors(np.eye(13))) == 13, "colors come again where corners are more than colors"
 
 
-def test_what_cannot_be_drawn_is_said() -> None:
+def test_a_panel_that_cannot_be_drawn_states_the_reason() -> None:
     missing = np.full((5, 3), np.nan)
     assert drawn(Simplex(title="", placed=missing, belief=np.eye(3)[[0] * 5], note="none was run")).data[0].text == (
         "none was run",

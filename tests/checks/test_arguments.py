@@ -77,7 +77,7 @@ def test_every_refusal_is_one_line_that_names_the_parameter() -> None:
         check_argument("own", torch.zeros(7, 5), int)
 
 
-def test_what_is_allowed_is_said_in_words() -> None:
+def test_allowed_types_are_described_in_words() -> None:
     assert described(int | None) == "an integer or None"
     assert described(Sequence[int] | Literal["all"]) == "a sequence of integers or 'all'"
     assert described(str | Path | Sequence[str | Path]) == "text or a path or a sequence of texts or paths"

@@ -162,7 +162,7 @@ def test_the_rates_that_a_sweep_found_are_used(monkeypatch: pytest.MonkeyPatch) 
 # State, and baselines that see the context.
 
 
-def test_state_sizes_are_those_of_what_is_kept() -> None:
+def test_state_sizes_count_the_carried_numbers() -> None:
     size = {name: state_floats(compared()[name].model_config(), compared()[name].task.n_pos) for name in compared()}
     assert size["bijection-transformer"] == 2 * 37 * 128 * 3 and size["bijection-lstm"] == 2 * 192 * 2
     assert size["bijection-mamba"] == 3 * 340 * (16 + 3) and size["bijection-mlp"] == 0

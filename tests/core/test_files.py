@@ -133,7 +133,7 @@ def test_a_refused_rename_leaves_the_former_directory(tmp_path: Path, monkeypatc
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_file_in_the_directorys_place_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_file_in_the_directorys_place_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("a file")
     with (
         pytest.raises(OutputFault, match=r"/x.*(is a file|Not a directory)"),

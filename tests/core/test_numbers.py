@@ -42,7 +42,7 @@ def test_texts_are_within_half_a_digit_of_their_numbers(rng: np.random.Generator
         assert float(text.replace("−", "-").replace(",", "")) == pytest.approx(value, rel=5.1e-4)
 
 
-def test_small_numbers_that_are_compared_are_told_apart() -> None:
+def test_small_numbers_that_are_compared_show_enough_digits() -> None:
     line = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, baseline=4e-5, baseline_name="flat")
     assert str(line) == "x 2e−5 [1e−5 … 3e−5]; 4e−5 (flat)"
     alone = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, baseline=0.5, baseline_name="flat")

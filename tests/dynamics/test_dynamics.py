@@ -204,7 +204,7 @@ def test_seeds_are_put_together(tmp_path: Path) -> None:
     assert "at least 3" not in settled.verdicts[0] and settled.fall.resampled == "trainings"
 
 
-def test_seeds_of_one_name_are_told_apart(run: Path, tmp_path: Path) -> None:
+def test_runs_of_one_name_show_their_seeds(run: Path, tmp_path: Path) -> None:
     other = a_run(tmp_path / "other", a_recipe(seed=7))
     assert [own.name for own in runs_of([run, other])] == ["small, seed 0", "small, seed 7"]
 

@@ -73,7 +73,7 @@ def test_three_digits_are_half_a_unit_of_the_third(before: float, after: float, 
     assert is_unchanged(before, after) is same
 
 
-def test_the_first_and_the_last_are_kept() -> None:
+def test_the_first_and_last_snapshots_are_chosen() -> None:
     assert chosen_among(22, 12)[0] == 0 and chosen_among(22, 12)[-1] == 21 and len(chosen_among(22, 12)) == 12
     assert chosen_among(5, 9) == [0, 1, 2, 3, 4] and chosen_among(9, 2) == [0, 8]
 

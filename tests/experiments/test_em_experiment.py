@@ -201,7 +201,7 @@ def test_a_folder_of_other_things_is_refused_before_training(tmp_path: Path) -> 
         Diagnosis.load(tmp_path)
 
 
-def test_a_speed_that_is_not_there_is_said_in_words() -> None:
+def test_a_missing_speed_is_stated_in_words() -> None:
     curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.3, -0.2])
     text = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10)).table()
     assert "in no seed" in text and "0/3" in text and "nan" not in text

@@ -18,15 +18,15 @@ from tests.test_cli import QUICK, save
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
-    save(tmp_path / "shelf" / "tiny")
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
+    save(tmp_path / "checkpoints" / "tiny")
     return tmp_path
 
 
 def test_a_bad_checkpoint_is_listed_with_its_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints"]) == 0
     sound = capsys.readouterr().out
-    shelf = folder / "shelf"
+    root = folder / "checkpoints"
     for name, text in {
         "a-torn": "{",
         "b-nested": "[" * 100_000,
@@ -34,25 +34,25 @@ def test_a_bad_checkpoint_is_listed_with_its_error(folder: Path, capsys: pytest.
         "d-newer": '{"schema": 99}',
         "e-empty": "",
     }.items():
-        (shelf / name).mkdir()
-        (shelf / name / "config.json").write_text(text)
-    whole = json.loads((shelf / "tiny" / "config.json").read_text())
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(text)
+    whole = json.loads((root / "tiny" / "config.json").read_text())
     for name, change in {"f-scores": {"scores": [1]}, "g-null": {"scores": {"kl_bits": "low"}}}.items():
-        (shelf / name).mkdir()
-        (shelf / name / "config.json").write_text(json.dumps(hashed(whole | change)))
-    (shelf / "h-half").mkdir()
-    (shelf / "h-half" / "model.safetensors").write_bytes((shelf / "tiny" / "model.safetensors").read_bytes())
-    (shelf / "i-packed").mkdir()
-    (shelf / "i-packed" / "formation.json").write_text('{"schema": 2')
-    (shelf / "j-packed").mkdir()
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(hashed(whole | change)))
+    (root / "h-half").mkdir()
+    (root / "h-half" / "model.safetensors").write_bytes((root / "tiny" / "model.safetensors").read_bytes())
+    (root / "i-packed").mkdir()
+    (root / "i-packed" / "formation.json").write_text('{"schema": 2')
+    (root / "j-packed").mkdir()
     packed = {"schema": 2, "model": {}, "task": {}, "recipe": {}, "snapshots": []}
-    (shelf / "j-packed" / "formation.json").write_text(json.dumps(hashed(packed)))
-    (shelf / "k-fifo").mkdir()
-    (shelf / "notes.txt").write_text("no directory")
+    (root / "j-packed" / "formation.json").write_text(json.dumps(hashed(packed)))
+    (root / "k-fifo").mkdir()
+    (root / "notes.txt").write_text("no directory")
     assert main(["checkpoints"]) == 0
     out = capsys.readouterr().out
     assert sound in out
-    for name in (entry.name for entry in shelf.iterdir() if entry.name[1] == "-" and entry.name != "k-fifo"):
+    for name in (entry.name for entry in root.iterdir() if entry.name[1] == "-" and entry.name != "k-fifo"):
         after = out.split(f"{name}\n")[1].splitlines()[0]
         assert after.startswith("  error   "), name
     assert "notes" not in out and "k-fifo" not in out

@@ -42,8 +42,8 @@ COMMANDS = {
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
-    save(tmp_path / "shelf" / "tiny")
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
+    save(tmp_path / "checkpoints" / "tiny")
     return tmp_path
 
 
@@ -217,7 +217,7 @@ def test_a_report_that_has_no_room_leaves_the_old_one(
     output = capsys.readouterr()
     assert output.err == "bayesgeom: cannot write run: No space left on device.\n"
     assert "calibration" in output.out, "what was measured is printed where it cannot be saved"
-    assert names(folder) == ["run", "shelf"] and (folder / "run" / "report.json").read_text() == "old"
+    assert names(folder) == ["checkpoints", "run"] and (folder / "run" / "report.json").read_text() == "old"
 
 
 def test_damaged_progress_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,17 +231,17 @@ def test_damaged_progress_is_one_sentence(folder: Path, capsys: pytest.CaptureFi
 # --- links, killed runs -----------------------------------------------------------------------------------------------
 
 
-def test_a_link_is_written_through_and_kept(folder: Path) -> None:
+def test_a_link_is_written_through_and_remains(folder: Path) -> None:
     report("old", folder / "disk" / "run")
     (folder / "link").symlink_to(folder / "disk" / "run")
     (folder / "dangling").symlink_to(Path("disk") / "fresh" / "run")
     for name, target in (("link", "run"), ("dangling", "fresh/run")):
         assert main(["diagnose", *COMMANDS["diagnose"], "--out", name]) == 0
         assert (folder / name).is_symlink() and len(Diagnosis.load(folder / "disk" / target)) == 1
-    assert names(folder) == ["dangling", "disk", "link", "shelf"] and names(folder / "disk") == ["fresh", "run"]
+    assert names(folder) == ["checkpoints", "dangling", "disk", "link"] and names(folder / "disk") == ["fresh", "run"]
 
 
-def test_a_link_to_a_file_is_written_through_and_kept(folder: Path) -> None:
+def test_a_link_to_a_file_is_written_through_and_remains(folder: Path) -> None:
     (folder / "disk").mkdir()
     (folder / "link").symlink_to("disk/file")
     with atomic_file(folder / "link") as aside:
@@ -274,9 +274,9 @@ def test_only_a_report_is_replaced(folder: Path, capsys: pytest.CaptureFixture[s
     (folder / "thesis" / "chapter.tex").write_text("years of work")
     with pytest.raises(OutputFault, match=r"thesis holds something else than a report \(chapter\.tex\)"):
         own.save(folder / "thesis")
-    assert main(["pack", "run", "shelf"]) == 2
-    assert "shelf holds files that are not a packed training (tiny)" in capsys.readouterr().err
-    assert names(folder / "shelf") == ["tiny"] and names(folder / "thesis") == ["chapter.tex"]
+    assert main(["pack", "run", "checkpoints"]) == 2
+    assert "checkpoints holds files that are not a packed training (tiny)" in capsys.readouterr().err
+    assert names(folder / "checkpoints") == ["tiny"] and names(folder / "thesis") == ["chapter.tex"]
 
 
 KILLED = """
@@ -317,7 +317,7 @@ def test_a_killed_run_leaves_the_old_report_and_no_rubbish(moment: str, folder: 
     assert len(names(folder)) > 2 or moment == "1", "something was left"
     assert (folder / "run").exists() == (moment != "1")
     check_directory(folder / "run")
-    assert names(folder) == ["run", "shelf"] and (folder / "run" / "report.json").read_text() == "old"
+    assert names(folder) == ["checkpoints", "run"] and (folder / "run" / "report.json").read_text() == "old"
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -342,13 +342,13 @@ def test_what_a_living_process_writes_is_left_alone(folder: Path) -> None:
         assert (aside / "report.json").read_text() == "new"
         process.stdin.close()
         process.wait()
-    assert names(folder) == ["run", "shelf"] and (folder / "run" / "report.json").read_text() == "new"
+    assert names(folder) == ["checkpoints", "run"] and (folder / "run" / "report.json").read_text() == "new"
 
 
 def test_only_remains_of_this_path_and_machine_are_removed(folder: Path) -> None:
     with killed("writing", folder / "run") as process:
         process.wait()
-    (left,) = (entry for entry in folder.iterdir() if entry.name not in ("run", "shelf"))
+    (left,) = (entry for entry in folder.iterdir() if entry.name not in ("run", "checkpoints"))
     other = left.with_name(left.name.replace(".run.", ".run.2."))
     elsewhere = left.with_name(left.name.replace(files._here(), "00000000"))
     mine = [folder / ".run.notes", folder / ".run.tmp", folder / ".run", folder / "run.tmp"]
@@ -365,7 +365,7 @@ def test_a_battery_that_was_killed_while_saving_goes_on(folder: Path, capsys: py
         process.wait()
     assert len(names(folder / "run")) == 1
     assert main([*battery]) == 0, capsys.readouterr().err
-    assert names(folder) == ["run", "shelf"] and len(Diagnosis.load("run")) == 1
+    assert names(folder) == ["checkpoints", "run"] and len(Diagnosis.load("run")) == 1
 
 
 def test_an_interruption_between_the_renames_puts_back_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def test_an_interruption_between_the_renames_puts_back_at_once(folder: Path, mon
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt), atomic_directory(folder / "run") as aside:
         (aside / "report.json").write_text("new")
-    assert names(folder) == ["run", "shelf"] and (folder / "run" / "report.json").read_text() == "old"
+    assert names(folder) == ["checkpoints", "run"] and (folder / "run" / "report.json").read_text() == "old"
 
 
 def test_what_is_in_the_way_of_an_old_report_costs_no_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

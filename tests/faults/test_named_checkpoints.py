@@ -23,12 +23,12 @@ DEAD = 2**22 + 1  # more than Linux gives to a process
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.chdir(tmp_path)
     for name in ("a-first", "m-locked", "z-last"):
-        saved(tmp_path / "shelf" / name)
-    return tmp_path / "shelf"
+        saved(tmp_path / "checkpoints" / name)
+    return tmp_path / "checkpoints"
 
 
 def lock(folder: Path, monkeypatch: pytest.MonkeyPatch, *, itself: bool = False) -> None:
@@ -59,10 +59,10 @@ def lock_listing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_cannot_be_looked_into_is_listed_with_its_error(
-    shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patched:
-        lock(shelf / "m-locked", patched)
+        lock(root / "m-locked", patched)
         assert list(checkpoints()) == ["a-first", "m-locked", "z-last"]
         assert main(["checkpoints"]) == 0
         out = capsys.readouterr().out
@@ -74,14 +74,14 @@ def test_a_folder_that_cannot_be_looked_into_is_listed_with_its_error(
     assert told[1] == "z-last" and told[2].startswith("  task ") and out.startswith("a-first\n  task ")
 
 
-def test_a_shelf_that_cannot_be_listed_is_one_sentence(
-    shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_folder_that_cannot_be_listed_is_one_sentence(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lock_listing(shelf, monkeypatch)
+    lock_listing(root, monkeypatch)
     assert main(["checkpoints"]) == 2
     output = capsys.readouterr().err
     assert output.startswith("bayesgeom: the checkpoint folder ") and "cannot be listed: Permission denied" in output
-    assert bayesgeom.load(shelf / "z-last").spec.name == "z-last"
+    assert bayesgeom.load(root / "z-last").spec.name == "z-last"
 
 
 def moved_away(path: Path) -> Path:
@@ -96,25 +96,25 @@ def moved_away(path: Path) -> Path:
 
 @pytest.mark.parametrize("how", ["name", "path", "load_checkpoint", "list", "folder"])
 def test_a_checkpoint_that_a_kill_moved_away_is_put_back(
-    how: str, shelf: Path, capsys: pytest.CaptureFixture[str]
+    how: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = load_checkpoint(shelf / "m-locked").weights_hash
-    former = moved_away(shelf / "m-locked")
+    before = load_checkpoint(root / "m-locked").weights_hash
+    former = moved_away(root / "m-locked")
     match how:
         case "name":
             assert bayesgeom.load("m-locked").spec.weights_hash == before
         case "path":
-            assert bayesgeom.load(shelf / "m-locked").spec.weights_hash == before
+            assert bayesgeom.load(root / "m-locked").spec.weights_hash == before
         case "load_checkpoint":
-            assert load_checkpoint(shelf / "m-locked").weights_hash == before
+            assert load_checkpoint(root / "m-locked").weights_hash == before
         case "list":
             assert main(["checkpoints"]) == 0
             out = capsys.readouterr().out
             assert f"  weights {before}" in out.split("m-locked\n")[1].splitlines()[2]
             assert ".tmp" not in out and "error" not in out
         case "folder":
-            put_all_back(shelf)
-    assert not former.exists() and (shelf / "m-locked" / "config.json").is_file()
+            put_all_back(root)
+    assert not former.exists() and (root / "m-locked" / "config.json").is_file()
 
 
 def test_a_finished_checkpoint_of_a_run_is_put_back(tmp_path: Path) -> None:
@@ -123,25 +123,25 @@ def test_a_finished_checkpoint_of_a_run_is_put_back(tmp_path: Path) -> None:
     assert bayesgeom.load(str(tmp_path / "run" / "checkpoint")).spec.name == "run"
 
 
-def test_what_a_living_process_moved_away_stays_there(shelf: Path) -> None:
-    former = shelf / f".m-locked.{_here()}-{os.getpid()}-abcd1234.tmp.former"
-    (shelf / "m-locked").rename(former)
+def test_what_a_living_process_moved_away_stays_there(root: Path) -> None:
+    former = root / f".m-locked.{_here()}-{os.getpid()}-abcd1234.tmp.former"
+    (root / "m-locked").rename(former)
     assert list(checkpoints()) == ["a-first", "z-last"]
     assert former.exists()
 
 
-def test_a_checkpoint_that_is_there_is_not_replaced_by_an_older_one(shelf: Path) -> None:
-    shutil.copytree(shelf / "m-locked", shelf / "copy")
-    moved_away(shelf / "copy")
-    new = saved(shelf / "copy", seed=2)
+def test_a_checkpoint_that_is_there_is_not_replaced_by_an_older_one(root: Path) -> None:
+    shutil.copytree(root / "m-locked", root / "copy")
+    moved_away(root / "copy")
+    new = saved(root / "copy", seed=2)
     assert bayesgeom.load("copy").spec.weights_hash == new
 
 
-def test_a_packed_training_that_a_kill_moved_away_is_put_back(tmp_path: Path, shelf: Path) -> None:
+def test_a_packed_training_that_a_kill_moved_away_is_put_back(tmp_path: Path, root: Path) -> None:
     for step in (1, 2):
         saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
-    pack(tmp_path / "run", shelf / "packed", keep=2)
-    moved_away(shelf / "packed")
-    assert len(read_formation(shelf / "packed")["snapshots"]) == 2
-    moved_away(shelf / "packed")
+    pack(tmp_path / "run", root / "packed", keep=2)
+    moved_away(root / "packed")
+    assert len(read_formation(root / "packed")["snapshots"]) == 2
+    moved_away(root / "packed")
     assert list(formations()) == ["packed"]

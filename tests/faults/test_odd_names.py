@@ -49,7 +49,7 @@ def test_a_pipe_or_a_device_is_not_replaced(write: Callable[[Path], None], tmp_p
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_folder_that_cannot_be_removed_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_removed_raises_output_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_given: object, **_named: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

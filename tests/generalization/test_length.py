@@ -160,7 +160,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
         (0, False, False, "no trend"),
     ],
 )
-def test_few_distances_within_are_said_to_be_few(trained: int, jump: bool, has_level: bool, text: str) -> None:
+def test_too_few_distances_within_are_reported(trained: int, jump: bool, has_level: bool, text: str) -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=trained)
     found = length_generalization(small("rotary", task=task), lengths=[7], n=5)
     assert found.at.tolist() == [*range(trained + 2), 7]
@@ -438,7 +438,7 @@ def test_unknown_arms() -> None:
         variants_of_kinds("recall", ("rotary", "no-top-attention"))
 
 
-def test_models_of_recipes_are_trained_once_and_kept(tmp_path: Path) -> None:
+def test_models_of_recipes_are_trained_once_and_saved(tmp_path: Path) -> None:
     recipe = Recipe(
         name="tiny-variant", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
     )

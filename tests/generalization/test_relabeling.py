@@ -101,7 +101,7 @@ REBUILT: tuple[Callable[[SymmetricTask, Trials, Tensor], Trials], ...] = (
 
 
 @pytest.mark.parametrize(("task", "rebuilt"), list(zip(TASKS, REBUILT, strict=True)), ids=[str(task) for task in TASKS])
-def test_it_is_what_the_task_makes_of_the_renamed_world(
+def test_relabeled_sequences_match_the_task_rebuilt_with_renamed_symbols(
     task: SymmetricTask, rebuilt: Callable[[SymmetricTask, Trials, Tensor], Trials]
 ) -> None:
     trials, names = task.sample(N, seed=2), renamings(task, seed=3)

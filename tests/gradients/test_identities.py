@@ -40,7 +40,7 @@ def test_the_laws_hold_to_1e_10(positions: str, norm: str, tied: bool) -> None:
     assert (found < 1e-10).all()  # differences, and differences relative to the gradient; NaN would fail
 
 
-def test_the_laws_hold_for_grouped_keys_as_far_as_they_can_be_asked() -> None:
+def test_the_identities_hold_for_grouped_keys_where_defined() -> None:
     config = LlamaConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=6, n_kv_heads=2, d_model=60, d_mlp=29)
     model = as_model(config.build(seed=0))
     model.task = TASK

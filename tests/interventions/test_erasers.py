@@ -195,7 +195,7 @@ def test_copies_of_one_subspace_are_one_control() -> None:
     assert n_distinct([basis, nearly, other], spread) == 2
 
 
-def test_what_cannot_be_matched_is_said() -> None:
+def test_subspaces_that_cannot_be_matched_are_reported() -> None:
     covariance = covariance_of(7.0, 5.0, 3.0, 0.1, 0.1, 0.1, 0.1)
     leading = torch.linalg.eigh(covariance)[1].flip(1)
     second = matched_subspaces(Subspace("PC1", leading[:, :1]), covariance, draws=20, seed=0)

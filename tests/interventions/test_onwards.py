@@ -90,7 +90,7 @@ def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
             assert float((basis.T @ edit.scored[0].basis).abs().max()) < 1e-9, "drawn outside the erased subspace"
 
 
-def test_the_report_is_kept(tmp_path: object) -> None:
+def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
     report = erase_onwards(planted_model(), quantity="belief", n=5)
     report.save(tmp_path / "kept")  # type: ignore[operator]
     assert OnwardsReport.load(tmp_path / "kept").table() == report.table()  # type: ignore[operator]

@@ -67,7 +67,7 @@ def cost(model: Any, *names: str) -> int:
     return bytes_per_sequence(model.spec, layers, blocks(1)[0])
 
 
-def test_probes_refuse_by_name_where_too_few_sequences_are_kept() -> None:
+def test_probes_refuse_by_name_where_too_few_sequences_are_recorded() -> None:
     model = lively()
     model.memory_gib = 15 * cost(model, "value_manifold") / 2**30
     found = bayesgeom.diagnose(model, TASK, n=23, n_untrained=0)

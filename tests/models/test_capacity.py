@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused() -> None:
         capacity_matched("lstm", "bijection-20")
 
 
-def test_a_reference_without_a_context_is_asked_for_it() -> None:
+def test_a_reference_without_a_context_length_is_refused() -> None:
     import transformers
 
     sizes = {"vocab_size": 11, "hidden_size": 40, "state_size": 3, "num_hidden_layers": 2, "intermediate_size": 80}

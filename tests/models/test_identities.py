@@ -77,7 +77,7 @@ def broken(held: Held) -> dict[Site, str]:
 
 @pytest.mark.parametrize(("positions", "norm"), list(itertools.product(POSITIONS, NORMS)))
 @pytest.mark.parametrize("build", [lively, Transformer], ids=["lively", "fresh"])
-def test_every_site_of_ours_is_believed(
+def test_every_native_site_passes_its_identities(
     build: Callable[[TransformerConfig], Transformer], positions: str, norm: str
 ) -> None:
     model = HookedModel(build(replace(SIZES, positions=positions, norm=norm)))

@@ -107,7 +107,7 @@ def test_what_is_made_of_buffers_is_made_once_until_one_of_them_grows() -> None:
     assert again is not made and again[1].data_ptr() == grown.data_ptr() and again[0].data_ptr() == made[0].data_ptr()
 
 
-def test_views_are_kept_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_are_cached_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_MADE", 3)
     scratch, like = Scratch(), torch.zeros(1)
     first = scratch.take("a", (9,), like)

@@ -97,7 +97,7 @@ def test_a_site_that_is_not_what_it_says_is_withheld(kind: str) -> None:
     assert "resid_post fails in layer 1" in model.withheld[s.RESID_POST]
 
 
-def test_what_is_not_there_is_said_why() -> None:
+def test_a_missing_site_states_its_reason() -> None:
     with pytest.raises(
         MissingSite, match=r"requires site 'k', which lstm does not provide \(it has no attention heads\)"
     ):
@@ -121,7 +121,7 @@ def test_replays_are_whole_passes(kind: str) -> None:
 
 
 @every_kind
-def test_a_fresh_copy_is_the_architecture_at_that_seed(kind: str) -> None:
+def test_an_untrained_copy_is_the_architecture_at_that_seed(kind: str) -> None:
     model = attached(kind)
     fresh, again, other = (model.untrained_copy(seed).module.state_dict() for seed in (3, 3, 4))
     built = config(kind).build(seed=3).state_dict()

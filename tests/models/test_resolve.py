@@ -28,12 +28,12 @@ def save(path: Path, seed: int = 1) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of two checkpoints and of what is none, where named checkpoints are looked for."""
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
     for seed, name in enumerate(("tiny", "small")):
-        save(tmp_path / "shelf" / name, seed)
-    (tmp_path / "shelf" / "empty").mkdir()
-    (tmp_path / "shelf" / "notes.md").write_text("no checkpoint")
-    return tmp_path / "shelf"
+        save(tmp_path / "checkpoints" / name, seed)
+    (tmp_path / "checkpoints" / "empty").mkdir()
+    (tmp_path / "checkpoints" / "notes.md").write_text("no checkpoint")
+    return tmp_path / "checkpoints"
 
 
 def test_named_checkpoints_are_the_folders_own(folder: Path) -> None:
@@ -54,7 +54,7 @@ def test_without_the_variable_it_is_the_shipped_folder(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("is_checkout", [True, False])
-def test_a_folder_beside_an_installed_package_is_somebody_elses(
+def test_a_folder_next_to_an_installed_package_is_ignored(
     is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
@@ -75,7 +75,7 @@ def test_a_name_longer_than_names_may_be_is_unknown(folder: Path, name: str) -> 
 
 def test_names_and_paths_load_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    for asked in ("small", folder / "small", str(folder / "small"), "shelf/small", Path("shelf/small")):
+    for asked in ("small", folder / "small", str(folder / "small"), "checkpoints/small", Path("checkpoints/small")):
         model = load(asked)
         assert model.spec.name == "small" and model.task == TASK and not model.module.training
         expected = CONFIG.build(seed=1).state_dict()
@@ -101,7 +101,7 @@ def test_the_spec_is_what_the_config_says(folder: Path) -> None:
     assert spec.n_parameters == sum(parameter.numel() for parameter in CONFIG.build(seed=0).parameters())
 
 
-def test_fresh_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
+def test_untrained_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
     model = load("tiny")
     one, again, other = (model.untrained_copy(seed) for seed in (7, 7, 11))
     assert one.spec.weights_hash == again.spec.weights_hash

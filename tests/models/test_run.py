@@ -130,7 +130,7 @@ def test_recording_ends_in_the_middle_of_a_block() -> None:
 
 
 @pytest.mark.parametrize(("n_recorded", "kept"), [(0, 1), (1, 1), (7, 7), (8, 8), (99, 12)])
-def test_no_more_is_recorded_than_asked_for(n_recorded: int, kept: int) -> None:
+def test_no_more_is_recorded_than_requested(n_recorded: int, kept: int) -> None:
     run = lively().run(blocks(7, 5), record=(s.Z,), n_recorded=n_recorded)
     assert (run.n, run.n_recorded, len(run.log_answers), run.at(s.Z).shape[1]) == (12, kept, kept, kept)
 

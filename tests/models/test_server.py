@@ -218,7 +218,7 @@ def test_answers_may_be_the_whole_vocabulary(address: str) -> None:
     torch.testing.assert_close(total, torch.ones(2, 3, dtype=torch.float64))
 
 
-def test_busy_servers_are_asked_again_and_others_are_not(address: str, acts: Behavior) -> None:
+def test_requests_are_repeated_only_for_busy_servers(address: str, acts: Behavior) -> None:
     client = client_of(address, key=KEY)
     acts.fails = [503, 429, 500]
     assert client.next_tokens([1, 2, 3]) and len(acts.seen) == 4
@@ -279,7 +279,7 @@ def test_a_name_that_is_no_name_of_a_model_is_refused(address: str, acts: Behavi
         client_of(address)
 
 
-def test_replies_within_a_character_are_asked_for_again(address: str, acts: Behavior) -> None:
+def test_replies_that_split_a_character_are_requested_again(address: str, acts: Behavior) -> None:
     client = client_of(address)
     acts.cut = 3
     assert len(client.next_tokens([1, 2, 3])) == 20 and len(acts.seen) == 4
@@ -380,7 +380,7 @@ def test_a_chunk_of_a_negative_length_is_a_fault_of_the_server(monkeypatch: pyte
         client_of(address)
 
 
-def test_a_reply_that_ends_early_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_ends_early_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     n = list[int]()
 
     class Handler(BaseHTTPRequestHandler):

@@ -56,7 +56,7 @@ def test_training_goes_on_as_if_nothing_had_been(kind: str, on_disk: bool, tmp_p
     assert (tmp_path / FILE).exists() == on_disk
 
 
-def test_weights_that_share_memory_can_be_kept_on_disk(tmp_path: Path) -> None:
+def test_weights_that_share_memory_can_be_saved_to_disk(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     module[1].weight = module[0].weight
     good = GoodState(module, None, tmp_path)
@@ -81,7 +81,7 @@ def test_a_later_state_takes_the_place_of_an_earlier(tmp_path: Path) -> None:
     assert good.put_back() == 2 and bool((module[0].weight == 7).all())
 
 
-def test_nothing_kept_and_a_broken_file_are_errors(tmp_path: Path) -> None:
+def test_nothing_saved_and_a_broken_file_are_errors(tmp_path: Path) -> None:
     good = GoodState(model(), None, tmp_path)
     with pytest.raises(InvalidArgument, match="nothing to restore"):
         good.put_back()

@@ -214,7 +214,7 @@ def test_weights_that_are_not_finite_are_noticed_at_once(action: Any, value: flo
         assert watch(3) == ()  # said once
 
 
-def test_a_state_that_is_not_finite_is_never_kept() -> None:
+def test_a_state_that_is_not_finite_is_never_saved() -> None:
     module = tiny()
     watch = Monitor(module, TASK, every=1, settings=QUICK, response=Response(action="roll_back"))
     with torch.no_grad():
@@ -281,7 +281,7 @@ def test_the_trainer_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert run.state.global_step == 3
 
 
-def test_a_trainers_optimizer_is_kept_with_the_weights(tmp_path: Path) -> None:
+def test_a_trainers_optimizer_is_saved_with_the_weights(tmp_path: Path) -> None:
     callback = trainer_callback(TASK, every=1, settings=QUICK, response=Response(action="roll_back"))
     run = trainer(hf_model(), tmp_path, callback, 2)
     run.train()

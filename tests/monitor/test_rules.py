@@ -85,7 +85,7 @@ def events(values: list[float], metric: str = "key_orthogonality") -> list[Event
     ]
 
 
-def test_thresholds_are_told_when_reached_and_when_lost_with_their_chance() -> None:
+def test_thresholds_reached_and_lost_are_reported_with_their_chance_level() -> None:
     found = events([0.5, 0.95, 0.95, 0.95, 0.8, 0.8, 0.95])
     assert [(e.step, e.kind, e.is_warning) for e in found if e.kind != "degenerated"] == [
         (20, "reached", False),

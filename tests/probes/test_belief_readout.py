@@ -158,7 +158,7 @@ def test_intervals_hold_the_estimate() -> None:
             assert low[0, layer] < own.value[0, layer] < high[0, layer]
 
 
-def test_halves_and_budget_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_halves_and_clusters_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     report = BeliefReadout().measure(planted())
     assert (report.n, report.n_held_out, report.n_clustered) == (N, N // 2, N * 7)
     monkeypatch.setattr(belief_readout, "MAX_POINTS", 31 * 7 + 3)
@@ -236,7 +236,7 @@ def recurrent(task: WindTunnel = CHAIN, *, n: int = N, seed: int = 0) -> Run:
     return replace(run, recorded={RESID_POST: layers[[NOISE]].expand(3, -1, -1, -1), STATE: states})
 
 
-def test_a_recurrent_state_is_read_beside_the_stream() -> None:
+def test_a_recurrent_state_is_read_with_the_residual_stream() -> None:
     report = BeliefReadout().measure(recurrent())
     assert report.sites == ("resid_post", "state")
     stream, state = range(2)
@@ -313,7 +313,7 @@ def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     assert "not drawn: 26 hypotheses are too many" in [t.text[0] for t in report.plot().data if t.mode == "text"]
 
 
-def test_beliefs_of_window_observers_stand_beside_the_read_out() -> None:
+def test_the_read_out_reports_window_observers() -> None:
     run = planted(CHAIN)
     report = BeliefReadout().measure(run)
     assert report.windows == ("1", "2", "3", "4") and report.window_starts == ("uniform", "stationary")

@@ -159,7 +159,7 @@ def test_headlines_say_what_is_stored(name: str) -> None:
 
 
 @every_probe
-def test_the_first_number_stands_beside_its_baseline(name: str) -> None:
+def test_the_first_headline_has_a_baseline(name: str) -> None:
     if name in diagnosed():
         first = diagnosed()[name].headlines()[0]
         assert math.isfinite(first.baseline) and first.baseline_name, f"{first.label} has no baseline"

@@ -149,7 +149,7 @@ def test_without_a_renaming_the_reason_is_given() -> None:
     assert "cannot be renamed" in found.inapplicable["relabeling"] and "relabeling" not in found
 
 
-def test_a_probe_may_be_asked_for_with_an_option() -> None:
+def test_a_probe_accepts_an_option_in_its_name() -> None:
     diagnosis = diagnose(lively(), probes=["value_manifold:standardized"], n=5, n_untrained=0)
     assert "standardized" in vars(diagnosis["value_manifold"])["conditions"]
     with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardized"):
@@ -181,7 +181,7 @@ def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "seen" in diagnosis and "recurrent" not in diagnosis and diagnosis.get("sen") is None
 
 
-def test_a_named_probe_that_cannot_be_served_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_probe_without_its_sites_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     for asked in ("recurrent", Recurrent()):
         with pytest.raises(MissingSite, match=r"probe 'recurrent' requires site 'state', which tiny does not provide"):
@@ -203,7 +203,7 @@ def test_a_probe_gets_its_sites_and_the_optional_ones_that_exist() -> None:
 
 
 @pytest.mark.parametrize("n", [7, N_RECORDED + 11])
-def test_activations_are_kept_of_a_bounded_number(n: int) -> None:
+def test_activations_are_recorded_of_a_bounded_number(n: int) -> None:
     report = diagnose(lively(), probes=[Seen()], n=n, n_untrained=1)["seen"]
     assert isinstance(report, SeenReport)
     assert (report.n, report.n_recorded) == (n, min(n, N_RECORDED)) and report.fresh[0].n == min(n, N_RECORDED)
@@ -250,7 +250,7 @@ def test_a_seed_decides_every_number() -> None:
     assert tables(one)[0] != tables(other)[0]
 
 
-def test_fresh_copies_add_the_baseline_and_nothing_else() -> None:
+def test_untrained_copies_add_the_baseline_and_nothing_else() -> None:
     without, with_copies = (
         diagnose(lively(), probes=["calibration"], n=31, n_untrained=count)["calibration"] for count in (0, 2)
     )
@@ -278,7 +278,7 @@ def test_provenance_says_where_the_numbers_come_from() -> None:
     assert provenance["n_recorded"] >= 1 and {"python", "torch", "numpy"} <= provenance["versions"].keys()
 
 
-def test_another_task_with_the_same_ids_may_be_asked() -> None:
+def test_another_task_with_the_same_ids_is_accepted() -> None:
     task = replace(TASK, repeats=True)
     diagnosis = diagnose(lively(), task, n=19, n_untrained=0, probes=["calibration"])
     assert diagnosis.title == f"tiny on {task}"

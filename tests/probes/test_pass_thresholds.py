@@ -134,7 +134,7 @@ def test_chance_is_of_the_sizes_at_hand(rng: np.random.Generator) -> None:
     assert chance.kind == "chance" and chance.value[4] == 0 and 0 < chance.value[0] < chance.value[1] < 1
 
 
-def test_who_else_passes_is_said(rng: np.random.Generator) -> None:
+def test_verdicts_name_baselines_that_pass(rng: np.random.Generator) -> None:
     run = run_of(rng)
     narrow = torch.zeros_like(run.at(PATTERN))
     narrow[..., 0] = 1.0

@@ -148,7 +148,7 @@ def test_other_peoples_directories_are_left_alone(whole: Diagnosis, tmp_path: Pa
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work" and entries(tmp_path) == ["thesis"]
 
 
-def test_what_was_put_beside_a_report_is_not_lost(whole: Diagnosis, tmp_path: Path) -> None:
+def test_saving_does_not_delete_other_files(whole: Diagnosis, tmp_path: Path) -> None:
     whole.save(tmp_path / "run")
     (tmp_path / "run" / "notes.md").write_text("what I think of it")
     with pytest.raises(OutputFault, match=r"run holds .*notes\.md"):

@@ -178,7 +178,7 @@ def test_a_table_of_a_diagnosis_holds_the_rows_of_its_reports(diagnosis: Diagnos
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
-def test_a_page_is_returned_and_written_where_asked(as_path: Any, report: PlantedReport, tmp_path: Path) -> None:
+def test_a_page_is_returned_and_written_to_the_given_path(as_path: Any, report: PlantedReport, tmp_path: Path) -> None:
     text = report.to_html()
     assert text.startswith("<!doctype html>") and "<title>tiny on Bijection(n=11)</title>" in text
     assert list(tmp_path.iterdir()) == []

@@ -178,7 +178,7 @@ def assert_equal(one: Result, other: Result) -> None:
         assert json.dumps(own.provenance) == json.dumps(reports_of(other)[name].provenance)
 
 
-def test_it_is_said_shortly(result: Result) -> None:
+def test_summary_and_repr_are_short(result: Result) -> None:
     lines = result.summary().splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= WIDTH and str(result) == result.summary()
     assert len(repr(result)) < 300 and "\n" not in repr(result)

@@ -439,7 +439,7 @@ def test_shuffling_is_uniform_over_sequences(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
 
 
-def test_kept_weights_are_those_drawn_and_cannot_be_changed() -> None:
+def test_cached_weights_are_those_drawn_and_read_only() -> None:
     for n in (1, 7, 257):
         once, again = (bootstrap_weights(n, seed=5, draws=11) for _ in range(2))
         assert np.array_equal(once, again, equal_nan=True)

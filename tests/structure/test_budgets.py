@@ -56,7 +56,7 @@ RULES = (long_files, long_functions, many_parameters, wide_classes)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_budget_is_kept(rule: Rule) -> None:
+def test_budget_holds(rule: Rule) -> None:
     assert_none(findings(rule))
 
 

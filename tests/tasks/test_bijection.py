@@ -50,7 +50,7 @@ def test_posterior_is_the_count_over_all_permutations(task: Bijection) -> None:
 
 
 @pytest.mark.parametrize("task", SMALL, ids=str)
-def test_posterior_sums_to_one_where_asked_and_is_nan_elsewhere(task: Bijection) -> None:
+def test_posterior_sums_to_one_where_scored_and_is_nan_elsewhere(task: Bijection) -> None:
     trials = task.sample(13, seed=3)
     sums = trials.at_scored(trials.predictive).sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-15, rtol=0)

@@ -74,7 +74,7 @@ def test_tokens_and_answers_are_ids_of_the_vocabulary(name: str) -> None:
 
 
 @every_task
-def test_posteriors_are_distributions_where_asked_and_nan_elsewhere(name: str) -> None:
+def test_posteriors_are_distributions_where_scored_and_nan_elsewhere(name: str) -> None:
     trials = drawn(name)
     for exact in (trials.predictive, trials.belief):
         asked = trials.at_scored(exact)
@@ -85,7 +85,7 @@ def test_posteriors_are_distributions_where_asked_and_nan_elsewhere(name: str) -
 
 
 @every_task
-def test_what_happens_was_possible_and_as_likely_as_said(name: str) -> None:
+def test_labels_are_possible_and_as_frequent_as_predicted(name: str) -> None:
     trials = TASKS[name].sample(400, seed=4)
     exact, targets = at_scored(trials)
     assert torch.isin(trials.at_scored(trials.labels), trials.answers).all()
@@ -129,7 +129,7 @@ def test_a_seed_decides_the_trials(name: str) -> None:
 
 
 @every_task
-def test_pairs_ask_the_same_of_two_worlds(name: str) -> None:
+def test_pairs_share_scored_positions_and_answers(name: str) -> None:
     original, donor = TASKS[name].sample_pair(N, seed=5)
     assert torch.equal(original.scored, donor.scored) and torch.equal(original.answers, donor.answers)
     assert original.tokens.shape == donor.tokens.shape and not torch.equal(original.labels, donor.labels)

@@ -124,7 +124,7 @@ def test_rows_sum_to_one_and_keep_the_floor(task: HMM) -> None:
 
 
 @pytest.mark.parametrize("task", SHAPES, ids=str)
-def test_beliefs_sum_to_one_where_asked_and_are_nan_elsewhere(task: HMM) -> None:
+def test_beliefs_sum_to_one_where_scored_and_are_nan_elsewhere(task: HMM) -> None:
     trials = task.sample(11, seed=7)
     sums = trials.at_scored(trials.predictive).sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-14, rtol=0)

@@ -122,7 +122,7 @@ def test_pairs_of_the_opaque_form_share_the_header() -> None:
 
 
 @pytest.mark.parametrize("task", RESTRICTED, ids=str)
-def test_restricted_prefixes_by_enumeration_of_every_world(task: ModularRecurrence) -> None:
+def test_restricted_prefixes_match_enumeration(task: ModularRecurrence) -> None:
     trials = task.sample(17, seed=1)
     for row in range(17):
         order, numbers = decoded(task, trials.tokens[row].tolist())

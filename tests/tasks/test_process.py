@@ -98,7 +98,7 @@ def test_symbols_come_as_often_as_the_predictive_says(task: MarkovProcess) -> No
     torch.testing.assert_close(trials.belief[:, -1].mean(0), ahead, atol=0.02, rtol=0)
 
 
-def test_a_process_starts_where_it_settles_unless_told_otherwise() -> None:
+def test_a_process_starts_from_its_stationary_distribution_by_default() -> None:
     process = Process(random_tensors(5, 3))
     torch.testing.assert_close(process.start() @ process.labeled().sum(0), process.start())
     assert process.start().sum() == pytest.approx(1)
@@ -181,7 +181,7 @@ def test_impossible_tensors_are_refused(tensors: tuple[tuple[tuple[float, ...], 
         Process(transition_tensors=tensors)
 
 
-def test_matrices_come_in_any_form_and_are_kept_as_tuples() -> None:
+def test_matrices_of_any_form_are_stored_as_tuples() -> None:
     array = Mess3().labeled().numpy()
     forms = [array, torch.from_numpy(array), array.tolist()]
     made = [Process(form, initial=start) for form in forms for start in ([0.5, 0.5, 0], np.array([0.5, 0.5, 0]))]

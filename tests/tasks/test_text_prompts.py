@@ -203,7 +203,7 @@ def test_texts_that_are_no_lists_of_prompts_are_refused() -> None:
         Prompts(texts=["apple", " "])
 
 
-def test_a_prompt_shorter_than_what_is_asked_is_named() -> None:
+def test_a_prompt_shorter_than_requested_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"last=3 tokens of each prompt are requested; 'cherry' has 2\."):
         Prompts(texts=OWN, last=3).bind(word_tokenizer(), d_vocab=257)
     with pytest.raises(InvalidArgument, match=r"last=1000000000000 tokens of each prompt are requested"):

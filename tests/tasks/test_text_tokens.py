@@ -160,7 +160,7 @@ def test_a_tokenizer_that_splits_every_word_is_refused(task: TextTask) -> None:
         task.bind(byte_tokenizer(), d_vocab=256)
 
 
-def test_a_tokenizer_that_splits_the_labels_is_told_which_were_tried() -> None:
+def test_labels_that_the_tokenizer_splits_are_listed() -> None:
     words = ("apple", "river", "table", "stone", "garden", "window", "paper")
     task = replace(TEXT_TASKS[0], words=words, labels=("glorp", "dax", "snarf"))
     with pytest.raises(InvalidArgument, match=r"needs 2 labels.*\(glorp, dax, snarf\).*1 \(dax\)\. Pass labels="):

@@ -46,12 +46,12 @@ PROBE_CONTRACT = [
 ]
 TASK_CONTRACT = [
     task_contract.test_tokens_and_answers_are_ids_of_the_vocabulary,
-    task_contract.test_posteriors_are_distributions_where_asked_and_nan_elsewhere,
-    task_contract.test_what_happens_was_possible_and_as_likely_as_said,
+    task_contract.test_posteriors_are_distributions_where_scored_and_nan_elsewhere,
+    task_contract.test_labels_are_possible_and_as_frequent_as_predicted,
     task_contract.test_baselines_are_finite_predictors_that_know_less,
     task_contract.test_relations_look_back,
     task_contract.test_a_seed_decides_the_trials,
-    task_contract.test_pairs_ask_the_same_of_two_worlds,
+    task_contract.test_pairs_share_scored_positions_and_answers,
     task_contract.test_cut_and_joined_trials_are_the_same_trials,
     task_contract.test_a_task_comes_back_from_its_config,
     task_contract.test_20_0_pairs_are_refused_when_the_task_is_made,
@@ -63,8 +63,8 @@ TASK_CONTRACT = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory, one checkpoint named tiny, and the example package installed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "shelf"))
-    save(tmp_path / "shelf" / "tiny")
+    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
+    save(tmp_path / "checkpoints" / "tiny")
     install(tmp_path / "site", monkeypatch)
     return tmp_path
 

@@ -269,7 +269,7 @@ def test_pace_does_not_change_the_weights_and_the_seed_does(finished: Path, tmp_
     assert not torch.equal(other.state_dict()["embed.weight"], weights.state_dict()["embed.weight"])
 
 
-def test_a_directory_with_a_run_is_refused_and_kept(finished: Path) -> None:
+def test_a_directory_with_a_run_is_refused_and_unchanged(finished: Path) -> None:
     before = tree(finished)
     with pytest.raises(
         InvalidArgument, match=r"already contains a run: continue it with --resume \(Python: resume=True\), or"

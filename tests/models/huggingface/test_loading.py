@@ -57,7 +57,7 @@ def in_parts(path: Path, named: str) -> None:
     (path / "model.safetensors").rename(path / "part.safetensors")
 
 
-def test_an_index_of_files_beside_it_is_followed(copied: Path, llama: Path) -> None:
+def test_an_index_of_weight_files_is_followed(copied: Path, llama: Path) -> None:
     in_parts(copied, "part.safetensors")
     assert load(copied).spec.weights_hash == load(llama).spec.weights_hash
 
@@ -126,7 +126,7 @@ def test_a_config_may_not_name_weights_elsewhere(copied: Path) -> None:
         load(copied)
 
 
-def test_a_tokenizer_beside_the_weights_is_loaded(copied: Path) -> None:
+def test_a_tokenizer_next_to_the_weights_is_loaded(copied: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -177,7 +177,7 @@ def test_device_map_leaves_numbers_as_they_are(llama: Path) -> None:
     assert offloaded.spec.weights_hash == whole.spec.weights_hash and offloaded.spec.device == "cpu"
 
 
-def test_fresh_copies_are_new_and_of_the_same_shape(llama: Path) -> None:
+def test_untrained_copies_are_new_and_of_the_same_shape(llama: Path) -> None:
     model = load(llama, dtype="bfloat16")
     state = torch.random.get_rng_state()
     one, again, other = (model.untrained_copy(seed) for seed in (7, 7, 11))

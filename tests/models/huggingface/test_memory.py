@@ -76,7 +76,7 @@ def test_copies_have_the_models_type_from_the_start(folder: Callable[[str], Path
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_parts_are_told_apart_in_bfloat16(seed: int) -> None:
+def test_sites_are_distinguished_in_bfloat16(seed: int) -> None:
     """Untrained, a sublayer writes next to nothing, and what is near nothing is near anything small."""
     import transformers
 
