@@ -52,6 +52,11 @@ from scipy.stats import binomtest
 from bayesgeom.core.sites import K
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
+from bayesgeom.geometry.chance import gaussian_first_share
+from bayesgeom.geometry.clusters import adjusted_rand, meetings, resampled_agreement
+from bayesgeom.geometry.cosine import overlaps, random_overlaps, squared_lengths
+from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
+from bayesgeom.geometry.readout import balanced_accuracy
 from bayesgeom.models.resolve import as_model, task_of
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap
@@ -72,15 +77,10 @@ from bayesgeom.stats.bootstrap import (
     seed_interval,
     statistic_interval,
 )
-from bayesgeom.stats.chance import gaussian_first_share
-from bayesgeom.stats.clusters import adjusted_rand, meetings, resampled_agreement
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.cosine import overlaps, random_overlaps, squared_lengths
 from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
-from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.stats.memory import WindowScores, effective_memory
 from bayesgeom.stats.pca import cloud_axes, standardized
-from bayesgeom.stats.readout import balanced_accuracy
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
     order_under_permutation,

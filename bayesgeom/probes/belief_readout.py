@@ -22,6 +22,20 @@ from bayesgeom.charts.polygon import MAX_CORNERS
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.trials import Trials
+from bayesgeom.geometry.best_guesses import ClusterScores, cluster_scores, guess_scores
+from bayesgeom.geometry.readout import (
+    BELIEF,
+    BeliefTargets,
+    Readout,
+    Scored,
+    Summary,
+    belief_rows,
+    belief_targets,
+    read_out,
+    summary,
+    unfitted_r2,
+)
+from bayesgeom.geometry.sketch import leading_coordinates
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -44,22 +58,8 @@ from bayesgeom.probes.belief_report import (
 )
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
 from bayesgeom.results.estimators import FEW_OR_BIASED, of_untrained
-from bayesgeom.stats.best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
-from bayesgeom.stats.readout import (
-    BELIEF,
-    BeliefTargets,
-    Readout,
-    Scored,
-    Summary,
-    belief_rows,
-    belief_targets,
-    read_out,
-    summary,
-    unfitted_r2,
-)
-from bayesgeom.stats.sketch import leading_coordinates
 from bayesgeom.stats.subspace import random_subspaces
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)

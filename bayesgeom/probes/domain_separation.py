@@ -21,16 +21,16 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
+from bayesgeom.geometry.chance import gaussian_first_share
+from bayesgeom.geometry.clusters import point_silhouettes
+from bayesgeom.geometry.planes import planes_of_groups
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
-from bayesgeom.stats.chance import gaussian_first_share
-from bayesgeom.stats.clusters import point_silhouettes
 from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
-from bayesgeom.stats.planes import planes_of_groups
 from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
 from bayesgeom.stats.resampling import refitted_axis_shares
 

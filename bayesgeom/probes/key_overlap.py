@@ -21,6 +21,17 @@ from torch import Tensor
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
+from bayesgeom.geometry.cosine import (
+    coordinates_of,
+    cross_fitted_overlap,
+    frame_chances,
+    frame_statistics,
+    projected_overlaps,
+    random_overlaps,
+    squared_lengths,
+    welch_bound,
+)
+from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.probes.key_report import (
     COLUMNS,
@@ -39,17 +50,6 @@ from bayesgeom.stats.bootstrap import (
     percentile_interval,
     random_halves,
 )
-from bayesgeom.stats.cosine import (
-    coordinates_of,
-    cross_fitted_overlap,
-    frame_chances,
-    frame_statistics,
-    projected_overlaps,
-    random_overlaps,
-    squared_lengths,
-    welch_bound,
-)
-from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 

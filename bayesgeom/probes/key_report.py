@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.numbers import number_text
+from bayesgeom.geometry.cosine import verdicts
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
-from bayesgeom.stats.cosine import verdicts
 from bayesgeom.stats.intervals import MIN_DIFFERENT
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class KeyOverlapReport(Report):
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
       networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
-    - `verdict` says which heads lie below, at and above a level, by `stats.cosine.verdicts`.
+    - `verdict` says which heads lie below, at and above a level, by `geometry.cosine.verdicts`.
     - `cross_fitted_overlap` is the overlap from two halves of the sequences. Noise in mean keys lowers the plain
       overlap, but not this one. Keys of activations are means over `n` sequences; `overlap_bias` estimates the effect
       of finite n on the overlap. A verdict "below" requires that the cross-fitted overlap lies below too.

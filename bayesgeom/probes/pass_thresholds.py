@@ -22,6 +22,8 @@ from torch import Tensor
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
+from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
+from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, reason_of
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
@@ -35,8 +37,6 @@ from bayesgeom.stats.bootstrap import (
     percentile_interval,
     statistic_interval,
 )
-from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
-from bayesgeom.stats.cosine import coordinates_of, overlap, pairwise_cosine
 from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES

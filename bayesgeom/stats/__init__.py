@@ -1,1 +1,1 @@
-"""Functions on arrays: information, intervals, and the geometry of vectors."""
+"""Functions on arrays: information, intervals and resampling, principal axes, window observers."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from bayesgeom.geometry.cosine import chance_overlap
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.monitor import measures
 from bayesgeom.monitor.measures import APART, chance_levels, measured, undisturbed
 from bayesgeom.probes.calibration import Calibration
-from bayesgeom.stats.cosine import chance_overlap
 from bayesgeom.stats.information import total_variation
 from tests.ablations.plain import TASK, lively, n_hooks
 

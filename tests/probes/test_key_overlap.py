@@ -11,14 +11,7 @@ import torch
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
-from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.storage import parts_of
-from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.cosine import (
+from bayesgeom.geometry.cosine import (
     chance_overlap,
     chance_overlap_centered,
     cross_fitted_overlap,
@@ -26,7 +19,14 @@ from bayesgeom.stats.cosine import (
     pairwise_cosine,
     welch_bound,
 )
-from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
+from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
+from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
+from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import numbers
+from bayesgeom.results.storage import parts_of
+from bayesgeom.stats.bootstrap import jackknife_weights
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
 SETS = {"inputs": (9, 1), "hypotheses": (6, 2, 4), "empty": ()}

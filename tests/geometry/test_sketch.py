@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bayesgeom.stats.sketch import leading_coordinates
+from bayesgeom.geometry.sketch import leading_coordinates
 
 
 def test_a_cloud_in_a_subspace_is_kept_whole(rng: np.random.Generator) -> None:

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.geometry.cosine import centered, mean_of_pairs, pairwise_cosine
 from bayesgeom.stats.bootstrap import statistic_interval
-from bayesgeom.stats.cosine import centered, mean_of_pairs, pairwise_cosine
 from bayesgeom.stats.intervals import BIASED, FINE, Interval
 
 MOST_KINK, FEWER = 0.7, 6.4  # set on planted keys with other seeds than those of benchmarks/interval_coverage.py

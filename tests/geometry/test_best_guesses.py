@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from bayesgeom.stats.best_guesses import cluster_scores, guess_scores
+from bayesgeom.geometry.best_guesses import cluster_scores, guess_scores
+from bayesgeom.geometry.readout import BeliefTargets, belief_rows, belief_targets, read_out
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights, shuffled_within_position
-from bayesgeom.stats.readout import BeliefTargets, belief_rows, belief_targets, read_out
 from bayesgeom.stats.subspace import random_subspaces
 
 SEQUENCES, POSITIONS, H, D = 47, 5, 3, 7

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.stats.chance import at_least, falls_by_more, gaussian_shares, overlap_below
-from bayesgeom.stats.cosine import overlap, pairwise_cosine
+from bayesgeom.geometry.chance import at_least, falls_by_more, gaussian_shares, overlap_below
+from bayesgeom.geometry.cosine import overlap, pairwise_cosine
 from bayesgeom.stats.pca import standardized
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.stats import manifold
+from bayesgeom.geometry import manifold
+from bayesgeom.geometry.planes import planes_of_groups
 from bayesgeom.stats.pca import (
     cloud_axes,
     covariance,
@@ -16,7 +17,6 @@ from bayesgeom.stats.pca import (
     standardized,
     variance_shares,
 )
-from bayesgeom.stats.planes import planes_of_groups
 from bayesgeom.stats.subspace import principal_angles
 
 

@@ -8,9 +8,8 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import NearestCentroid
 
-from bayesgeom.stats.best_guesses import guess_scores
-from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights, shuffled_within_position
-from bayesgeom.stats.readout import (
+from bayesgeom.geometry.best_guesses import guess_scores
+from bayesgeom.geometry.readout import (
     ALIVE,
     BELIEF,
     LABEL,
@@ -26,6 +25,7 @@ from bayesgeom.stats.readout import (
     renormalized,
     summary,
 )
+from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights, shuffled_within_position
 from bayesgeom.stats.regression import RIDGE
 from bayesgeom.stats.subspace import random_subspaces
 

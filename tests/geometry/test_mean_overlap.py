@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.intervals import BIASED, FINE
-from bayesgeom.stats.mean_overlap import mean_overlap_interval, overlap_rows
 
 ITEMS, WIDTH = 20, 32
 

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.geometry.clusters import nearest_centroid_labels
 from bayesgeom.stats.bootstrap import percentile_interval, r2_interval, statistic_interval
-from bayesgeom.stats.clusters import nearest_centroid_labels
 from bayesgeom.stats.regression import SplitMoments, power_of, ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import restricted
 

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.geometry.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
+from bayesgeom.geometry.readout import LABEL, BeliefTargets, Readout, Scored, commonest, in_bands
 from bayesgeom.stats.bootstrap import ratio_interval, statistic_interval
-from bayesgeom.stats.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
 from bayesgeom.stats.intervals import Interval
-from bayesgeom.stats.readout import LABEL, BeliefTargets, Readout, Scored, commonest, in_bands
 
 
 @final

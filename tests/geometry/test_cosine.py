@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.stats import cosine as c
+from bayesgeom.geometry import cosine as c
 
 
 def random_frames(seed: int, *shape: int) -> torch.Tensor:

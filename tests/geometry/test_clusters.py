@@ -7,8 +7,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, silhouette_samples
 from sklearn.neighbors import NearestCentroid
 
-from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.clusters import (
+from bayesgeom.geometry.clusters import (
     adjusted_rand,
     cluster_clouds,
     k_means,
@@ -17,6 +16,7 @@ from bayesgeom.stats.clusters import (
     point_silhouettes,
     resampled_agreement,
 )
+from bayesgeom.stats.bootstrap import jackknife_weights
 
 CLOUDS, POINTS, D, BLOBS = 2, 61, 5, 3
 

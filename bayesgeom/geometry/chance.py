@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from scipy.stats import binom, norm
 from torch import Tensor
 
-from bayesgeom.stats.cosine import chance_overlap
+from bayesgeom.geometry.cosine import chance_overlap
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.pca import standardized
 

@@ -7,8 +7,7 @@ from scipy.stats import pearsonr, spearmanr, special_ortho_group
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LinearRegression, Ridge
 
-from bayesgeom.stats.bootstrap import shuffled_within_position
-from bayesgeom.stats.manifold import (
+from bayesgeom.geometry.manifold import (
     N_KNOTS,
     EntropyScale,
     cloud_statistics,
@@ -18,6 +17,7 @@ from bayesgeom.stats.manifold import (
     unit_columns,
     view,
 )
+from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.regression import RIDGE, even_knots, natural_spline
 from tests.stats.slow import partial_spearman
 
