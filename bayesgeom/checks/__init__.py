@@ -1,1 +1,1 @@
-"""Checks of arguments against annotations, and the form of values in messages."""
+"""Checks of arguments against annotations, of the cost of a task and of tokenizers; the form of values in messages."""

@@ -9,6 +9,7 @@ from typing import final
 import torch
 
 from bayesgeom.checks.arguments import check_types, checked
+from bayesgeom.checks.cost import block_size
 from bayesgeom.core.errors import InvalidArgument, NoCopy, unknown_name
 from bayesgeom.core.progress import bar
 from bayesgeom.core.sites import ALL_SITES, Site
@@ -21,7 +22,6 @@ from bayesgeom.models.disk.reading import UNTRAINED, CapturedModel
 from bayesgeom.models.disk.writing import rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
-from bayesgeom.tasks.limits import block_size
 
 DTYPES = ("float32", "float16", "bfloat16")
 

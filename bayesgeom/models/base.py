@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.core.hooks import EVERY_MODULE, has_global_hooks
@@ -25,7 +26,6 @@ from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.tasks.text import Tokenizer
 
 BUDGET_BYTES = PASS_BYTES
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]

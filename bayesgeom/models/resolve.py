@@ -12,6 +12,7 @@ from torch import nn
 
 from bayesgeom.checks.arguments import check_argument, checked
 from bayesgeom.checks.text import shown
+from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.files import put_back
 from bayesgeom.core.reading import read_json
@@ -38,7 +39,6 @@ from bayesgeom.models.options import SERVER, SOURCE, check_options
 from bayesgeom.models.server.client import is_address
 from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
-from bayesgeom.tasks.text import Tokenizer
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts

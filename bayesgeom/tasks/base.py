@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks import cost
 from bayesgeom.checks.arguments import check_argument, check_fields, fits
 from bayesgeom.checks.text import shown
+from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.trials import Trials, checked
-from bayesgeom.tasks import limits
-from bayesgeom.tasks.text import Tokenizer
 
-BLOCK = limits.BLOCK  # sequences drawn and run at a time
+BLOCK = cost.BLOCK  # sequences drawn and run at a time
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class WindTunnel(ABC):
         if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
-        size = limits.block_size(self.n_pos)
+        size = cost.block_size(self.n_pos)
         return (
             self.sample(size, seed=derived_seed(seed, block), device=device).rows(slice(0, n - start))
             for block, start in enumerate(range(0, n, size))
@@ -134,10 +134,10 @@ class WindTunnel(ABC):
         """Raise `InvalidArgument` if n is not a number of sequences, or if they exceed the memory."""
         check_count(n)
         assert isinstance(n, (int, np.integer)), "checked"
-        if n > BLOCK and n * self.n_pos > limits.BLOCK_TOKENS and not isinstance(self, FiniteTask):
+        if n > BLOCK and n * self.n_pos > cost.BLOCK_TOKENS and not isinstance(self, FiniteTask):
             one = self.draw(1, torch.Generator().manual_seed(0))
             stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
-            limits.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored))
+            cost.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored))
 
 
 class FiniteTask(WindTunnel):
@@ -246,7 +246,7 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
 def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     """Raise `InvalidArgument` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     for name, value in parameters.items():
-        limits.check_whole(f"{of}{name}", value)
+        cost.check_whole(f"{of}{name}", value)
         if isinstance(value, np.generic):  # a saved task holds plain numbers
             raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
     try:  # NaN, here 0.5, passes where a number may be: the constructor names the range that it breaks
@@ -340,7 +340,7 @@ def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor,
 def checked_seed(seed: Any) -> int:
     """Return a seed as a plain int; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
     if not fits(seed, int) or int(seed) < 0:
-        raise InvalidArgument(f"seed must be a non-negative integer below 2^{limits.MOST_BITS}, got {shown(seed)}.")
+        raise InvalidArgument(f"seed must be a non-negative integer below 2^{cost.MOST_BITS}, got {shown(seed)}.")
     return int(seed)
 
 

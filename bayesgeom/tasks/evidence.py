@@ -25,13 +25,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
-from bayesgeom.tasks.limits import check_affordable
-from bayesgeom.tasks.text import (
+from bayesgeom.checks.cost import check_affordable
+from bayesgeom.checks.tokenizer import (
     Tokenizer,
-    candidates,
     chat_prompt,
     check_ids,
     first_symbols,
@@ -39,6 +35,10 @@ from bayesgeom.tasks.text import (
     opening,
     punctuation_id,
 )
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
+from bayesgeom.tasks.words import candidates
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]

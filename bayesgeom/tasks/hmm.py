@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.cost import check_affordable
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
 from bayesgeom.stats.chains import mixing_times, stationary_rows
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish

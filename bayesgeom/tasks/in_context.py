@@ -16,13 +16,9 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.checks.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks.base import TextTask, WindTunnel
-from bayesgeom.tasks.limits import check_affordable
-from bayesgeom.tasks.text import (
+from bayesgeom.checks.cost import check_affordable
+from bayesgeom.checks.tokenizer import (
     Tokenizer,
-    candidates,
     chat_prompt,
     check_ids,
     first_symbols,
@@ -30,6 +26,10 @@ from bayesgeom.tasks.text import (
     opening,
     punctuation_id,
 )
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.tasks.base import TextTask, WindTunnel
+from bayesgeom.tasks.words import candidates
 
 MESSAGE = "Continue the sequence."
 _MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones

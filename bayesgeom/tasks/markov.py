@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.checks.cost import check_affordable
 from bayesgeom.core.trials import Relations, Trials
 from bayesgeom.stats.chains import mixing_times, stationary
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
-from bayesgeom.tasks.limits import check_affordable
 from bayesgeom.tasks.windows import DynamicTask
 
 _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a matrix, on one core

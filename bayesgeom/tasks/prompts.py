@@ -22,10 +22,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.checks.arguments import check_types
+from bayesgeom.checks.tokenizer import Tokenizer, chat_prompt, check_ids, labeled, opening
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
-from bayesgeom.tasks.text import Tokenizer, chat_prompt, check_ids, labeled, opening
 
 QUINTILES = 5
 MAX_INPUTS = 64  # ids whose keys are compared: the most frequent ones, which recur often enough

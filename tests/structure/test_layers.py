@@ -20,7 +20,7 @@ EXEMPT = {"models"}
 EDGES = 164  # pairs of units of which one imports the other: half of the 328 before the units were merged
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
-    "tasks": {"base", "limits", "planted", "text", "windows", "markov"},
+    "tasks": {"base", "planted", "words", "windows", "markov"},
     "charts": {"lines", "polygon", "simplex"},
     "probes": {"base", "belief_report", "key_report"},
     "commands": {"base"},

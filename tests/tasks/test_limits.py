@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from bayesgeom import tasks
+from bayesgeom.checks.cost import BLOCK, check_affordable
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
-from bayesgeom.tasks.limits import BLOCK, check_affordable
 
 ESTIMATE = (
     r"needs about (more than a million|[\d.e+]+) GB of memory and .*(seconds|minutes|hours|days|years) "

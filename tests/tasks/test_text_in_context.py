@@ -12,13 +12,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.checks import templates
+from bayesgeom.checks.tokenizer import chat_prompt
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import BoundInContext, InContext
-from bayesgeom.tasks.text import chat_prompt
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 

@@ -8,14 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.trials import concatenate
-from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.tasks import HMM, Bijection, InContext, LabeledEvidence, Prompts
-from bayesgeom.tasks.base import TextTask, WindTunnel, task_from_config, task_from_text
-from bayesgeom.tasks.text import (
+from bayesgeom.checks.tokenizer import (
     Tokenizer,
-    candidates,
     check_ids,
     first_symbols,
     labeled,
@@ -23,6 +17,12 @@ from bayesgeom.tasks.text import (
     punctuation_id,
     single_tokens,
 )
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.trials import concatenate
+from bayesgeom.models.native.transformer import TransformerConfig
+from bayesgeom.tasks import HMM, Bijection, InContext, LabeledEvidence, Prompts
+from bayesgeom.tasks.base import TextTask, WindTunnel, task_from_config, task_from_text
+from bayesgeom.tasks.words import candidates
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import byte_tokenizer, pair_tokenizer, word_tokenizer
 

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.text import candidates
+from bayesgeom.tasks.words import candidates
 
 SIZE = 2_500
 BOS = "<s>"

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.text import candidates
+from bayesgeom.tasks.words import candidates
 
 MARKS = [":", ",", ";", ".", "?", "_", "*"]
 OPENING = "<s>"

@@ -17,6 +17,7 @@ from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
 from bayesgeom.core.hooks import Hook, hooked
@@ -30,7 +31,6 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.tasks.text import Tokenizer
 
 _POINTS: Mapping[s.Site, str] = {
     s.RESID_PRE: "hook_resid_pre",

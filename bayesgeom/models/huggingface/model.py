@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.threads import alone
@@ -28,7 +29,6 @@ from bayesgeom.models.huggingface.replay import PrefixReplay
 from bayesgeom.models.replay.plain_loop import PlainLoop
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.tasks.text import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core.errors import InvalidArgument, NoCopy, ServerFault
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import ALL_SITES, Site
@@ -18,7 +19,6 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.options import SERVER
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.models.server.client import TOP, Client, Listed, client_of, parts_of
-from bayesgeom.tasks.text import Tokenizer
 
 AT_ONCE = 4  # requests at the same time
 _NO_IDS = (400, 422)  # statuses of servers that accept text only

@@ -1,12 +1,10 @@
 """Text: the interface of a tokenizer, and single-token symbols.
 
-A text task is bound to a tokenizer once and then holds token ids. Symbols are chosen among the candidates in
-`words.toml`, because the tokenizer's vocabulary decides which words are single tokens.
+A text task is bound to a tokenizer once and then holds token ids. The tokenizer's vocabulary decides which words are
+single tokens.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 from typing import Protocol, runtime_checkable
 
 from bayesgeom.checks.templates import rendered
@@ -36,12 +34,6 @@ class ChatTokenizer(Tokenizer, Protocol):
         self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:
         """Return the text of a conversation, up to the start of the assistant's answer."""
-
-
-def candidates(kind: str) -> tuple[str, ...]:
-    """Return the shipped candidates for `words`, `labels` or `masks`, in the order in which they are tried."""
-    listed = tomllib.loads((files("bayesgeom.tasks") / "words.toml").read_text(encoding="utf-8"))
-    return tuple(listed[kind])
 
 
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
