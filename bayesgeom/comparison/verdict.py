@@ -7,21 +7,20 @@ from typing import Literal
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.training.duration import typical_seconds
+from bayesgeom.training.duration import SHORT, SHORT_SECONDS, typical_seconds
 from bayesgeom.training.recipe import Recipe
 
 NOT_DECIDED = "not decided"  # the beginning of every such verdict; the reason follows
 Verdict = Literal["realized", "limited", "not realized"]
 REALIZED, LIMITED = 0.95, 0.5
-_SHORT_SECONDS = 15 * 60
 NOT_TESTABLE = "not testable on this task"
 RULE = (
     f"One training is realized if it closes at least {REALIZED:.0%} of the gap between the best context-free "
     f"predictor and the exact posterior, and limited at {LIMITED:.0%} or more. Transport is realized if the model "
     f"beats every observer of up to {TRANSPORT_WINDOW} symbols. The task must be one on which the stationary observer "
     f"of the last {TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits. A cell has a verdict if two seeds "
-    "at the same budget agree; three are required where a training takes less than a quarter of an hour. Verdicts "
-    "hold at this training budget only; they do not show inability."
+    "at the same budget agree; three are required where a training takes less than a quarter of an hour with native "
+    "bfloat16. Verdicts hold at this training budget only; they do not show inability."
 )
 
 
@@ -98,12 +97,15 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
 def seeds_required(recipe: Recipe, n_parameters: int) -> int:
     """Return the number of trainings that a verdict on the recipe's cell requires: 3 if one is short, else 2.
 
+    Recipes that were timed with native bfloat16 are judged by that time (`training.duration.SHORT`), others by the
+    estimate for float32 without AVX-512.
+
     Example:
         >>> from bayesgeom.training.recipes import recipe
-        >>> seeds_required(recipe("bijection-lstm"), 562_000), seeds_required(recipe("recall-mamba"), 568_000)
+        >>> seeds_required(recipe("repeats-lstm"), 562_000), seeds_required(recipe("recall-mamba"), 568_000)
         (3, 2)
     """
-    return 3 if typical_seconds(recipe, n_parameters) < _SHORT_SECONDS else 2
+    return 3 if recipe.name in SHORT or typical_seconds(recipe, n_parameters) < SHORT_SECONDS else 2
 
 
 def cell_verdict(found: Sequence[str], required: int = 2) -> str:

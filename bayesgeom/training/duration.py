@@ -28,6 +28,9 @@ _RATES = {
 }
 _SLOWEST, _RATED_PARAMETERS, _GROWTH = 1.7e10, 6e5, 0.25
 _GROWTHS = {"mamba": 0.45}  # architectures whose rate grows faster with size
+SHORT_SECONDS = 15 * 60
+# Recipes that took less than that with native bfloat16 products, on one core (docs/comparison.md, "What it costs").
+SHORT = tuple(f"{task}-{own}" for task in ("bijection", "repeats", "recall") for own in ("transformer", "lstm", "mlp"))
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 
 
