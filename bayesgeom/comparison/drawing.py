@@ -6,6 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from bayesgeom.comparison.verdict import LIMITED, REALIZED
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, MEASURED, SHADES, label_axes, panels
 
@@ -32,7 +34,7 @@ def comparison_figure(
             colorscale=SHADES,
             xgap=2,
             ygap=2,
-            text=[[("" if np.isnan(v) else f"{v:.3f}") for v in row] for row in shares],
+            text=[[("not trained" if np.isnan(v) else number_text(float(v))) for v in row] for row in shares],
             texttemplate="%{text}",
             showscale=False,
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>",
@@ -44,8 +46,15 @@ def comparison_figure(
     figure.update_yaxes(autorange="reversed", row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
     _add_models(figure, names, closed)
-    for level in (0.0, 0.5, 0.95):
-        figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1}, row=2, col=1)
+    for level, name in ((0.0, "context-free"), (LIMITED, "limited"), (REALIZED, "realized")):
+        figure.add_vline(
+            x=level,
+            line={"color": BASELINE, "dash": "dot", "width": 1},
+            annotation={"text": name, "font": {"color": BASELINE, "size": 11}},
+            annotation_position="bottom left",
+            row=2,
+            col=1,
+        )
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")

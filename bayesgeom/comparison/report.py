@@ -61,8 +61,8 @@ class ComparisonReport(Report):
         "Each row of the heat map is a task that tests one primitive, each column an architecture. All have the same "
         "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
         "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and "
-        "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. The table "
-        "states search, targets, state size and seeds of every cell."
+        "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. "
+        "`report.table()` lists hyperparameter search, targets, state size and seeds of every cell."
     )
     rule: ClassVar[str] = RULE
 
