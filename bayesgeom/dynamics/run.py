@@ -1,7 +1,7 @@
 """`training_dynamics`: run the diagnostics at every snapshot of one training or of several seeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -10,7 +10,7 @@ import torch
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.run import Run
+from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.dynamics.cache import SnapshotCache
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
@@ -109,7 +109,8 @@ class _Analysis:
             before = self._sent(self.batch, before)
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
-            found = [self._measured(run, cached, shown) for run, cached in zip(self.runs, before, strict=True)]
+            each = [self._measured(run, cached, shown) for run, cached in zip(self.runs, before, strict=True)]
+        found, specs = [own for own, _ in each], [spec for _, spec in each]
         numbers = stacked(found)
         curves = dynamics_report(self.runs, numbers, n=self.bench.n, seed=self.bench.seed)
         settled = settling_report(curves, numbers, seed=self.bench.seed)
@@ -118,7 +119,7 @@ class _Analysis:
             attention_maps(self.runs[0], found[0], maps_at),
         )
         reports = {own.name: own for own in (curves, settled, *pictures) if own is not None}
-        return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance())
+        return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance(specs[0]))
 
     def _cached(self, run: TrainingRun) -> dict[int, Measured]:
         """Return the saved measurements by index of the snapshot."""
@@ -137,27 +138,33 @@ class _Analysis:
                 self._cache(run).put(run.hashes[index], run.hashes[-1], cached)
         return [cached | own for cached, own in zip(before, found, strict=True)]
 
-    def _measured(self, run: TrainingRun, found: dict[int, Measured], shown: Any) -> list[Measured]:
-        """Measure every snapshot of one training that is not in `found`, starting with the last, the reference."""
+    def _measured(
+        self, run: TrainingRun, found: dict[int, Measured], shown: Any
+    ) -> tuple[list[Measured], ModelSpec | None]:
+        """Measure every snapshot of one training that is not in `found`, starting with the last, the reference.
+
+        Returns:
+            All measurements, and the spec of the last snapshot if it was loaded.
+        """
         cache, last, end = self._cache(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
         if not missing:
-            return [found[index] for index in range(len(run.steps))]
+            return [found[index] for index in range(len(run.steps))], None
         with progress_in(cache.folder):
-            reference, own = self._last(run.load(end, device=self.device), is_wanted=end in missing)
+            spec, reference, own = self._last(run.load(end, device=self.device), is_wanted=end in missing)
             for index in reversed(missing):
                 cached = own or self._snapshot(run.load(index, device=self.device), reference)
                 own = None
                 cache.put(run.hashes[index], last, cached)
                 found[index] = cached
                 shown.update(1)
-        return [found[index] for index in range(len(run.steps))]
+        return [found[index] for index in range(len(run.steps))], spec
 
-    def _last(self, model: Model, *, is_wanted: bool) -> tuple[Reference, Measured | None]:
-        """Return the reference and, if wanted, the measurements of the last snapshot."""
+    def _last(self, model: Model, *, is_wanted: bool) -> tuple[ModelSpec, Reference, Measured | None]:
+        """Return the spec and the reference and, if wanted, the measurements of the last snapshot."""
         one = passed(model, self.bench)
         reference = reference_of(self.bench, one)
-        return reference, self._at(model, one, reference) if is_wanted else None
+        return model.spec, reference, self._at(model, one, reference) if is_wanted else None
 
     def _snapshot(self, model: Model, reference: Reference) -> Measured:
         return self._at(model, passed(model, self.bench), reference)
@@ -175,8 +182,11 @@ class _Analysis:
         }
         return SnapshotCache(folder=folder, settings=settings)
 
-    def _provenance(self) -> dict[str, Any]:
+    def _provenance(self, last: ModelSpec | None) -> dict[str, Any]:
+        """Return the origin of the results; `last` is the spec of the first training's last snapshot, if known."""
+        first = self.runs[0]
+        spec = first.spec(device=self.device) if last is None else replace(last, name=first.name)
         arguments = {"n": self.bench.n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
-        where = provenance(self.runs[0].spec(device=self.device), self.bench.task, arguments)
+        where = provenance(spec, self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
-        return {**where, "weights": weights, "recipe": self.runs[0].recipe}
+        return {**where, "weights": weights, "recipe": first.recipe}

@@ -1,5 +1,6 @@
 """`length_generalization`: errors far beyond the training length, position by position, of one model or several."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from bayesgeom.generalization.stretch import (
 )
 from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
+from bayesgeom.models.budget import recording_bytes
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
@@ -41,6 +43,7 @@ from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
+PARAMETER_BYTES = 8  # at most, of a parameter in float64
 
 
 @final
@@ -124,19 +127,18 @@ def _measured(
     """Return the report with its provenance; check everything before a model runs."""
     names = [] if executor is None else [_sendable(own) for own in models]
     if not models:
-        raise InvalidArgument("models must hold at least one model.")
+        raise InvalidArgument("models is empty: pass at least one name, directory or model.")
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"n must be at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
-    if len(models) == 1 and not isinstance(models[0], Unmade):
-        models = [as_model(models[0])]
-    specs, setting = _checked(
-        models, task, lengths, seed=seed, threshold_bits=threshold_bits, top_attention_off=top_attention_off
-    )
+    checked_seed(seed)
+    room = 0 if executor is not None else math.inf if len(models) == 1 else recording_bytes("cpu")
+    found = _subjects(models, task, top_attention_off=top_attention_off, room=room)
+    setting, specs = _checked(found, lengths, seed=seed, threshold_bits=threshold_bits), [own.spec for own in found]
     if executor is None:
-        measured = [_errors(_silenced(_made(own), top_attention_off), setting, n) for own in models]
+        measured = [_errors(own.resolved(top_attention_off), setting, n) for own in found]
     else:
-        found = zip(names, specs, strict=True)
-        jobs = [_job(name, spec, setting, n=n, top_attention_off=top_attention_off) for name, spec in found]
+        sent = zip(names, specs, strict=True)
+        jobs = [_job(name, spec, setting, n=n, top_attention_off=top_attention_off) for name, spec in sent]
         measured = executor.results(jobs, desc="models")
     report = length_report(measured, setting)
     arguments = {
@@ -213,31 +215,35 @@ def with_room(
     return with_untrained_positions(own, n_pos, seed=seed)
 
 
-def _checked(
-    models: Sequence[ModelLike | Unmade],
-    task: TaskLike | None,
-    lengths: Sequence[int] | None,
-    *,
-    seed: int,
-    threshold_bits: float,
-    top_attention_off: int,
-) -> tuple[list[ModelSpec], Setting]:
-    """Return the models' sizes and the common setting; check everything before a model is trained or runs.
+def _subjects(
+    models: Sequence[ModelLike | Unmade], task: TaskLike | None, *, top_attention_off: int, room: float
+) -> list["_Subject"]:
+    """Resolve every model once; named models are kept until their parameters no longer fit in `room` bytes.
 
-    No model is kept: each of several models is built again when needed, so only one is in memory at a time.
+    Those that do not fit are loaded again when they are measured, so only one of them is in memory at a time.
     """
-    checked_seed(seed)
-    found = [_Subject.of(model, task, top_attention_off) for model in models]
+    found = list[_Subject]()
+    for model in models:
+        own = _Subject.of(model, task, top_attention_off, room)
+        if own.model is not None and isinstance(model, str | Path):
+            room -= PARAMETER_BYTES * own.spec.n_parameters
+        found.append(own)
+    return found
+
+
+def _checked(
+    found: Sequence["_Subject"], lengths: Sequence[int] | None, *, seed: int, threshold_bits: float
+) -> Setting:
+    """Return the models' common setting; check everything before a model is trained or runs."""
     chosen, stretch, trained = _shared(found)
     wanted = checked_lengths(stretch, trained, lengths)
     if lengths is None:
         wanted = with_room_for([own.spec for own in found], chosen, stretch, trained, wanted)
     for own in found:
         check_room(own.spec, chosen, stretch, wanted[-1])
-    setting = Setting(
+    return Setting(
         task=chosen, stretch=stretch, trained=trained, lengths=wanted, seed=seed, threshold_bits=threshold_bits
     )
-    return [own.spec for own in found], setting
 
 
 def _provenance(
@@ -284,21 +290,44 @@ def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """Size, task and training length of a model, known before it is measured."""
+    """Size, task and training length of a model, known before it is measured; `model` is None unless it is kept."""
 
+    source: ModelLike | Unmade
     spec: ModelSpec
     task: WindTunnel
     stretch: Stretch
     trained: int
+    model: Model | None = None
 
     @classmethod
-    def of(cls, model: ModelLike | Unmade, task: TaskLike | None, top_attention_off: int = 0) -> "_Subject":
-        """Return the task, how it is made longer, and the training length; the model is not kept."""
-        own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
+    def of(
+        cls, model: ModelLike | Unmade, task: TaskLike | None, top_attention_off: int = 0, room: float = 0
+    ) -> "_Subject":
+        """Return the task, how it is made longer, and the training length.
+
+        A named model is kept if its parameters fit in `room` bytes. An object of the caller is always kept.
+        """
+        is_unmade = isinstance(model, Unmade)
+        own = _silenced(model.like() if is_unmade else as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
         stretch = stretch_of(chosen)
         known = own.task if own.task is not None and own.task.name == chosen.name else chosen
-        return cls(spec=own.spec, task=chosen, stretch=stretch, trained=stretch.of(known))
+        has_room = not isinstance(model, str | Path) or PARAMETER_BYTES * own.spec.n_parameters <= room
+        return cls(
+            source=model,
+            spec=own.spec,
+            task=chosen,
+            stretch=stretch,
+            trained=stretch.of(known),
+            model=None if is_unmade or not has_room else own,
+        )
+
+    def resolved(self, top_attention_off: int) -> Model:
+        """Return the model: the one that was kept, or else load or train it."""
+        if self.model is not None:
+            return self.model
+        whole = self.source.make() if isinstance(self.source, Unmade) else as_model(self.source)
+        return _silenced(whole, top_attention_off)
 
     @property
     def trained_on(self) -> WindTunnel:
@@ -315,10 +344,6 @@ def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, Stretch, int]:
             f"one by one, or pass a task with a length that all of them share."
         )
     return found[0].task, found[0].stretch, found[0].trained
-
-
-def _made(model: ModelLike | Unmade) -> Model:
-    return model.make() if isinstance(model, Unmade) else as_model(model)
 
 
 def _silenced(model: Model, n_layers: int) -> Model:

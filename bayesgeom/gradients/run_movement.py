@@ -1,6 +1,7 @@
 """`gradient_movement`: the gradient laws at every snapshot of a run, with one model in memory at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
+from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.trials import Trials
 from bayesgeom.dynamics.runs import Source, TrainingRun, run_of
 from bayesgeom.gradients.capture import SITES, Targets, captured
@@ -62,7 +64,7 @@ def gradient_movement(
         bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
     if targets not in ("sampled", "exact") or n < 2:
-        raise InvalidArgument(f"targets must be 'sampled' or 'exact' and n at least 2; got {targets!r}, {n}.")
+        raise InvalidArgument(f"targets must be 'sampled' or 'exact' and n at least 2; got {targets!r} and n={n}.")
     check_device(device)
     return _followed(run_of(run), targets=targets, n=n, seed=checked_seed(seed), device=device)
 
@@ -72,24 +74,24 @@ def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, dev
     task, steps = training.wind_tunnel(), training.steps
     trials = task.sample(n, seed=derived_seed(seed, Branch.TRIALS), device=device)
     # The last snapshot comes first, because distances refer to it.
-    last, measured_last = _measured(training.load(len(steps) - 1, device=device), trials, targets)
+    spec, last, measured_last = _measured(training.load(len(steps) - 1, device=device), trials, targets)
     moments, before = list[Moment](), None
     for index, step in enumerate(bar(steps[:-1], desc="snapshots", leave=False)):
-        now, measured = _measured(training.load(index, device=device), trials, targets)
+        _, now, measured = _measured(training.load(index, device=device), trials, targets)
         moments.append(moment_of(step, measured, now, last, before))
         before = now
     moments.append(moment_of(steps[-1], measured_last, last, last, before))
     report = movement_report(moments, targets=targets, seed=derived_seed(seed, Branch.RESAMPLING))
-    where = provenance(training.spec(device=device), task, {"n": n, "seed": seed, "targets": targets})
+    where = provenance(replace(spec, name=training.name), task, {"n": n, "seed": seed, "targets": targets})
     return with_provenance(report, where | {"recipe": training.recipe})
 
 
-def _measured(model: Model, trials: Trials, targets: Targets) -> tuple[Frame, dict[str, Any]]:
-    """Return a snapshot's frame and per-sequence numbers; the model is freed on return."""
+def _measured(model: Model, trials: Trials, targets: Targets) -> tuple[ModelSpec, Frame, dict[str, Any]]:
+    """Return a snapshot's spec, frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
     wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
         frames.append(frame_of(layers, batch))
         found.append({"loss_nats": loss, **gradient_norms(layers, batch)})
-    return joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}
+    return model.spec, joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}

@@ -20,7 +20,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.generalization.length import Unmade, length_generalization, run_on, with_room
+from bayesgeom.generalization.length import PARAMETER_BYTES, Unmade, length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.model_errors import with_untrained_positions, without_top_attention
 from bayesgeom.generalization.stretch import checked_lengths, stretch_of
@@ -329,7 +329,10 @@ def test_other_refusals() -> None:
 
 
 def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is loaded to be checked and again to be run, a single one once; none is alive while the next is loaded."""
+    """Where there is no room, each is loaded to be checked and again to be run, a single one once.
+
+    None is alive while the next is loaded.
+    """
     alive, loads = weakref.WeakSet[HookedModel](), list[str]()
 
     def loaded(name: ModelLike) -> Model:
@@ -343,11 +346,29 @@ def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: 0)
     hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
     assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash
     loads.clear()
     found = length_generalization(["alibi"], lengths=[11], n=3)
     assert found.provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
+
+
+def test_models_are_kept_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = list[str]()
+
+    def loaded(name: ModelLike) -> Model:
+        loads.append(str(name))
+        return small(str(name))
+
+    room = PARAMETER_BYTES * 2 * small("none").spec.n_parameters
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: room)
+    whole = length_generalization(["rotary", "none", "alibi"], lengths=[11], n=3)
+    assert loads == ["rotary", "none", "alibi", "alibi"], "two have room"
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: 0)
+    again = length_generalization(["rotary", "none", "alibi"], lengths=[11], n=3)
+    np.testing.assert_array_equal(again.kl_bits.value, whole.kl_bits.value)
 
 
 def test_a_model_may_be_trained_after_everything_was_checked() -> None:
@@ -474,7 +495,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["length", *named, "--to", "11,19", "--n", "5", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "rotary" in printed and "whole-sequence KL" in printed and (tmp_path / "out" / "report.html").exists()
-    for wrong, message in ((["--to", "x"], "whole numbers"), (["--variants", "hmm"], "one of the two")):
+    for wrong, message in ((["--to", "x"], "whole numbers"), (["--variants", "hmm"], "got both")):
         assert main(["length", named[0], *wrong]) == 2
         assert message in capsys.readouterr().err
 

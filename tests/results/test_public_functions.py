@@ -4,6 +4,7 @@ import inspect
 import json
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from torch import nn
 
 import bayesgeom
 from bayesgeom.claims.claim import Claim
@@ -21,7 +23,9 @@ from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.comparison import cell as cells
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
+from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.checkpoint import save_checkpoint, weights_hash
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
 from bayesgeom.results.diagnosis import Diagnosis, load_report
@@ -42,28 +46,56 @@ LATER = InterventionSite(RESID_PRE, (1,))
 RECIPE = a_recipe(steps=3, batch_size=2, warmup=1, snapshots=0)
 SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
 CALLS: dict[str, Callable[[Path], Result]] = {
-    "diagnose": lambda _: bayesgeom.diagnose(lively(), n=5, n_untrained=1, probes=["calibration", "key_overlap"]),
-    "ablate": lambda _: bayesgeom.ablate(lively(), battery="heads", n=5),
-    "ablations.attribution_preview": lambda _: bayesgeom.ablations.attribution_preview(lively(), battery="heads", n=5),
+    "diagnose": lambda folder: bayesgeom.diagnose(
+        stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
+    ),
+    "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
+    "ablations.attribution_preview": lambda folder: bayesgeom.ablations.attribution_preview(
+        stored(folder), battery="heads", n=5
+    ),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
-    "intervene": lambda _: bayesgeom.intervene(lively(), subspace="random:2", kind=FEW, n=5),
-    "intervene in several layers": lambda _: bayesgeom.intervene(lively(), sites=[LATER], kind="remove", n=5),
-    "erase_onwards": lambda _: bayesgeom.erase_onwards(lively(), sites=LATER, n=5),
-    "write_strength": lambda _: bayesgeom.write_strength(lively(), n=5),
-    "relabeling_invariance": lambda _: bayesgeom.relabeling_invariance(lively(), n=5),
-    "gradient_laws": lambda _: bayesgeom.gradient_laws(lively(), n=5),
+    "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
+    "intervene in several layers": lambda folder: bayesgeom.intervene(
+        stored(folder), sites=[LATER], kind="remove", n=5
+    ),
+    "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
+    "write_strength": lambda folder: bayesgeom.write_strength(stored(folder), n=5),
+    "relabeling_invariance": lambda folder: bayesgeom.relabeling_invariance(stored(folder), n=5),
+    "gradient_laws": lambda folder: bayesgeom.gradient_laws(stored(folder), n=5),
     "gradient_movement": lambda folder: bayesgeom.gradient_movement(a_run(folder, steps=(0, 100)), n=5),
     "training_dynamics": lambda folder: bayesgeom.training_dynamics(a_run(folder, steps=(0, 100)), n=5),
-    "length_generalization": lambda _: bayesgeom.length_generalization([hmm_model(0), hmm_model(1)], lengths=[7], n=5),
-    "sweep": lambda _: bayesgeom.sweep(TASK, "n_pairs", [2, 3], lively(), n=5),
+    "length_generalization": lambda folder: bayesgeom.length_generalization(
+        [stored(folder, hmm_model(0)), stored(folder, hmm_model(1))], lengths=[7], n=5
+    ),
+    "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
     "compare": lambda folder: bayesgeom.compare(("transformer", "mlp"), "bijection", runs=folder, n=5),
-    "diff": lambda _: bayesgeom.diff(lively(), lively(n_layers=1), n=5),
+    "diff": lambda folder: bayesgeom.diff(stored(folder), stored(folder / "b", lively(n_layers=1)), n=5),
     "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
     "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
     "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
 }
+N_MODELS = {  # that are resolved, where that is not one
+    "monitor.Monitor.report": 0,
+    "monitor.Monitor.diagnosis": 0,
+    "gradient_movement": 2,
+    "training_dynamics": 2,
+    "length_generalization": 2,
+    "compare": 2,
+    "diff": 2,
+    "replicate": 2,
+    "em_experiment": 0,
+}
 WITHOUT_MODEL = {"em_experiment"}  # it trains its own heads, by seed
+
+
+def stored(folder: Path, model: HookedModel | None = None) -> Path:
+    """The directory of a model, which a function has to resolve."""
+    own = lively() if model is None else model
+    assert own.task is not None
+    path, recipe = folder / own.spec.name, {"task": own.task.config()}
+    save_checkpoint(path, own.module, own.module.config, recipe=recipe, step=0, card="tiny\n")
+    return path
 
 
 def hmm_model(seed: int) -> HookedModel:
@@ -154,12 +186,41 @@ def results() -> dict[str, Result]:
     return {}
 
 
+@pytest.fixture(scope="module")
+def resolutions() -> dict[str, Counter[str]]:
+    """How often each call so far resolved each model, by its name and the hash of its weights."""
+    return {}
+
+
 @pytest.fixture(params=CALLS)
-def result(request: pytest.FixtureRequest, results: dict[str, Result], tmp_path: Path) -> Result:
+def result(
+    request: pytest.FixtureRequest,
+    results: dict[str, Result],
+    resolutions: dict[str, Counter[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Result:
     name = request.param
     if name not in results:
+        resolutions[name] = counted_resolutions(monkeypatch)
         results[name] = CALLS[name](tmp_path / "runs")
     return results[name]
+
+
+def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count models made of a module or of a checkpoint, which every name, directory and module passes through.
+
+    The scores of a training are not counted: they are of the module itself, before it is written.
+    """
+    own, found = resolve._adapted, Counter[str]()
+
+    def counted(module: nn.Module, **others: Any) -> Any:
+        found[f"{others.get('name')} {weights_hash(module.state_dict())}"] += 1
+        return own(module, **others)
+
+    monkeypatch.setattr(resolve, "_adapted", counted)
+    monkeypatch.setattr(publish, "of_module", own)
+    return found
 
 
 def reports_of(result: Result) -> Mapping[str, Report]:
@@ -176,6 +237,14 @@ def assert_equal(one: Result, other: Result) -> None:
         for key, values in arrays.items():
             np.testing.assert_array_equal(other_arrays[key], values, err_msg=f"{name}.{key}", strict=True)
         assert json.dumps(own.provenance) == json.dumps(reports_of(other)[name].provenance)
+
+
+def test_every_model_is_resolved_once(
+    request: pytest.FixtureRequest, result: Result, resolutions: dict[str, Counter[str]]
+) -> None:
+    found = resolutions[request.node.callspec.params["result"]]
+    assert set(found.values()) <= {1}, found
+    assert len(found) >= N_MODELS.get(request.node.callspec.params["result"], 1), found
 
 
 def test_summary_and_repr_are_short(result: Result) -> None:
