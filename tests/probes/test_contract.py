@@ -42,22 +42,22 @@ def controls_of(name: str) -> tuple[Control[Any], ...]:
 
 
 @cache
-def diagnosed() -> Diagnosis:
-    """Every probe on one lively little model, with an untrained copy beside it."""
+def diagnosed(*names: str) -> Diagnosis:
+    """The probes of these names, or every probe, on one small perturbed model and an untrained copy."""
     module = Transformer(SIZES, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    return diagnose(HookedModel(module, name="tiny", task=TASK), n=29, n_untrained=1)
+    return diagnose(HookedModel(module, name="tiny", task=TASK), n=29, n_untrained=1, probes=names or None)
 
 
 @cache
 def measured(name: str) -> tuple[Report, ...]:
-    """The probe's report on each of its controls, then, where that model can serve it, on a model."""
+    """The probe's report on each of its controls, then on a model, if the model has the sites."""
     probe = probe_of(name)
-    fresh = [tuple(probe.measure(run) for run in control.untrained) for control in controls_of(name)]
-    planted = [probe.measure(control.run, f) for control, f in zip(controls_of(name), fresh, strict=True)]
+    untrained = [tuple(probe.measure(run) for run in control.untrained) for control in controls_of(name)]
+    planted = [probe.measure(control.run, own) for control, own in zip(controls_of(name), untrained, strict=True)]
     return (*planted, *(report for key, report in diagnosed().items() if key == name))
 
 
@@ -123,8 +123,8 @@ def test_controls_hold_only_the_declared_sites(name: str) -> None:
 def test_measuring_changes_nothing_and_repeats_itself(name: str) -> None:
     probe, control = probe_of(name), controls_of(name)[0]
     before = fingerprint(control.run)
-    fresh = [probe.measure(run) for run in control.untrained]
-    assert_equal_reports(probe.measure(control.run, fresh), measured(name)[0])
+    untrained = [probe.measure(run) for run in control.untrained]
+    assert_equal_reports(probe.measure(control.run, untrained), measured(name)[0])
     assert fingerprint(control.run) == before
 
 

@@ -26,6 +26,7 @@ from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
 MOST_FIELDS = 20
 SETTINGS = {"thresholds"}  # of the monitor: what was requested, no quantity
+every_report = pytest.mark.parametrize("name", sorted(report_kinds()))
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
 
 
@@ -154,11 +155,11 @@ def test_every_baseline_has_a_row_on_request(rng: np.random.Generator) -> None:
     assert counts == {"estimate": 6, "baseline": 6, "chance": 6} and len(report.to_pandas()) == len(records_of(report))
 
 
-@pytest.mark.parametrize("kind", sorted(report_kinds()))
-def test_a_report_has_at_most_twenty_fields(kind: str) -> None:
+@every_report
+def test_a_report_has_at_most_twenty_fields(name: str) -> None:
     """Variants are an axis with labels, and what other fields determine is a property; nothing is a dictionary."""
-    own = [field for field in dataclasses.fields(report_kinds()[kind]) if field.name != "provenance"]
-    assert len(own) <= MOST_FIELDS, f"{kind} has {len(own)} fields: {', '.join(field.name for field in own)}"
+    own = [field for field in dataclasses.fields(report_kinds()[name]) if field.name != "provenance"]
+    assert len(own) <= MOST_FIELDS, f"{name} has {len(own)} fields: {', '.join(field.name for field in own)}"
     nested = [field.name for field in own if dataclasses.is_dataclass(field.type)]
     tables = [field.name for field in own if typing.get_origin(field.type) in (dict, Mapping)]
     assert not nested and set(tables) <= SETTINGS, "no number is held in a dictionary or in a dataclass of its own"
@@ -414,7 +415,7 @@ COMPANIONS = (
 PREFIXES = ("ceiling_", "baseline_", "chance_", "untrained_", "random_", "null_", "permuted_", "shuffled_")
 
 
-@pytest.mark.parametrize("name", sorted(report_kinds()))
+@every_report
 def test_no_field_is_a_companion_of_another(name: str) -> None:
     """Ends of intervals, baselines and ceilings belong into the estimate of the number itself."""
     kind: Any = report_kinds()[name]

@@ -23,16 +23,17 @@ def made_by_default() -> dict[str, WindTunnel]:
     """Every task that can be made without a parameter; the others are made below."""
     # mypy: an abstract class as a value is what discovery is about.
     kinds = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
-    return {name: kind() for name, kind in kinds.items() if not _asks_for_anything(kind)}
+    return {name: kind() for name, kind in kinds.items() if not _has_required_fields(kind)}
 
 
-def _asks_for_anything(kind: type) -> bool:
+def _has_required_fields(kind: type) -> bool:
     fields = dataclasses.fields(kind)
     return any(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
 
 
 TASKS = made_by_default() | {"process": Process(Mess3(x=0.05, a=0.85).labeled().numpy())}
 every_task = pytest.mark.parametrize("name", TASKS)
+every_task_by_default = pytest.mark.parametrize("name", made_by_default())
 
 
 @cache
@@ -77,9 +78,9 @@ def test_tokens_and_answers_are_ids_of_the_vocabulary(name: str) -> None:
 def test_posteriors_are_distributions_where_scored_and_nan_elsewhere(name: str) -> None:
     trials = drawn(name)
     for exact in (trials.predictive, trials.belief):
-        asked = trials.at_scored(exact)
-        assert exact.dtype == torch.float64 and float(asked.min()) >= 0
-        torch.testing.assert_close(asked.sum(-1), torch.ones(N, trials.n_scored).double(), atol=1e-12, rtol=0)
+        scored = trials.at_scored(exact)
+        assert exact.dtype == torch.float64 and float(scored.min()) >= 0
+        torch.testing.assert_close(scored.sum(-1), torch.ones(N, trials.n_scored).double(), atol=1e-12, rtol=0)
         assert exact[~trials.scored].isnan().all()
     assert (trials.labels[~trials.scored] == NO_LABEL).all()
 
@@ -91,7 +92,7 @@ def test_labels_are_possible_and_as_frequent_as_predicted(name: str) -> None:
     assert torch.isin(trials.at_scored(trials.labels), trials.answers).all()
     given = exact.gather(2, targets[..., None])[..., 0]
     assert given.min() > 0
-    surprise = given.mean(1) - exact.square().sum(-1).mean(1)  # 0 on average, if answers come as often as said
+    surprise = given.mean(1) - exact.square().sum(-1).mean(1)  # 0 on average, if labels are as frequent as predicted
     assert abs(float(surprise.mean())) < 5 * float(surprise.std()) / 400**0.5 + 1e-12
 
 
@@ -156,7 +157,7 @@ def test_a_task_comes_back_from_its_config(name: str) -> None:
 
 @every_task
 def test_20_0_pairs_are_refused_when_the_task_is_made(name: str) -> None:
-    """By the constructor's own check: the types that tests check beside it would see to it before."""
+    """By the constructor's own check; the type checks of the tests would refuse the value earlier."""
     task = TASKS[name]
     whole = [field.name for field in dataclasses.fields(task) if field.type is int]  # type: ignore[arg-type]
     assert whole
@@ -167,6 +168,6 @@ def test_20_0_pairs_are_refused_when_the_task_is_made(name: str) -> None:
             odd.__post_init__()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", made_by_default())
+@every_task_by_default
 def test_a_task_goes_by_its_name_on_the_command_line(name: str) -> None:
     assert task_from_text(name) == TASKS[name]

@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import re
 import shutil
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 import bayesgeom
 from bayesgeom.ablations.component import Ablation, Component
 from bayesgeom.ablations.modes import mode_names
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.core.sites import ATTN_OUT
@@ -26,37 +30,19 @@ from bayesgeom.subspaces.fits import fit_from_text
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipes import plugin_recipes, recipe
+from tests.laws import laws
 from tests.probes import test_contract as probe_contract
 from tests.results import test_report as report_contract
 from tests.tasks import test_contract as task_contract
 from tests.test_cli import save
 from tests.third_party.installed import PACKAGE, entry_points, install
 
-PROBE_CONTRACT = [
-    probe_contract.test_probe_and_report_share_their_name,
-    probe_contract.test_controls_hold,
-    probe_contract.test_controls_hold_only_the_declared_sites,
-    probe_contract.test_measuring_changes_nothing_and_repeats_itself,
-    probe_contract.test_headlines_are_numbers_with_labels,
-    probe_contract.test_headlines_say_what_is_stored,
-    probe_contract.test_the_figure_names_what_it_draws,
-    probe_contract.test_records_are_well_formed,
-    report_contract.test_no_field_is_a_companion_of_another,
-    probe_contract.test_intervals_contain_their_estimates,
-]
-TASK_CONTRACT = [
-    task_contract.test_tokens_and_answers_are_ids_of_the_vocabulary,
-    task_contract.test_posteriors_are_distributions_where_scored_and_nan_elsewhere,
-    task_contract.test_labels_are_possible_and_as_frequent_as_predicted,
-    task_contract.test_baselines_are_finite_predictors_that_know_less,
-    task_contract.test_relations_look_back,
-    task_contract.test_a_seed_decides_the_trials,
-    task_contract.test_pairs_share_scored_positions_and_answers,
-    task_contract.test_cut_and_joined_trials_are_the_same_trials,
-    task_contract.test_a_task_comes_back_from_its_config,
-    task_contract.test_20_0_pairs_are_refused_when_the_task_is_made,
-    task_contract.test_a_task_goes_by_its_name_on_the_command_line,
-]
+PROBE_LAWS = {
+    **laws(probe_contract, probe_contract.every_probe),
+    **laws(report_contract, report_contract.every_report),
+}
+TASK_LAWS = laws(task_contract, task_contract.every_task, task_contract.every_task_by_default)
+EXEMPT = {"test_every_probe_has_its_page": "docs/probes/ describes the probes of this package only"}
 
 
 @pytest.fixture(autouse=True)
@@ -73,25 +59,42 @@ def example(module: str, name: str) -> Any:
     return vars(importlib.import_module(f"{PACKAGE}.{module}"))[name]
 
 
+def page_in(folder: Path) -> str:
+    """Visible part of a saved page; the JSON of its provenance and the scripts are left out."""
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    return re.sub(r"<(script|pre)\b.*?</\1>", "", page, flags=re.DOTALL)
+
+
 def test_there_is_one_extension_of_every_kind() -> None:
     kinds = ("probes", "tasks", "ablations", "subspaces", "charts", "commands", "models", "recipes")
     assert set(entry_points()) == {f"bayesgeom.{kind}" for kind in kinds}
     assert all(len(offered) == 1 for offered in entry_points().values())
 
 
-@pytest.mark.parametrize("law", PROBE_CONTRACT, ids=lambda law: law.__name__)
-def test_the_probe_keeps_the_contract(law: Any) -> None:
-    law("attention_sink")
+@pytest.mark.parametrize("law", sorted(PROBE_LAWS.keys() - EXEMPT.keys()))
+def test_the_probe_keeps_the_contract(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_contract, "diagnosed", partial(probe_contract.diagnosed, "attention_sink"))
+    files = {"tmp_path": tmp_path} if "tmp_path" in signature(PROBE_LAWS[law]).parameters else {}
+    PROBE_LAWS[law]("attention_sink", **files)
+    assert list(probe_contract.diagnosed()) == ["attention_sink"]
 
 
-def test_the_probes_figure_is_drawn_from_stored_numbers_alone(tmp_path: Path) -> None:
-    probe_contract.test_the_figure_is_drawn_from_stored_numbers_alone("attention_sink", tmp_path)
-
-
-@pytest.mark.parametrize("law", TASK_CONTRACT, ids=lambda law: law.__name__)
-def test_the_task_keeps_the_contract(law: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("law", sorted(TASK_LAWS))
+def test_the_task_keeps_the_contract(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(task_contract.TASKS, "coins", task_from_text("coins"))
-    law("coins")
+    TASK_LAWS[law]("coins")
+
+
+def test_the_laws_are_those_of_the_contract_modules() -> None:
+    """Every test of a contract module is a law, or states that it is not about one probe or task."""
+    others = {
+        "test_there_are_probes",
+        "test_a_task_whose_sequences_say_otherwise_is_refused",
+        "test_the_tasks_of_the_papers_are_among_them",
+    }
+    tests = {name for module in (probe_contract, task_contract) for name in vars(module) if name.startswith("test_")}
+    assert tests - others <= PROBE_LAWS.keys() | TASK_LAWS.keys() and others <= tests
+    assert EXEMPT.keys() <= PROBE_LAWS.keys() and len(PROBE_LAWS) >= 15 and len(TASK_LAWS) >= 12
 
 
 def test_the_tasks_posterior_is_that_of_enumeration() -> None:
@@ -105,7 +108,7 @@ def test_the_tasks_posterior_is_that_of_enumeration() -> None:
 
 
 def test_help_names_every_extension(capsys: pytest.CaptureFixture[str]) -> None:
-    for asked, named in {
+    for command, named in {
         (): ["sinks", "Measure the attention sink"],
         ("diagnose",): ["attention_sink", "coins"],
         ("ablate",): ["halfway"],
@@ -114,11 +117,11 @@ def test_help_names_every_extension(capsys: pytest.CaptureFixture[str]) -> None:
         ("sinks",): ["Number of sequences"],
     }.items():
         with pytest.raises(SystemExit) as stopped:
-            main([*asked, "--help"])
+            main([*command, "--help"])
         assert stopped.value.code in (None, 0)
         out = " ".join(capsys.readouterr().out.replace("│", " ").split())
         for text in named:
-            assert text in out, (asked, text)
+            assert text in out, (command, text)
 
 
 def test_diagnose_measures_saves_and_loads_the_probe_and_draws_the_chart(folder: Path) -> None:
@@ -128,7 +131,7 @@ def test_diagnose_measures_saves_and_loads_the_probe_and_draws_the_chart(folder:
     restored = bayesgeom.load_report(folder / "run")
     assert isinstance(restored, Diagnosis) and list(restored) == list(diagnosis)
     probe_contract.assert_equal_reports(restored["attention_sink"], diagnosis["attention_sink"])
-    page = (folder / "run" / "report.html").read_text(encoding="utf-8")
+    page = page_in(folder / "run")
     assert 'id="figure-attention_sink"' in page and 'id="figure-attention_sink-sink_map"' in page
     assert "Attention sink of every head" in page
 
@@ -160,6 +163,7 @@ def test_the_command_runs_and_saves(folder: Path, capsys: pytest.CaptureFixture[
     assert main(["sinks", "tiny", "--n", "9", "--out", "run"]) == 0
     assert "first token, beyond uniform" in capsys.readouterr().out
     assert list(Diagnosis.load(folder / "run")) == ["attention_sink"]
+    assert '<div id="figure-attention_sink-sink_map"' in page_in(folder / "run")
 
 
 def test_the_ablation_mode_lies_between_none_and_mean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,9 +174,12 @@ def test_the_ablation_mode_lies_between_none_and_mean(folder: Path, capsys: pyte
     named = bayesgeom.ablate("tiny", battery=[Ablation(own.components, mode="halfway") for own in battery], n=23)
     np.testing.assert_array_equal(half.kl_increase_bits.value, named.kl_increase_bits.value)
     half.save(folder / "half")
-    assert vars(bayesgeom.load_report(folder / "half"))["mode"] == "halfway"
+    assert AblationReport.load(folder / "half").mode == "halfway"
+    assert "<h3>Heads, halfway ablation" in page_in(folder / "half")
     assert main(["ablate", "tiny", "--battery", "heads", "--mode", "halfway", "--n", "9", "--out", "run"]) == 0
     assert "halfway ablation" in capsys.readouterr().out
+    assert Diagnosis.load(folder / "run")["ablation"].to_dict()["mode"] == "halfway"
+    assert "<h3>Heads, halfway ablation" in page_in(folder / "run")
 
 
 def test_halfway_is_exact_in_a_replay() -> None:
@@ -214,9 +221,12 @@ def test_an_unknown_mode_lists_those_of_other_packages() -> None:
 
 def test_the_subspace_is_intervened_on(folder: Path) -> None:
     fit = fit_from_text("token_difference:3,5")
-    report = bayesgeom.intervene("tiny", subspace=fit, kind="remove", n=13)
-    report.save(folder / "run")
-    assert "token 3 − token 5" in str(bayesgeom.load_report(folder / "run").to_dict())
+    bayesgeom.intervene("tiny", subspace=fit, kind="remove", n=13).save(folder / "remove")
+    swap = ["--kind", "swap", "--n", "13", "--out", "swap"]
+    assert main(["intervene", "tiny", "--subspace", "token_difference:3,5", *swap]) == 0
+    for kind in ("remove", "swap"):
+        assert "token 3 − token 5" in str(bayesgeom.load_report(folder / kind).to_dict())
+        assert f"{kind} token 3 − token 5 at resid_pre" in page_in(folder / kind)
 
 
 @pytest.mark.parametrize(
