@@ -48,9 +48,7 @@ def test_best_guesses_are_found_with_intervals_and_levels(belief: np.ndarray, cl
         assert not ((own.low - 0.02 > own.value) | (own.value > own.high + 0.02)).any()
 
 
-def test_clusters_of_the_token_are_told_from_clusters_of_the_guess(
-    belief: np.ndarray, rng: np.random.Generator
-) -> None:
+def test_clusters_by_token_differ_from_clusters_by_guess(belief: np.ndarray, rng: np.random.Generator) -> None:
     cloud = 20 * TOKENS[:, 0] @ torch.from_numpy(rng.normal(size=(5, D))) + torch.from_numpy(
         rng.normal(size=(len(TOKENS), D))
     )

@@ -192,7 +192,7 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
     assert distance_of_mean(targets) == pytest.approx(np.abs(truth - mean).sum(axis=-1).mean() / 2, abs=1e-6)
 
 
-def test_summary_puts_each_score_beside_its_levels(points: torch.Tensor, targets: BeliefTargets) -> None:
+def test_summary_pairs_each_score_with_its_levels(points: torch.Tensor, targets: BeliefTargets) -> None:
     found = [read_out(cloud, targets, BASES) for cloud in (points, points**2)]
     table = summary(found, targets, jackknife_weights(HELD))
     assert table.r2.level[1] == pytest.approx(found[1].r2[1:DRAWS].mean())

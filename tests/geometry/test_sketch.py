@@ -6,7 +6,7 @@ import torch
 from bayesgeom.geometry.sketch import leading_coordinates
 
 
-def test_a_cloud_in_a_subspace_is_kept_whole(rng: np.random.Generator) -> None:
+def test_sketch_of_a_low_rank_cloud_is_exact(rng: np.random.Generator) -> None:
     flat = rng.normal(size=(53, 7)) @ rng.normal(size=(7, 211))
     points = torch.from_numpy(flat - flat[:29].mean(0))
     along = leading_coordinates(points, 11, n_fit=29, seed=0)

@@ -82,7 +82,7 @@ def test_values_outside_scored_positions_do_not_count() -> None:
     np.testing.assert_array_equal(report.head_spearman.value, disturbed.head_spearman.value)
 
 
-def test_a_model_without_attention_is_served() -> None:
+def test_a_model_without_attention_is_measured() -> None:
     run = lively()
     report = ValueManifold().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
     assert report.sites == report.shown_sites == ("resid_post",)
