@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
 
 
-def write_resealed(path: Path, held: dict[str, Any]) -> None:
+def write_resealed(path: Path, data: dict[str, Any]) -> None:
     """Write the JSON values of a report with the hash that belongs to them and to the arrays beside them."""
-    rest = {key: value for key, value in held.items() if key != HASH}
+    rest = {key: value for key, value in data.items() if key != HASH}
     (path / JSON).write_text(json.dumps({**rest, HASH: hashed(rest, load_file(path / ARRAYS))}))

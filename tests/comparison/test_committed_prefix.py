@@ -70,8 +70,8 @@ def test_the_rows_of_checks_are_their_reports() -> None:
     for name, (kl, at_budget, known, memory) in text.items():
         own = found.checkpoints.index(name)
         usual = float(found.kl_bits.value[found.checkpoints.index(name.removesuffix("-seed1-x2"))])
-        held = [with_ends(of[own]) for of in (found.kl_bits, found.accuracy_where_known, found.memory_symbols)]
-        for cell, values in zip((kl, known, memory, at_budget), (*held, [usual]), strict=True):
+        stored = [with_ends(of[own]) for of in (found.kl_bits, found.accuracy_where_known, found.memory_symbols)]
+        for cell, values in zip((kl, known, memory, at_budget), (*stored, [usual]), strict=True):
             np.testing.assert_allclose(numbers(cell), values, rtol=6e-4)
         diagnosis = Diagnosis.load(READINGS / "checks" / name)
         assert float(diagnosis[CalibrationReport].kl_bits) == pytest.approx(float(found.kl_bits.value[own]), rel=1e-6)

@@ -43,8 +43,8 @@ def test_a_moment_is_where_a_curve_settles_for_good(rng: np.random.Generator) ->
 
 def curves(kl: list[float], frame: list[float], n_runs: int = 3) -> dict[str, np.ndarray]:
     own = {"kl_bits": kl, "pattern_distance_bits": frame, "curve_share": frame}
-    held = {name: np.tile(values, (n_runs, 1)) for name, values in own.items()}
-    return held | {"key_overlap": np.repeat(held["curve_share"][..., None], 5, axis=2)}
+    tiled = {name: np.tile(values, (n_runs, 1)) for name, values in own.items()}
+    return tiled | {"key_overlap": np.repeat(tiled["curve_share"][..., None], 5, axis=2)}
 
 
 EARLY, LATE = [1, 0.05, 0.01, 0, 0, 0, 0.0], [1, 0.99, 0.98, 0.97, 0.96, 0.95, 0.0]

@@ -49,8 +49,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def changed(whole: Path, folder: Path, **entries: Any) -> Path:
     """A copy of the adapter with other entries in its config."""
     folder.mkdir()
-    held = json.loads((whole / CONFIG).read_text())
-    own = {**held, "base_model_name_or_path": str(whole.parent / "base"), **entries}
+    data = json.loads((whole / CONFIG).read_text())
+    own = {**data, "base_model_name_or_path": str(whole.parent / "base"), **entries}
     (folder / CONFIG).write_text(json.dumps(own))
     (folder / WEIGHTS).write_bytes((whole / WEIGHTS).read_bytes())
     return folder

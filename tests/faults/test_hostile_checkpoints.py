@@ -53,7 +53,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def asked(**sizes: object) -> Callable[[Path], None]:
-    return lambda path: change_config(path, lambda held: held["model"].update(sizes))
+    return lambda path: change_config(path, lambda data: data["model"].update(sizes))
 
 
 def replaced(name: str, by: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -65,7 +65,7 @@ def replaced(name: str, by: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 def named(**entries: object) -> Callable[[Path], None]:
-    return lambda path: change_config(path, lambda held: held.update(entries))
+    return lambda path: change_config(path, lambda data: data.update(entries))
 
 
 RWKV = {"architecture": "rwkv", "d_vocab": 10, "n_ctx": 5}
@@ -151,7 +151,7 @@ def test_a_pack_that_names_other_files_is_refused(file: object, tmp_path: Path) 
         saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
     pack(tmp_path / "run", tmp_path / "packed", keep=2)
     assert len(read_formation(tmp_path / "packed")["snapshots"]) == 2
-    _change_pack(tmp_path / "packed", lambda held: held["snapshots"][0].update(file=file))
+    _change_pack(tmp_path / "packed", lambda data: data["snapshots"][0].update(file=file))
     with pytest.raises(CheckpointFault, match=r"formation.json names .* as the file of a snapshot"):
         read_formation(tmp_path / "packed")
 
@@ -161,7 +161,7 @@ def test_a_pack_whose_list_is_no_list_of_snapshots_is_refused(snapshots: object,
     for step in (1, 2):
         saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
     pack(tmp_path / "run", tmp_path / "packed", keep=2)
-    _change_pack(tmp_path / "packed", lambda held: held.update(snapshots=snapshots))
+    _change_pack(tmp_path / "packed", lambda data: data.update(snapshots=snapshots))
     with pytest.raises(CheckpointFault, match=r"formation.json"):
         read_formation(tmp_path / "packed")
 
@@ -169,9 +169,9 @@ def test_a_pack_whose_list_is_no_list_of_snapshots_is_refused(snapshots: object,
 def _change_pack(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     from bayesgeom.models.description import hashed
 
-    held = json.loads((path / "formation.json").read_text())
-    change(held)
-    (path / "formation.json").write_text(json.dumps(hashed(held)))
+    data = json.loads((path / "formation.json").read_text())
+    change(data)
+    (path / "formation.json").write_text(json.dumps(hashed(data)))
 
 
 def test_sizes_of_another_type_are_refused_without_a_checkpoint() -> None:

@@ -44,8 +44,8 @@ def gptj() -> transformers.PreTrainedModel:
 
 def asked(**sizes: object) -> Callable[[Path], object]:
     def change(path: Path) -> None:
-        held = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps(held | sizes))
+        data = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(data | sizes))
 
     return change
 

@@ -154,8 +154,8 @@ def nested(levels: int) -> list[Any]:
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
-    "nested": (lambda held, _: held["provenance"].update(x=nested(900)), "nested more than 64 deep"),
-    "half a pair": (lambda held, _: held["provenance"].update(x="\ud800"), "half of a surrogate pair"),
+    "nested": (lambda data, _: data["provenance"].update(x=nested(900)), "nested more than 64 deep"),
+    "half a pair": (lambda data, _: data["provenance"].update(x="\ud800"), "half of a surrogate pair"),
     "stray": (lambda _, arrays: arrays.update({"key_overlap/x": np.zeros(3)}), "arrays of no report: key_overlap/x"),
     "bare": (lambda _, arrays: arrays.update(calibration=np.zeros(3)), "arrays of no report: calibration"),
 }

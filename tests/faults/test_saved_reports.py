@@ -64,9 +64,9 @@ def test_structural_damage_is_refused_by_name_behind_a_right_hash(saved: Path, t
     whole = Diagnosis.load(saved)
     n_refused = 0
     for _ in range(60):
-        held = json.loads(text)
-        damage(held, draw)
-        write_resealed(path, held)
+        data = json.loads(text)
+        damage(data, draw)
+        write_resealed(path, data)
         try:
             found = Diagnosis.load(path)
         except OutputFault as error:
@@ -78,9 +78,9 @@ def test_structural_damage_is_refused_by_name_behind_a_right_hash(saved: Path, t
     assert n_refused > 20
 
 
-def damage(held: dict[str, Any], draw: random.Random) -> None:
+def damage(data: dict[str, Any], draw: random.Random) -> None:
     """Delete an entry somewhere in nested JSON values, or put another value there."""
-    place: Any = held
+    place: Any = data
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
         key = draw.choice(keys)
@@ -115,7 +115,7 @@ def test_what_is_no_report_is_refused_at_once(case: str, saved: Path, tmp_path: 
 @pytest.mark.parametrize("change", [{"arguments": []}, {"arguments": "x"}, {"foreign_hooks": 3}], ids=str)
 def test_a_provenance_of_another_form_is_refused(change: dict[str, Any], saved: Path, tmp_path: Path) -> None:
     path = copied(saved, tmp_path / "run")
-    held = json.loads((path / JSON).read_text())
-    write_resealed(path, {**held, "provenance": {**held["provenance"], **change}})
+    data = json.loads((path / JSON).read_text())
+    write_resealed(path, {**data, "provenance": {**data["provenance"], **change}})
     with pytest.raises(OutputFault, match="does not say of what model and task"):
         Diagnosis.load(path)

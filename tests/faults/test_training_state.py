@@ -100,8 +100,8 @@ def test_a_half_written_log_line_is_dropped_with_a_warning(run: Path) -> None:
 
 def test_a_changed_number_in_the_log_is_dropped(run: Path) -> None:
     lines = (run / "log.jsonl").read_text().splitlines()
-    held = json.loads(lines[1])
-    lines[1] = json.dumps(held | {"kl_bits": 0.0})
+    data = json.loads(lines[1])
+    lines[1] = json.dumps(data | {"kl_bits": 0.0})
     (run / "log.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.warns(UserWarning, match=r"skipped 1 corrupt or incomplete line \(line 2"):
         assert [line["step"] for line in read_log(run / "log.jsonl")] == [4, 11]

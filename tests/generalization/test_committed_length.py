@@ -126,8 +126,8 @@ def test_the_rows_by_distance_are_their_reports(name: str) -> None:
     for i, cells in enumerate(text.values()):
         shown = [j for j, length in enumerate(found.lengths) if "mixed" not in name or length != "4"]
         for j, cell in zip(shown, cells, strict=False):
-            held = with_ends(found.whole_error_bits[KL, i, j])
-            np.testing.assert_allclose(numbers(cell), held, rtol=0.01, atol=6e-5 if held[0] < 0.01 else 6e-4)
+            stored = with_ends(found.whole_error_bits[KL, i, j])
+            np.testing.assert_allclose(numbers(cell), stored, rtol=0.01, atol=6e-5 if stored[0] < 0.01 else 6e-4)
         assert len(cells) == len(shown) + (2 if "mixed" in name else 0)
 
 
@@ -137,6 +137,6 @@ def test_the_jumps_at_the_edge_are_their_reports(name: str) -> None:
     assert found.trained == 8 and found.n == 512
     for i, cells in enumerate(text.values()):
         discontinuity = found.discontinuity_bits[KL, i]
-        held = [*with_ends(discontinuity), float(discontinuity.baseline(LARGEST_WITHIN).value)]
-        np.testing.assert_allclose(numbers(cells[-2]), held, rtol=0.06, atol=6e-8)
+        stored = [*with_ends(discontinuity), float(discontinuity.baseline(LARGEST_WITHIN).value)]
+        np.testing.assert_allclose(numbers(cells[-2]), stored, rtol=0.06, atol=6e-8)
         assert numbers(cells[-1]) == [float(found.critical_length[i])]

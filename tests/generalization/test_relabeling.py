@@ -86,10 +86,10 @@ def rebuilt_hmm(task: SymmetricTask, trials: Trials, names: Tensor) -> Trials:
 def rebuilt_recall(task: SymmetricTask, trials: Trials, names: Tensor) -> Trials:
     assert isinstance(task, AssociativeRecall)
     order, stored = trials.tokens[:, 1 : 4 * task.n_pairs : 4], trials.tokens[:, 3 : 4 * task.n_pairs : 4] - task.n_keys
-    asked, told = trials.at_scored(trials.tokens), trials.at_scored(trials.labels) - task.n_keys
+    keys, values = trials.at_scored(trials.tokens), trials.at_scored(trials.labels) - task.n_keys
     value_of_key = torch.zeros(len(trials), task.n_keys, dtype=torch.int64)
-    value_of_key.scatter_(1, order, names.gather(1, stored)).scatter_(1, asked, names.gather(1, told))
-    return task.trials(order, value_of_key, asked)
+    value_of_key.scatter_(1, order, names.gather(1, stored)).scatter_(1, keys, names.gather(1, values))
+    return task.trials(order, value_of_key, keys)
 
 
 REBUILT: tuple[Callable[[SymmetricTask, Trials, Tensor], Trials], ...] = (

@@ -209,9 +209,9 @@ def test_what_is_held_fixed_is_not_moved() -> None:
     fit = fits.covariance("entropy", given=("position",))
     job = checked(lively(), fit, kind=FEW, place=InterventionSite(RESID_PRE, (1,)), n=7)
     sample = job.sample()
-    own, held, points = fit.fitted(sample, (1,))[1], sample.confounds(("position",)), sample.points(1)
+    own, confounds, points = fit.fitted(sample, (1,))[1], sample.confounds(("position",)), sample.points(1)
     along = (points @ own.reads)[:, 0]
-    centered = held - held.mean(dim=0)
+    centered = confounds - confounds.mean(dim=0)
     assert float((centered * (along - along.mean())[:, None]).mean(dim=0).abs().max()) < 1e-6 * float(along.std())
     values = sample.values(fit.about.quantity)[:, 0]
     assert abs(np.corrcoef(along, values)[0, 1]) > 0.05
@@ -237,12 +237,12 @@ def test_seeds_make_the_same_numbers() -> None:
 def test_layers_with_the_same_reason_are_one_finding() -> None:
     report = intervene(lively(), subspace=fits.frame(), kind=FEW, n=11)
     reason = "use not shown: too small (0.1); disuse not shown: still there (R² 0.2) (variance-matched controls: 19)"
-    told = replace(report, verdict_by_layer=("undecided",) * 2, reason_by_layer=(reason, reason))
-    first, second, *_ = findings([section_of("intervention", told)])
+    undecided = replace(report, verdict_by_layer=("undecided",) * 2, reason_by_layer=(reason, reason))
+    first, second, *_ = findings([section_of("intervention", undecided)])
     assert first.sentence.startswith("Undecided in layers 0, 1: ")
     assert second.sentence == "Layers 0, 1: use is not shown (too small), and neither is disuse (still there)."
     assert all(own.verdict == "undecided" and "eats every" not in own.numbers for own in (first, second))
-    other = replace(told, reason_by_layer=(reason, reason.replace("too small", "too late")))
+    other = replace(undecided, reason_by_layer=(reason, reason.replace("too small", "too late")))
     sentences = [own.sentence for own in findings([section_of("intervention", other)])]
     assert sum("too late" in own for own in sentences) == sum("too small" in own for own in sentences) == 1
 

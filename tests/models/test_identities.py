@@ -71,8 +71,8 @@ def written(z: Tensor, layer: int) -> Tensor:
     return z.flatten(2) @ weights + 0.5
 
 
-def broken(held: Held) -> dict[Site, str]:
-    return broken_identities(held, scale=1 / math.sqrt(13), bias=None, attn_out=written)
+def broken(recorded: Held) -> dict[Site, str]:
+    return broken_identities(recorded, scale=1 / math.sqrt(13), bias=None, attn_out=written)
 
 
 @pytest.mark.parametrize(("positions", "norm"), list(itertools.product(POSITIONS, NORMS)))
@@ -119,41 +119,43 @@ PLACES = {"first layer": 0, "last layer": 1}
 @pytest.mark.parametrize("site", PLANTED, ids=lambda site: site.name)
 @pytest.mark.parametrize("fault", [0.1, math.nan])
 def test_one_wrong_number_breaks_what_it_enters(site: Site, place: str, fault: float) -> None:
-    held = attention_by_hand()
-    held[site] = held[site].clone()
-    held[site][PLACES[place]].view(-1)[-1] += fault  # the last query and key: no mask hides them
-    found = broken(held)
+    recorded = attention_by_hand()
+    recorded[site] = recorded[site].clone()
+    recorded[site][PLACES[place]].view(-1)[-1] += fault  # the last query and key: no mask hides them
+    found = broken(recorded)
     assert set(found) == PLANTED[site]
     assert all(reason.startswith("identity ") and " fails by " in reason for reason in found.values())
 
 
 def test_reasons_name_the_first_identity_that_broke() -> None:
-    held = attention_by_hand()
-    held[s.PATTERN] = held[s.PATTERN].roll(1, dims=2)  # heads in another order
-    found = broken(held)
+    recorded = attention_by_hand()
+    recorded[s.PATTERN] = recorded[s.PATTERN].roll(1, dims=2)  # heads in another order
+    found = broken(recorded)
     assert found[s.PATTERN].startswith("identity softmax(scale · q_rot·k_rot) = pattern fails by ")
     assert found[s.V].startswith("identity pattern · v = z fails by ")
-    held = attention_by_hand() | {s.ATTN_OUT: attention_by_hand()[s.ATTN_OUT] - 0.5}
-    assert broken(held)[s.ATTN_OUT].startswith("identity W_O z + b = attn_out fails by ")
-    assert broken(held)[s.RESID_PRE].startswith("identity resid_pre + attn_out + mlp_out = resid_post fails by ")
+    recorded = attention_by_hand() | {s.ATTN_OUT: attention_by_hand()[s.ATTN_OUT] - 0.5}
+    assert broken(recorded)[s.ATTN_OUT].startswith("identity W_O z + b = attn_out fails by ")
+    assert broken(recorded)[s.RESID_PRE].startswith("identity resid_pre + attn_out + mlp_out = resid_post fails by ")
 
 
 def test_wrong_scales_biases_and_groups_are_found() -> None:
-    held = attention_by_hand()
-    unscaled = broken_identities(held, scale=1.0, bias=None, attn_out=written)
-    biased = broken_identities(held, scale=1 / math.sqrt(13), bias=torch.ones(6, 7, 7).tril(), attn_out=written)
-    steep = broken_identities(held, scale=1 / math.sqrt(13), bias=torch.arange(7.0).expand(6, 7, 7), attn_out=written)
+    recorded = attention_by_hand()
+    unscaled = broken_identities(recorded, scale=1.0, bias=None, attn_out=written)
+    biased = broken_identities(recorded, scale=1 / math.sqrt(13), bias=torch.ones(6, 7, 7).tril(), attn_out=written)
+    steep = broken_identities(
+        recorded, scale=1 / math.sqrt(13), bias=torch.arange(7.0).expand(6, 7, 7), attn_out=written
+    )
     assert set(unscaled) == set(steep) == ATTENTION and biased == {}, "a constant bias changes no softmax"
-    interleaved = held | {s.K_ROT: held[s.K_ROT].flip(3)}
+    interleaved = recorded | {s.K_ROT: recorded[s.K_ROT].flip(3)}
     assert set(broken(interleaved)) == ATTENTION
 
 
 def test_identities_whose_sites_are_absent_are_not_tried() -> None:
-    held = attention_by_hand()
-    assert broken({site: values for site, values in held.items() if site in RESIDUAL}) == {} == broken({})
-    without_pattern = {site: values for site, values in held.items() if site in RESIDUAL | {s.Z}}
+    recorded = attention_by_hand()
+    assert broken({site: values for site, values in recorded.items() if site in RESIDUAL}) == {} == broken({})
+    without_pattern = {site: values for site, values in recorded.items() if site in RESIDUAL | {s.Z}}
     assert broken(without_pattern) == {}, "W_O vouches for z"
-    partial = {s.Z: held[s.Z] + 1, s.ATTN_OUT: held[s.ATTN_OUT]}
+    partial = {s.Z: recorded[s.Z] + 1, s.ATTN_OUT: recorded[s.ATTN_OUT]}
     assert set(broken(partial)) == {s.Z, s.ATTN_OUT}
 
 
@@ -171,19 +173,19 @@ def test_what_no_identity_vouches_for_is_not_believed(missing: Site) -> None:
         s.RESID_PRE: (RESIDUAL | {s.RESID_MID}) - {s.ATTN_OUT},
         s.RESID_POST: RESIDUAL - {s.ATTN_OUT},
     }
-    held = attention_by_hand()
-    del held[missing]
-    found = broken(held)
+    recorded = attention_by_hand()
+    del recorded[missing]
+    found = broken(recorded)
     assert set(found) == alone.get(missing, set()) - {missing}
     assert set(found.values()) <= {"no identity that verifies it could be checked"}
 
 
 def test_without_rotation_q_and_k_fall_with_the_scores() -> None:
-    held = attention_by_hand()
-    held |= {s.Q: held[s.Q_ROT], s.K: held[s.K_ROT]}
-    assert broken(held) == {}
-    held |= {s.K: held[s.K] * 1.1, s.K_ROT: held[s.K_ROT] * 1.1}
-    found = broken(held)
+    recorded = attention_by_hand()
+    recorded |= {s.Q: recorded[s.Q_ROT], s.K: recorded[s.K_ROT]}
+    assert broken(recorded) == {}
+    recorded |= {s.K: recorded[s.K] * 1.1, s.K_ROT: recorded[s.K_ROT] * 1.1}
+    found = broken(recorded)
     assert set(found) == ATTENTION and len(set(found.values())) == 1
     assert found[s.K].startswith("identity softmax(scale · q_rot·k_rot) = pattern fails by ")
 
@@ -191,17 +193,17 @@ def test_without_rotation_q_and_k_fall_with_the_scores() -> None:
 def test_capture_holds_every_position_and_removes_its_hooks() -> None:
     module = lively()
     trials = sentinel_trials(23, 11, "cpu")
-    held = capture(
+    recorded = capture(
         module,
         lambda: module(trials.tokens),
         lambda site, layer: module.blocks[layer].hook_resid_post,
         {s.RESID_POST: 0},
         2,
     )
-    assert held[s.RESID_POST].shape == (2, 2, 7, 30)
+    assert recorded[s.RESID_POST].shape == (2, 2, 7, 30)
     _, cache = module.run_with_cache(trials.tokens)
     for layer in range(2):
-        torch.testing.assert_close(held[s.RESID_POST][layer], cache[f"blocks.{layer}.hook_resid_post"])
+        torch.testing.assert_close(recorded[s.RESID_POST][layer], cache[f"blocks.{layer}.hook_resid_post"])
     assert not any(part._forward_hooks for part in module.modules())
 
 

@@ -96,8 +96,8 @@ def test_a_step_of_training_moves_a_learned_prior_and_no_fixed_one() -> None:
 
 
 def sizes(**changes: object) -> dict[str, object]:
-    held = SIZES.to_dict() | changes
-    return {name: value for name, value in held.items() if name not in ("d_vocab", "n_ctx")}
+    fields = SIZES.to_dict() | changes
+    return {name: value for name, value in fields.items() if name not in ("d_vocab", "n_ctx")}
 
 
 def test_a_config_comes_back_from_json() -> None:

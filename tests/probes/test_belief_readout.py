@@ -290,8 +290,8 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     alone, run = probe.measure(planted(CHAIN)), planted(CHAIN)
     copy = probe.measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[[NOISE] * 3]}))
     report = probe.measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[[NOISE, GUESSES, WRITTEN]]}), [copy])
-    held = run.trials.rows(slice(-(N // 2), None))
-    truth = held.at_scored(held.belief).flatten(0, 1).numpy()
+    held_out = run.trials.rows(slice(-(N // 2), None))
+    truth = held_out.at_scored(held_out.belief).flatten(0, 1).numpy()
     np.testing.assert_allclose(report.drawn_belief, truth, atol=1e-6)
     assert np.abs(report.drawn_readout[LAST, 0] - report.drawn_belief).max() < 0.02
     assert np.abs(report.drawn_readout[FIRST, 0] - report.drawn_belief).mean() > 0.1
@@ -318,11 +318,11 @@ def test_the_read_out_reports_window_observers() -> None:
     report = BeliefReadout().measure(run)
     assert report.windows == ("1", "2", "3", "4") and report.window_starts == ("uniform", "stationary")
     exact = run.trials.at_scored(run.trials.belief).numpy()
-    mean, held = exact[:31].mean(axis=(0, 1)), exact[31:]
+    mean, held_out = exact[:31].mean(axis=(0, 1)), exact[31:]
     for row, start in enumerate(report.window_starts):
         for column, width in enumerate(report.windows):
             seen = CHAIN.window_predictives(run.trials, int(width), start).numpy()[31:]  # the answer is the state
-            r2 = 1 - ((held - seen) ** 2).sum() / ((held - mean) ** 2).sum()
+            r2 = 1 - ((held_out - seen) ** 2).sum() / ((held_out - mean) ** 2).sum()
             assert report.window_r2.value[row, column] == pytest.approx(r2, abs=1e-5)
     is_shown = np.isfinite(report.window_r2.ends[0])
     assert (report.window_r2.ends[0] <= report.window_r2.value)[is_shown].all() and is_shown.sum() >= 6

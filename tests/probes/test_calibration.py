@@ -135,8 +135,8 @@ def baseline_run(task: WindTunnel, n: int) -> Run:
     exact = predicted_behavior(trials, trials.at_scored(trials.predictive))
     baselines = {name: predicted_behavior(trials, p) for name, p in task.baseline_predictives(trials).items()}
     base = planted_run(planted_trials(np.full((1, 1, 2), 0.5), np.zeros((1, 1), dtype=int)), {})
-    held = vars(base) | {"behavior": exact, "exact_behavior": exact, "baseline_behaviors": baselines}
-    return Run(**held | {"windows": window_scores(trials)})
+    fields = vars(base) | {"behavior": exact, "exact_behavior": exact, "baseline_behaviors": baselines}
+    return Run(**fields | {"windows": window_scores(trials)})
 
 
 def levels(own: Estimate) -> dict[str, float]:

@@ -261,8 +261,8 @@ def test_levels_are_ranges_of_one_head(rng: np.random.Generator) -> None:
         found = np.stack([copy.overlap.value[copy.views.index(view)] for copy in copies])
         np.testing.assert_array_equal(untrained.value[i], found.mean(axis=0))
         ends = [found.mean(axis=(0, 2)), found.min(axis=(0, 2)), found.max(axis=(0, 2))]
-        held = [of_means.value[i], untrained.low[i, :, 0], untrained.high[i, :, -1]]
-        np.testing.assert_allclose(held, ends, err_msg=view)
+        shown = [of_means.value[i], untrained.low[i, :, 0], untrained.high[i, :, -1]]
+        np.testing.assert_allclose(shown, ends, err_msg=view)
 
 
 def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:

@@ -97,16 +97,18 @@ def test_a_jackknife_interval_that_ends_at_its_estimate_is_withheld(withholding:
     own = Estimate.of(value, ([0.5, 0.3, 0.4, 0.5, np.nan], [0.6, 0.5 + 1e-8, 0.6, 0.5 + 3e-8, np.nan]), n=31)
     scalars, arrays = estimate_parts("overlap", own)
     for name in ("overlap", "effective_memory_symbols"):
-        told, held, changed = withholding.converted(
+        new_scalars, new_arrays, changed = withholding.converted(
             "key_overlap", {name: scalars}, {key.replace("overlap", name): end for key, end in arrays.items()}
         )
         if name == "overlap":
-            np.testing.assert_array_equal(held["overlap.low"], [np.nan, np.nan, 0.4, 0.5, np.nan])
-            np.testing.assert_array_equal(held["overlap.high"], [np.nan, np.nan, 0.6, 0.5, np.nan])
-            assert changed == 3 and "bias is larger than the uncertainty" in told[name]["why_not"]
-            assert withholding.converted("key_overlap", told, held)[2] == 0, "running it again does nothing"
+            np.testing.assert_array_equal(new_arrays["overlap.low"], [np.nan, np.nan, 0.4, 0.5, np.nan])
+            np.testing.assert_array_equal(new_arrays["overlap.high"], [np.nan, np.nan, 0.6, 0.5, np.nan])
+            assert changed == 3 and "bias is larger than the uncertainty" in new_scalars[name]["why_not"]
+            assert withholding.converted("key_overlap", new_scalars, new_arrays)[2] == 0, (
+                "running it again does nothing"
+            )
         else:
-            assert changed == 0 and held[f"{name}.low"][0] == 0.5
+            assert changed == 0 and new_arrays[f"{name}.low"][0] == 0.5
 
 
 @pytest.fixture(scope="module")

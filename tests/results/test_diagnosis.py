@@ -202,14 +202,14 @@ def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> No
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         Diagnosis.load(tmp_path / "nowhere")
     whole.save(tmp_path / "of no task")
-    held = json.loads((tmp_path / "of no task" / "report.json").read_text())
-    del held["provenance"]["task_label"]
-    write_resealed(tmp_path / "of no task", held)
+    data = json.loads((tmp_path / "of no task" / "report.json").read_text())
+    del data["provenance"]["task_label"]
+    write_resealed(tmp_path / "of no task", data)
     with pytest.raises(OutputFault, match=r"of no task does not say of what model and task"):
         Diagnosis.load(tmp_path / "of no task")
     whole.save(tmp_path / "run")
-    held = json.loads((tmp_path / "run" / "report.json").read_text())
-    write_resealed(tmp_path / "run", held | {"reports": held["reports"] | {"oracle": {}}})
+    data = json.loads((tmp_path / "run" / "report.json").read_text())
+    write_resealed(tmp_path / "run", data | {"reports": data["reports"] | {"oracle": {}}})
     loaded = Diagnosis.load(tmp_path / "run")
     assert [*loaded] == [*whole] and loaded.skipped["oracle"].startswith("report of an unknown kind; install")
 

@@ -111,8 +111,8 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
         Baseline.of("baseline", "b", values[4], low=values[0], high=values[1]),
     ]
     own = Estimate.of(values[0], (values[1], np.full(shape, np.nan)), n=13, baselines=levels, why_not="too few")
-    held, arrays = estimate_parts("x", own)
-    again = estimate_of("x", decoded(held), arrays, "here")
+    data, arrays = estimate_parts("x", own)
+    again = estimate_of("x", decoded(data), arrays, "here")
     assert (again.resampled, again.n, again.why_not) == ("sequences", 13, "too few")
     np.testing.assert_equal([again.value, *again.ends], [own.value, *own.ends])
     for one, other in zip(again.baselines, own.baselines, strict=True):
@@ -137,9 +137,9 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
     ids=str,
 )
 def test_damaged_parts_are_refused_by_name(damage: dict[str, object], tmp_path: Path) -> None:
-    held, arrays = estimate_parts("kl_bits", Estimate.of(0.25, (0.125, 0.5), n=3, baselines=[UNIFORM]))
+    data, arrays = estimate_parts("kl_bits", Estimate.of(0.25, (0.125, 0.5), n=3, baselines=[UNIFORM]))
     with pytest.raises(OutputFault, match="here: field 'kl_bits' holds no estimate"):
-        estimate_of("kl_bits", decoded({**held, **damage}), arrays, "here")
+        estimate_of("kl_bits", decoded({**data, **damage}), arrays, "here")
 
 
 def test_a_ceiling_is_no_baseline_to_beat() -> None:

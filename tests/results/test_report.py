@@ -259,8 +259,8 @@ def test_the_files_are_strict_json_and_safetensors(tmp_path: Path, rng: np.rando
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is no JSON")
 
-    held = json.loads((tmp_path / "planted" / "report.json").read_text(), parse_constant=refuse)
-    assert held["schema"] == SCHEMA and len(held["hash"]) == 16
+    data = json.loads((tmp_path / "planted" / "report.json").read_text(), parse_constant=refuse)
+    assert data["schema"] == SCHEMA and len(data["hash"]) == 16
 
 
 @pytest.mark.parametrize("levels", [{"float": 1.0}, {"float": 1.0, "int": 2.0}, {"float": math.nan}])
@@ -279,9 +279,9 @@ def test_a_field_that_json_cannot_hold_is_refused(tmp_path: Path, rng: np.random
 
 def change_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     def edit(path: Path) -> None:
-        held = json.loads((path / "report.json").read_text())
-        change(held)
-        write_resealed(path, held)
+        data = json.loads((path / "report.json").read_text())
+        change(data)
+        write_resealed(path, data)
 
     return edit
 
@@ -297,16 +297,16 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half the arrays": (cut_short("arrays.safetensors"), r"planted holds no readable report"),
     "a list": (lambda path: (path / "report.json").write_text("[]"), r"planted holds no readable report"),
     "no schema": (
-        change_json(lambda held: held.pop("schema")),
+        change_json(lambda data: data.pop("schema")),
         r"planted holds no .*: report\.json has no schema number\.",
     ),
-    "a text for a schema": (change_json(lambda held: held.update(schema="1")), r"report\.json has no schema number\."),
+    "a text for a schema": (change_json(lambda data: data.update(schema="1")), r"report\.json has no schema number\."),
     "newer": (
-        change_json(lambda held: held.update(schema=SCHEMA + 1, reports=7)),
+        change_json(lambda data: data.update(schema=SCHEMA + 1, reports=7)),
         r"planted has schema 4; this bayesgeom reads up to 3\. Upgrade bayesgeom\.$",
     ),
     "older": (
-        change_json(lambda held: held.update(schema=2)),
+        change_json(lambda data: data.update(schema=2)),
         r"planted has schema 2; this bayesgeom reads schema 3\. Run the command that made it again\.$",
     ),
     "edited": (
@@ -314,41 +314,41 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"planted was changed after it was written",
     ),
     "a type": (
-        change_json(lambda held: held["reports"]["planted"].update(share="deep")),
+        change_json(lambda data: data["reports"]["planted"].update(share="deep")),
         r"report 'planted': field 'share' holds 'deep', which is not a number",
     ),
     "no estimate": (
-        change_json(lambda held: held["reports"]["planted"].update(depth=0.5)),
+        change_json(lambda data: data["reports"]["planted"].update(depth=0.5)),
         r"report 'planted': field 'depth' holds no estimate",
     ),
     "a scalar for an array": (
-        change_json(lambda held: held["reports"]["planted"]["overlap"].update(value=0.5)),
+        change_json(lambda data: data["reports"]["planted"]["overlap"].update(value=0.5)),
         r"report 'planted': field 'overlap' holds no estimate: .* shapes",
     ),
     "another's array": (
-        change_json(lambda held: held["reports"]["planted"].update(depth=held["reports"]["planted"]["by_item"])),
+        change_json(lambda data: data["reports"]["planted"].update(depth=data["reports"]["planted"]["by_item"])),
         r"report 'planted': field 'depth' holds no estimate: depth\.value is 'array'",
     ),
     "names": (
-        change_json(lambda held: held["reports"]["planted"].update(sets=["one"])),
+        change_json(lambda data: data["reports"]["planted"].update(sets=["one"])),
         r"report 'planted': axis 'set' has 2 entries and 1 names",
     ),
     "no table": (
-        change_json(lambda held: held["reports"].update(planted=[])),
+        change_json(lambda data: data["reports"].update(planted=[])),
         r"report 'planted' is not a table of fields",
     ),
-    "no reports": (change_json(lambda held: held.pop("reports")), r"planted holds no readable report"),
-    "a number": (change_json(lambda held: held.update(reports=3)), r"planted holds no readable report"),
+    "no reports": (change_json(lambda data: data.pop("reports")), r"planted holds no readable report"),
+    "a number": (change_json(lambda data: data.update(reports=3)), r"planted holds no readable report"),
     "another kind": (
-        change_json(lambda held: held["reports"].update(oracle={})),
+        change_json(lambda data: data["reports"].update(oracle={})),
         r"planted holds reports of unknown kinds: oracle\. `load_report` reads",
     ),
     "a field less": (
-        change_json(lambda held: held["reports"]["planted"].pop("depth")),
+        change_json(lambda data: data["reports"]["planted"].pop("depth")),
         r"report 'planted' lacks the fields depth: another version wrote it",
     ),
     "a field more": (
-        change_json(lambda held: held["reports"]["planted"].update(width=1.0)),
+        change_json(lambda data: data["reports"]["planted"].update(width=1.0)),
         r"report 'planted' has unknown fields width: another version wrote it",
     ),
 }
@@ -373,7 +373,7 @@ def test_what_is_no_report_is_refused(fault: str, saved: Path, tmp_path: Path) -
 
 def test_a_directory_without_this_report_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     planted(rng).save(tmp_path / "planted")
-    change_json(lambda held: held.update(reports={}))(tmp_path / "planted")
+    change_json(lambda data: data.update(reports={}))(tmp_path / "planted")
     with pytest.raises(OutputFault, match=r"planted: .* holds arrays of no report: planted/"):
         PlantedReport.load(tmp_path / "planted")
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):

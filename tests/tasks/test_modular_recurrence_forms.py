@@ -205,7 +205,7 @@ def test_scored_parts_hold_the_numbers_of_the_whole(task: ModularRecurrence) -> 
         assert torch.equal(part.at_scored(vars(part)[name]), whole.at_scored(vars(whole)[name])[:, 2:5])
     for name, own in part.relations.items():
         assert torch.equal(own, whole.relations[name][:, 2:5])
-    own, other = (held.baseline_predictives(trials) for held, trials in ((part_task(task), part), (task, whole)))
+    own, other = (of.baseline_predictives(trials) for of, trials in ((part_task(task), part), (task, whole)))
     for name in own:
         torch.testing.assert_close(own[name], other[name][:, 2:5])
 

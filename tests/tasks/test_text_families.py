@@ -71,10 +71,10 @@ def test_prompts_are_the_tokenizers_own_ids(family: str) -> None:
     texts = ("A proof by induction has two", "Ask the door whether it is")
     bound = Prompts(texts=texts).bind(tokenizer, d_vocab=len(tokenizer))
     rows = bound.sample(2, seed=0)
-    held = {
+    encoded = {
         tuple(row[: int(at) + 1]) for row, at in zip(rows.tokens.tolist(), rows.scored_positions()[:, -1], strict=True)
     }
-    assert held == {tuple(tokenizer.encode(text, add_special_tokens=True)) for text in texts}
+    assert encoded == {tuple(tokenizer.encode(text, add_special_tokens=True)) for text in texts}
 
 
 @every_family

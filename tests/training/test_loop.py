@@ -240,8 +240,8 @@ def test_an_interrupted_run_ends_at_the_same_weights(
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_run_killed_while_saving_ends_at_the_same_weights(finished: Path, tmp_path: Path) -> None:
-    told = [json.dumps(TINY.to_dict()), str(tmp_path / "run")]
-    ended = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, *told], env=dict(os.environ), check=False)
+    arguments = [json.dumps(TINY.to_dict()), str(tmp_path / "run")]
+    ended = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, *arguments], env=dict(os.environ), check=False)
     assert ended.returncode == -signal.SIGKILL
     assert_same_weights(train(TINY, tmp_path / "run", resume=True, pace=QUIET), last_weights(finished))
 

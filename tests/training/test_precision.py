@@ -96,15 +96,15 @@ def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path
     modules = {kind: train(own, tmp_path / kind, precision=kind, pace=QUIET) for kind in ("bfloat16", "float32")}
     a, b = (module.state_dict() for module in modules.values())
     assert any(not torch.equal(a[name], b[name]) for name in a)
-    told = {}
+    recipes = {}
     for kind, module in modules.items():
         snapshot = tmp_path / kind / "snapshots" / "step-0000007"
         publish(own, module, tmp_path / kind / "checkpoint", precision=recorded_precision(tmp_path / kind))
         for path in (snapshot, tmp_path / kind / "checkpoint"):
             assert read_description(path)["precision"] == kind
             load_checkpoint(path)
-        told[kind] = deciding(read_description(snapshot)["recipe"])
-    assert told["bfloat16"] == told["float32"] == deciding(own.to_dict())
+        recipes[kind] = deciding(read_description(snapshot)["recipe"])
+    assert recipes["bfloat16"] == recipes["float32"] == deciding(own.to_dict())
     assert "; bfloat16 products, float32 for the last 15% of" in (tmp_path / "bfloat16/checkpoint/card.md").read_text()
     assert "; float32 products; seed 0" in (tmp_path / "float32" / "checkpoint" / "card.md").read_text()
 

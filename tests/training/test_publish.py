@@ -64,25 +64,25 @@ def levels(of: Estimate) -> dict[str, float]:
 
 def test_the_scores_can_be_found_again(published: tuple[Path, CalibrationReport]) -> None:
     path, scores = published
-    held = json.loads((path / "config.json").read_text())["scores"]
-    assert held == {
+    stored = json.loads((path / "config.json").read_text())["scores"]
+    assert stored == {
         "n": 2_000,
-        "seed": held["seed"],
+        "seed": stored["seed"],
         "entropy_mae_bits": float(scores.entropy_mae_bits),
         "kl_bits": float(scores.kl_bits),
         "baselines": {"entropy_mae_bits": levels(scores.entropy_mae_bits), "kl_bits": levels(scores.kl_bits)},
     }
     model = from_checkpoint(load_checkpoint(path))
     assert model.task is not None
-    run = model.run(model.task.stream(held["n"], seed=held["seed"]), seed=held["seed"])
+    run = model.run(model.task.stream(stored["n"], seed=stored["seed"]), seed=stored["seed"])
     again = Calibration().measure(run)
-    assert (float(again.entropy_mae_bits), float(again.kl_bits)) == (held["entropy_mae_bits"], held["kl_bits"])
+    assert (float(again.entropy_mae_bits), float(again.kl_bits)) == (stored["entropy_mae_bits"], stored["kl_bits"])
 
 
 def test_scoring_uses_sequences_that_training_never_saw(published: tuple[Path, CalibrationReport]) -> None:
-    held = json.loads((published[0] / "config.json").read_text())["scores"]
+    stored = json.loads((published[0] / "config.json").read_text())["scores"]
     training = {derived_seed(3, 0, step) for step in range(1_234)} | {derived_seed(3, 1)}
-    assert held["seed"] not in training
+    assert stored["seed"] not in training
     assert published[1].n == module.N_SCORED == 2_000
 
 

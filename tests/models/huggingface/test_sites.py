@@ -185,19 +185,19 @@ def test_an_edit_takes_effect_at_every_site_of_every_layer(name: str, folder: Ca
 @pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "bloom", "gptj"])
 def test_an_edited_pattern_mixes_the_values_as_it_says(name: str, folder: Callable[[str], Path]) -> None:
     model, trials = load(folder(name)), text()
-    held: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
     uniform = torch.ones(11, 11).tril() / torch.arange(1, 12)[:, None]
     handles = [
         model.point(s.PATTERN, 1).register_forward_hook(lambda m, i, out: uniform.expand_as(out)),
-        model.point(s.V, 1).register_forward_hook(lambda m, i, out: held.update(v=out)),
-        model.point(s.Z, 1).register_forward_hook(lambda m, i, out: held.update(z=out)),
+        model.point(s.V, 1).register_forward_hook(lambda m, i, out: recorded.update(v=out)),
+        model.point(s.Z, 1).register_forward_hook(lambda m, i, out: recorded.update(z=out)),
     ]
     model.logits(trials)
     for handle in handles:
         handle.remove()
-    means = held["v"].cumsum(1) / torch.arange(1, 12)[:, None, None]
+    means = recorded["v"].cumsum(1) / torch.arange(1, 12)[:, None, None]
     group = model.spec.n_heads // model.spec.n_kv_heads
-    torch.testing.assert_close(held["z"], means.repeat_interleave(group, dim=2), atol=ATOL, rtol=ATOL)
+    torch.testing.assert_close(recorded["z"], means.repeat_interleave(group, dim=2), atol=ATOL, rtol=ATOL)
 
 
 @pytest.mark.parametrize("name", each(RECURRENT))

@@ -154,9 +154,9 @@ def test_an_adapter_whose_names_do_not_match_is_refused(tmp_path: Path, renamed:
 
 def test_an_adapter_of_a_deeper_model_is_refused(tmp_path: Path) -> None:
     file = saved(tmp_path) / "adapter_model.safetensors"
-    held = load_file(file)
-    deeper = {name.replace("layers.1.", "layers.11."): tensor.clone() for name, tensor in held.items()}
-    save_file({**held, **deeper}, file)
+    tensors = load_file(file)
+    deeper = {name.replace("layers.1.", "layers.11."): tensor.clone() for name, tensor in tensors.items()}
+    save_file({**tensors, **deeper}, file)
     with pytest.raises(CheckpointFault, match=r"holds, for no layer of this model, \d+ tensors?: .*layers\.11\."):
         bayesgeom.load(file.parent)
 
