@@ -21,24 +21,19 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.clusters import point_silhouettes
-from bayesgeom.geometry.planes import planes_of_groups
+from bayesgeom.geometry.separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, percentile_interval, statistic_interval
-from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
+from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
-from bayesgeom.stats.resampling import refitted_axis_shares
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-RANK, SHUFFLES = 2, 50
-ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
+SHUFFLES = 50
 _PANELS = (
     "Do domains cluster?",
     "Angle between their planes",
@@ -140,9 +135,9 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         site = V if LAST_VALUES.is_in(run) else RESID_POST
         generator = torch.Generator().manual_seed(run.seed)
         exchanged = torch.stack([labels[torch.randperm(len(labels), generator=generator)] for _ in range(SHUFFLES)])
-        how = _How(standardized=self.standardized, seed=run.seed)
+        preparation = Preparation(standardized=self.standardized, seed=run.seed)
         layers = [
-            _separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups, how)
+            separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups, preparation)
             for layer in range(run.spec.n_layers)
         ]
         silhouettes, angles, shares = (
@@ -207,50 +202,6 @@ def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
     return vectors.at(run, layer, run.n_recorded).double().cpu()
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _How:
-    """Preparation of a sample before its plane is fitted, and the inputs of resampling."""
-
-    standardized: bool
-    seed: int
-
-    def prepared(self, members: Float64[Tensor, "*sample point d"]) -> Float64[Tensor, "*sample point d"]:
-        return standardized(members) if self.standardized else members - members.mean(dim=-2, keepdim=True)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Separation:
-    """One layer; the first labeling is the true one, the others exchange domains."""
-
-    per_sequence: Float64[np.ndarray, " sequence"]
-    silhouettes: Float64[np.ndarray, " labeling"]
-    angles: Float64[np.ndarray, " labeling"]
-    shares: Float64[np.ndarray, "labeling group"]
-    share_ends: Float64[np.ndarray, "2 group"]
-    gain_ends: Float64[np.ndarray, "2 group"]
-
-
-def _separation(
-    points: Float64[Tensor, "point d"], labels: Int64[Tensor, "labeling point"], n_groups: int, how: _How
-) -> _Separation:
-    width = points.shape[1]
-    if len(points) < width and not how.standardized:
-        points = span_coordinates(points)
-    distances = torch.cdist(points, points).expand(len(labels), -1, -1)
-    silhouettes = point_silhouettes(distances, labels, n_groups)
-    angles, shares = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=how.prepared)
-    return _Separation(
-        per_sequence=silhouettes[0].numpy(),
-        silhouettes=silhouettes.mean(dim=1).numpy(),
-        angles=angles,
-        shares=shares,
-        share_ends=np.array([_share_ends(points[labels[0] == group], how, width) for group in range(n_groups)]).T,
-        gain_ends=np.stack(percentile_interval(shares[0] - shares[1:])),
-    )
-
-
 def _of_exchanges(name: str, found: Float64[np.ndarray, "layer labeling *rest"]) -> Baseline:
     """Return the mean over exchanged labelings, with the 2.5th and 97.5th percentile; the true one comes first."""
     drawn = found[:, 1:]
@@ -260,26 +211,6 @@ def _of_exchanges(name: str, found: Float64[np.ndarray, "layer labeling *rest"])
 
 def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:
     return {level.name: level.value for level in own.baselines}
-
-
-def _share_ends(members: Float64[Tensor, "point d"], how: _How, width: int) -> tuple[float, float]:
-    """Return the interval of a group's share of variance in its plane, which is refitted without each sequence.
-
-    `width` is the dimension of the vectors, which may be given in coordinates of their span.
-    """
-    unknown = float("nan"), float("nan")
-    if len(members) <= RANK:
-        return unknown
-    cloud = how.prepared(members)
-    if len(cloud) < cloud.shape[1]:
-        cloud = span_coordinates(cloud)
-    variances, axes = cloud_axes(cloud)
-    if float(variance_shares(variances)[0]) <= ABOVE_GAUSSIAN * gaussian_first_share(len(cloud), width):
-        return unknown
-    plane, weights = axes[:, :RANK].numpy(), jackknife_weights(len(cloud))
-    rows = refitted_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=1)
-    lo, hi = statistic_interval(rows, seed=how.seed, scale="share")
-    return float(lo), float(hi)
 
 
 def _planted_groups(labels: Int64[np.ndarray, " sequence"], rng: np.random.Generator) -> Trials:

@@ -9,36 +9,31 @@ References:
     Welch 1974.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
 from bayesgeom.geometry.cosine import (
-    coordinates_of,
-    cross_fitted_overlap,
     frame_chances,
     frame_statistics,
     projected_overlaps,
     random_overlaps,
-    squared_lengths,
     welch_bound,
 )
-from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
+from bayesgeom.geometry.key_views import View, key_views
+from bayesgeom.geometry.mean_overlap import mean_overlap_interval
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.probes.key_report import (
-    COLUMNS,
     LEVELS,
     RANDOM_DIRECTIONS,
     RANDOM_W_K,
-    WEIGHTS,
     WHY_NOT,
     KeyOverlapReport,
 )
@@ -48,17 +43,13 @@ from bayesgeom.stats.bootstrap import (
     jackknife_bias,
     jackknife_weights,
     percentile_interval,
-    random_halves,
 )
-from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction
-from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
+from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
-N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
 MAX_RANDOM = 2**26  # random numbers for the level of random directions
 ROUNDING = 1e-6  # an overlap is exact if leaving out any one sequence changes it by less
 MAX_NOISE = 0.1  # share of sampling noise in the squared length of mean keys above which intervals cover too seldom
-_ORDER = {"inputs": 0, "hypotheses": 1}
 
 
 @final
@@ -73,7 +64,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 
     def measure(self, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
-        views = _views(run, jackknife_weights(n))
+        views = key_views(run, jackknife_weights(n))
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         rows = np.stack([view.rows for view in views], axis=2)
@@ -132,132 +123,8 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
     """Return the overlap of each view, by its name, without intervals."""
     alike = jackknife_weights(min(run.n_recorded, MAX_SEQUENCES))[:1]
-    views = _views(run, alike)
+    views = key_views(run, alike)
     return {view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in views}
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _View:
-    """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width.
-
-    `rows` and `kink` are those of `overlap_rows`. `noise` is the share of sampling noise in the mean squared length of
-    the vectors, raw and centered.
-    """
-
-    name: str
-    vectors: Float[Tensor, "layer kv_head item d"]
-    rows: Float[np.ndarray, "row 2 layer kv_head"]
-    crossfit: Float[np.ndarray, "layer kv_head"]
-    kink: Float[np.ndarray, "2 layer kv_head"]
-    noise: Float[np.ndarray, "2 layer kv_head"]
-    n_unseen: int = 0
-    inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # for the first layers only
-    width: int | None = None  # if the vectors are given in coordinates of their span
-
-
-def _views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[_View]:
-    """Return every token set in every recorded variant, inputs first, then the columns of W_K. Never empty."""
-    ids, sets = run.trials.token_ids(), run.trials.token_sets
-    members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
-    unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
-    no_sample = {"rows": unknown, "kink": unknown[0], "noise": unknown[0], "crossfit": unknown[0, 0]}
-    inputs = run.recorded.get(TOKEN_INPUTS)
-    of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
-    variants = [_from_activations(run, KEY_SUMS, members, of, "activation", weights)]
-    if ROTATED_KEY_SUMS.is_in(run) and _is_rotated(run, weights.shape[1]):
-        variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, "activation rotated", weights))
-    if TOKEN_KEYS in run.recorded:
-        keys = run.at(TOKEN_KEYS).movedim(2, 1)
-        variants.append(
-            {
-                name: _View(
-                    name=f"{name} / {WEIGHTS}",
-                    vectors=keys[:, :, at],
-                    **no_sample,
-                    inputs=of[name],
-                )
-                for name, at in members.items()
-            }
-        )
-    views = [by_set[name] for name in members for by_set in variants]
-    if W_K_GRAM in run.recorded:
-        columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
-        views.append(_View(name=COLUMNS, vectors=columns, **no_sample, width=width))
-    nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
-    return views or [_View(name="no tokens named", vectors=nothing, **no_sample)]
-
-
-def _is_rotated(run: Run, n: int) -> bool:
-    """Return whether rotated keys differ from keys; a model without rotation has the same."""
-    layers = range(run.spec.n_layers)
-    if {K, K_ROT} <= run.recorded.keys():  # compare them without computing the sums
-        plain, rotated = (run.at(site)[:, :n] for site in (K, K_ROT))
-        if (plain.data_ptr(), plain.shape, plain.stride()) == (rotated.data_ptr(), rotated.shape, rotated.stride()):
-            return False
-        if torch.equal(plain, rotated):
-            return False
-    return any(not torch.equal(*(own.at(run, i, n) for own in (KEY_SUMS, ROTATED_KEY_SUMS))) for i in layers)
-
-
-def _from_activations(
-    run: Run,
-    keys: Reduction,
-    members: Mapping[str, Int[Tensor, " item"]],
-    inputs: Mapping[str, Float[Tensor, "layer _ d_model"] | None],
-    variant: str,
-    weights: Float[np.ndarray, "row batch"],
-) -> dict[str, _View]:
-    """Return the view of mean keys per token: overlap under each row of weights, and between random halves."""
-    n = weights.shape[1]
-    counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
-    halves = random_halves(n, N_SPLITS, seed=run.seed)
-    kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
-    vectors, found, between, noises = ({name: list[Any]() for name in members} for _ in range(4))
-    for layer in range(run.spec.n_layers):
-        of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
-        means = of_tokens.means(np.full((1, n), 1 / n))[0]
-        one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
-        drawn = _drawn(of_tokens, weights, means.numel())
-        for name, at in kept.items():
-            own = means[at].transpose(0, 1)
-            vectors[name].append(own)
-            between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
-            found[name].append(overlap_rows(partial(drawn, at)))
-            spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in drawn(at)]).sum(dim=0).cpu()
-            noises[name].append((n - 1) / n * spread / squared_lengths(own).cpu())
-    return {
-        name: _View(
-            name=f"{name} / {variant}",
-            vectors=torch.stack(vectors[name]),
-            rows=np.stack([own.rows for own in found[name]], axis=2),
-            kink=np.stack([own.kink for own in found[name]], axis=1),
-            crossfit=torch.stack(between[name]).double().cpu().numpy(),
-            noise=torch.stack(noises[name], dim=1).numpy(),
-            n_unseen=len(members[name]) - len(kept[name]),
-            inputs=None
-            if (bare := inputs[name]) is None
-            else bare[:1],  # keys of deeper layers are not computed from embeddings
-        )
-        for name in members
-    }
-
-
-def _drawn(
-    of_tokens: TokenSums, weights: Float[np.ndarray, "row batch"], each: int
-) -> Callable[[Int[Tensor, " item"]], Iterator[Float[Tensor, "part kv_head item d"]]]:
-    """Return a function that gives the mean keys of tokens under each row of weights, in parts.
-
-    They are computed once if they fit in one part.
-    """
-    parts = in_parts(weights, each)
-    kept = [of_tokens.means(parts[0])] if len(parts) == 1 else None
-
-    def frames(at: Int[Tensor, " item"]) -> Iterator[Float[Tensor, "part kv_head item d"]]:
-        for means in kept or map(of_tokens.means, parts):
-            yield means[:, at].transpose(1, 2).contiguous()
-
-    return frames
 
 
 def _bounds(
@@ -280,7 +147,7 @@ def _bounds(
 
 
 def _levels(
-    view: _View, size: tuple[int, int], copies: Sequence[KeyOverlapReport], seed: int
+    view: View, size: tuple[int, int], copies: Sequence[KeyOverlapReport], seed: int
 ) -> Float[np.ndarray, "2 3 level layer"]:
     """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered."""
     n_layers = len(view.vectors)
@@ -304,7 +171,7 @@ def _of_view(report: KeyOverlapReport, view: str) -> Float[np.ndarray, "2 layer 
     return np.stack([report.overlap.value[at], report.centered_overlap.value[at]])
 
 
-def _untrained(views: Sequence[_View], copies: Sequence[KeyOverlapReport]) -> Float[np.ndarray, "2 view layer kv_head"]:
+def _untrained(views: Sequence[View], copies: Sequence[KeyOverlapReport]) -> Float[np.ndarray, "2 view layer kv_head"]:
     """Return the mean over untrained networks, raw and centered, by view; NaN without any."""
     means = []
     for view in views:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.geometry.cosine import verdicts
+from bayesgeom.geometry.key_views import COLUMNS, WEIGHTS
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
-WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 WHY_NOT = f"mean keys are noise in part; or {FEW_OR_BIASED}"
 _RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}

@@ -16,6 +16,7 @@ import pytest
 from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings, last_name, package_sources, planted
 
 UNIT_LINES, CORE_LINES = 3_500, 2_500
+ROOM = 200  # lines that a folder of plug-ins leaves free, so that one more file is all that a new plug-in takes
 EXEMPT = {"models"}
 EDGES = 164  # pairs of units of which one imports the other: half of the 328 before the units were merged
 # Folders of plug-ins, and in each the modules that every plug-in may import.
@@ -93,13 +94,17 @@ def circles(sources: tuple[Source, ...]) -> list[str]:
 
 def large_units(sources: tuple[Source, ...]) -> Iterator[str]:
     """Units over the budget."""
-    lines = Counter[str]()
-    for source in sources:
-        lines[_unit(source.module)] += len(source.text.splitlines())
-    for unit, n in lines.items():
+    for unit, n in _lines(sources).items():
         budget = CORE_LINES if unit == "core" else UNIT_LINES
         if n > budget and unit not in EXEMPT:
             yield f"{unit}: {n} lines, the budget is {budget}"
+
+
+def full_folders(sources: tuple[Source, ...]) -> Iterator[str]:
+    """Folders of plug-ins without room for one more file."""
+    for folder, n in _lines(sources).items():
+        if folder in SHARED and n > UNIT_LINES - ROOM:
+            yield f"{folder}: {n} lines, with room for a plug-in it has at most {UNIT_LINES - ROOM}"
 
 
 def edges(sources: tuple[Source, ...]) -> set[tuple[str, str]]:
@@ -107,6 +112,14 @@ def edges(sources: tuple[Source, ...]) -> set[tuple[str, str]]:
     modules = frozenset(source.module for source in sources)
     found = {(_unit(own.module), _unit(target)) for own in sources for _, target in imported(own, modules)}
     return {(one, other) for one, other in found if one and other and one != other}
+
+
+def _lines(sources: tuple[Source, ...]) -> Counter[str]:
+    """Lines of every unit."""
+    lines = Counter[str]()
+    for source in sources:
+        lines[_unit(source.module)] += len(source.text.splitlines())
+    return lines
 
 
 def _is_ours(module: str) -> bool:
@@ -159,6 +172,27 @@ def test_imports_form_no_circle() -> None:
 
 def test_units_stay_within_their_budget() -> None:
     assert_none(large_units(package_sources()))
+
+
+def test_folders_of_plugins_have_room_for_one_more() -> None:
+    assert_none(full_folders(package_sources()))
+
+
+@pytest.mark.parametrize(("unit", "budget"), [("tasks", UNIT_LINES), ("core", CORE_LINES), ("models", None)])
+def test_a_unit_over_its_budget_is_found(unit: str, budget: int | None) -> None:
+    lines = budget or 2 * UNIT_LINES
+    two = (planted("x = 1\n" * (lines - 7), f"{PACKAGE}.{unit}.a"), planted("x = 1\n" * 7, f"{PACKAGE}.{unit}.b"))
+    one_more = planted("x = 1", f"{PACKAGE}.{unit}.c")
+    assert list(large_units(two)) == []
+    assert len(list(large_units((*two, one_more)))) == (budget is not None)
+
+
+@pytest.mark.parametrize("folder", SHARED)
+def test_a_folder_without_room_is_found(folder: str) -> None:
+    most = planted("x = 1\n" * (UNIT_LINES - ROOM), f"{PACKAGE}.{folder}.a")
+    one_more = planted("x = 1", f"{PACKAGE}.{folder}.b")
+    assert list(full_folders((most,))) == list(full_folders((planted(most.text, f"{PACKAGE}.stats.a"), one_more))) == []
+    assert len(list(full_folders((most, one_more)))) == 1
 
 
 def test_the_table_lists_every_unit_once() -> None:
