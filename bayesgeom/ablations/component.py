@@ -90,7 +90,7 @@ class Ablation:
     def __post_init__(self) -> None:
         check_types(self)
         if not self.components:
-            raise InvalidArgument("an ablation needs at least one component; got none.")
+            raise InvalidArgument("an ablation needs at least one component (Component(0, 'attention')); got none.")
 
     @property
     def label(self) -> str:

@@ -226,7 +226,8 @@ class BatteryRun:
         """
         if bool(tally.inert.all()):
             raise HookFault(
-                f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took effect."
+                f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took "
+                f"effect. Check that its hook points lie on the path to the logits."
             )
         report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
         return with_provenance(report, self._provenance("exact"))

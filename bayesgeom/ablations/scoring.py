@@ -49,7 +49,7 @@ class Exact:
         """
         if not all(math.isfinite(end) for end in logits.aminmax()):  # NaN is both least and largest
             what = " and ".join(edit.label for edit in variant) or "no edit"
-            raise NonFinite(f"the logits are NaN or infinite under: {what}.")
+            raise NonFinite(f"the logits are NaN or infinite under: {what}. Check the weights and the edit.")
         # A softmax over the answers is the softmax over all ids, renormalized; finite logits keep 0 log q = 0. Both
         # sums subtract the largest logit first, so the exponentials are computed once.
         wide = logits.index_select(-1, self.answers).double()

@@ -76,7 +76,10 @@ def sent_tally(batch: Batch, block_at: Callable[..., Part], described: Mapping[s
         ExecutorFault: A job failed.
     """
     if not isinstance(described["battery"], str):
-        raise InvalidArgument("executor= requires a battery's name, which workers find: heads, layers, all, ….")
+        raise InvalidArgument(
+            f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
+            f"{len(described['battery'])} ablations. Pass a name, or omit executor=."
+        )
     jobs = [
         Job(
             name=f"{described['battery']} block {block}",

@@ -82,7 +82,9 @@ def _levels(number: Number, report: Report, n_rows: int) -> np.ndarray:
     own = report.estimate(number.metric).baseline(number.baseline)
     level = {"value": own.value, "low": own.low, "high": own.high}[number.end]
     if level is None:
-        raise InvalidArgument(f"number {number.name!r}: the baseline {number.baseline!r} has no {number.end!r} end.")
+        raise InvalidArgument(
+            f"number {number.name!r}: the baseline {number.baseline!r} has no {number.end!r} end. Use end = 'value'."
+        )
     assert level.size == n_rows, "one row for every entry"
     return level.ravel()
 

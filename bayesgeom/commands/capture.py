@@ -38,7 +38,7 @@ class Capture(Command):
         from bayesgeom.models.disk.manifest import read_manifest
 
         if self.out is None:
-            raise InvalidArgument("name the directory to write with --out.")
+            raise InvalidArgument("--out is missing: name the directory to write, such as --out captures/v20.")
         capture(
             self.source.load(),
             self.task,

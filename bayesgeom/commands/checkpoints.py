@@ -27,7 +27,9 @@ class Checkpoints(Command):
 
     def __call__(self) -> int:
         if self.rescore and self.seal:
-            raise InvalidArgument("--seal and --rescore are two commands: a checkpoint is sealed before it is scored.")
+            raise InvalidArgument(
+                "--seal and --rescore were both given; pass one: a checkpoint is sealed before it is scored."
+            )
         if self.rescore:
             from bayesgeom.training.publish import rescore
 

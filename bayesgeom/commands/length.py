@@ -73,7 +73,10 @@ class Length(Command):
 
         check_target(self.out)
         if bool(self.checkpoints) == (self.variants is not None):
-            raise InvalidArgument("name either checkpoints or --variants hmm (recall, recall-mixed), one of the two.")
+            got = "both" if self.checkpoints else "neither"
+            raise InvalidArgument(
+                f"pass either checkpoints or --variants, which takes hmm, recall or recall-mixed; got {got}."
+            )
         available, requested = TrainedModels(runs=self.runs, train_missing=not self.only_existing), self._recipes()
         plan, lengths = available.plan(requested), self._lengths()
         recipes = [recipe for recipe in requested if recipe not in plan.missing]

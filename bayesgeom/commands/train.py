@@ -147,7 +147,8 @@ def resized(recipe: "Recipe", changes: Mapping[str, Any]) -> "Recipe":
     check_known(f"recipe {recipe.name!r}", changes, sizes | parameters | BATCHES)
     if recipe.warm_start is not None:
         raise InvalidArgument(
-            f"{recipe.name} starts from the trained weights {recipe.warm_start}, so its sizes cannot be changed."
+            f"{recipe.name} starts from the trained weights {recipe.warm_start}, so its sizes cannot be changed. Leave "
+            f"out --set {', '.join(changes)}."
         )
     task, *also = (
         task_from_config({**own.config(), **{key: value for key, value in changes.items() if key in parameters}})

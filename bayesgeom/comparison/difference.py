@@ -155,7 +155,10 @@ def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
     shared = [name for name in a if name in b and type(a[name]) is type(b[name])]
     rows = [row for name in shared for row in _shared_rows(a[name], b[name])]
     if not rows:
-        raise InvalidArgument(f"the diagnoses share no estimate: A has {', '.join(a)}; B has {', '.join(b)}.")
+        raise InvalidArgument(
+            f"the diagnoses share no estimate: A has {', '.join(a)}; B has {', '.join(b)}. Measure both with the same "
+            f"probes."
+        )
     rows.sort(key=lambda row: not row.is_leading)
     low = np.array([row.b.low - row.a.high for row in rows])
     high = np.array([row.b.high - row.a.low for row in rows])

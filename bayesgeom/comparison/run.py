@@ -120,7 +120,8 @@ def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], available: TrainedM
 def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds: int) -> list[Cell]:
     """Return the cells to compare at the stated budget; raise for unknown names or empty lists."""
     if not architectures or not tasks:
-        raise InvalidArgument("pass at least one architecture and one task to compare.")
+        empty = "tasks" if architectures else "architectures"
+        raise InvalidArgument(f"{empty} is empty: pass at least one architecture and one task to compare.")
     names = _names(architectures)
     rows = [(task, architecture) for task in _names(tasks) for architecture in architectures_on(task, names)]
     return [cell(*row, seed=seed) for row in rows for seed in range(seeds)]

@@ -14,7 +14,7 @@ def names_on_demand(package: str, homes: Mapping[str, str]) -> tuple[Callable[[s
 
     def get(name: str) -> object:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}.")
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     def names() -> list[str]:

@@ -87,7 +87,7 @@ def read_json(path: Path, *, is_ours: bool = False) -> Any:
     except RecursionError as error:
         raise _too_deep(path) from error
     except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
-        raise CheckpointFault(f"{path} cannot be read as JSON: {error}.") from error
+        raise CheckpointFault(f"{path} cannot be read as JSON: {error}. Restore it from a copy.") from error
     if _levels_exceed(stored, LEVELS):
         raise _too_deep(path)
     if is_ours:

@@ -218,8 +218,8 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     Raises:
         InvalidArgument: Beliefs are not over the answers.
     """
-    if trials.belief.shape[-1] != len(trials.answers):
-        raise InvalidArgument("answers can be renamed only if the beliefs are over the answers.")
+    if (n_beliefs := trials.belief.shape[-1]) != (n := len(trials.answers)):
+        raise InvalidArgument(f"renaming {n} answers needs beliefs over these answers, got {n_beliefs} hypotheses.")
     largest = max(int(trials.tokens.max()), int(trials.answers.max()))
     called = torch.arange(largest + 1, device=trials.tokens.device).repeat(len(trials), 1)
     called[:, trials.answers] = trials.answers[names]

@@ -135,7 +135,9 @@ def plan_of(
 
 def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
     if isinstance(model, CapturedModel):
-        raise InvalidArgument("a capture cannot be run on renamed sequences.")
+        raise InvalidArgument(
+            f"{model.folder} is a capture, which cannot be run on renamed sequences. Pass the model itself."
+        )
     return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
 
 
@@ -245,7 +247,9 @@ def named_probe(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
 def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
     """Raise `TaskMismatch` if the task lacks a posterior or groups that the probe needs."""
     if needs.posterior and not task.has_posterior:
-        raise TaskMismatch(f"{by} requires an exact posterior, which this task does not have.")
+        raise TaskMismatch(
+            f"{by} requires an exact posterior, which task {task.name!r} does not have. Use a task that has one."
+        )
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"
-        raise TaskMismatch(f"{by} requires sequences of several kinds; this task has {kinds}.")
+        raise TaskMismatch(f"{by} requires sequences of several kinds; task {task.name!r} has {kinds}.")

@@ -106,7 +106,8 @@ def passed(model: Model, bench: Bench) -> Run:
     run = model.run(bench.stream(model.spec.device), record=sites_of(model), n_recorded=bench.n)
     if run.n_recorded < 2:
         raise InvalidArgument(
-            f"one sequence of {bench.task} fills the recording budget: it is too long for training dynamics."
+            f"one sequence of {bench.task}, of {bench.task.n_pos} tokens, fills the recording budget: it is too long "
+            f"for training dynamics. Use a task with shorter sequences."
         )
     return run
 
@@ -178,7 +179,10 @@ def _maps(at: Setting) -> Arrays:
     at.model.require((PATTERN,), by="attention maps")
     maps = at.run.at(PATTERN)[:, 0].mean(dim=1)
     if maps.numel() > MAX_MAP:
-        raise InvalidArgument(f"attention maps of {tuple(maps.shape)} are too large to draw for every snapshot.")
+        raise InvalidArgument(
+            f"attention maps of shape {tuple(maps.shape)} have {maps.numel():,} entries; at most {MAX_MAP:,} are "
+            f"stored for each snapshot. Use a task with shorter sequences."
+        )
     return {"maps": maps.double().cpu().numpy()}
 
 
@@ -188,7 +192,9 @@ def _keys(at: Setting) -> Arrays:
     sets = at.run.trials.token_sets
     name = next((name for name in ("hypotheses", "inputs") if name in sets), None)
     if name is None:
-        raise InvalidArgument("key overlap needs a token set hypotheses or inputs; this task has neither.")
+        raise InvalidArgument(
+            f"key overlap needs a token set hypotheses or inputs; {at.bench.task} has: {', '.join(sets) or '(none)'}."
+        )
     shown, rows, kinks = occurrences(at.run.trials.tokens, sets[name]), [], []
     for layer in at.run.at(K):
         parts = in_parts(jackknife_weights(at.run.n_recorded), layer[0, 0].numel() * len(sets[name]))

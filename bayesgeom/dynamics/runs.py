@@ -202,8 +202,11 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
             "trainings of different {} cannot be put together",
         )
         if _seedless(run.recipe) != _seedless(first.recipe):
+            one, other = _seedless(first.recipe), _seedless(run.recipe)
+            apart = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
             raise InvalidArgument(
-                f"{first.name} and {run.name} were made by recipes that differ in more than the seed."
+                f"{first.name} and {run.name} were made by recipes that differ in more than the seed, in "
+                f"{', '.join(apart)}. Pass trainings of one recipe."
             )
         if run.steps != first.steps:
             raise InvalidArgument(

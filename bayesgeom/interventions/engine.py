@@ -254,7 +254,7 @@ def _log_answers(
     logits: Float[Tensor, "batch query_pos d_vocab"], originals: Trials, what: str
 ) -> Float64[Tensor, "batch query_pos answer"]:
     if not bool(logits.isfinite().all()):
-        raise NonFinite(f"the logits are NaN or infinite under: {what}.")
+        raise NonFinite(f"the logits are NaN or infinite under: {what}. Check the weights and the edit.")
     return answer_log_probabilities(logits, originals)[0]
 
 

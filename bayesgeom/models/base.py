@@ -210,7 +210,10 @@ class Model(ABC):
         """
         n_pos, d_vocab, n_ctx = trials.tokens.shape[1], self.spec.d_vocab, self.spec.n_ctx
         if n_ctx is not None and n_pos > n_ctx:
-            raise TaskMismatch(f"the task's sequences have {n_pos} tokens; {self.spec.name} has positions for {n_ctx}.")
+            raise TaskMismatch(
+                f"the task's sequences have {n_pos} tokens; {self.spec.name} has positions for {n_ctx}. Use shorter "
+                f"sequences."
+            )
         ids = torch.cat([trials.tokens.flatten(), trials.answers])
         if int(ids.min()) < 0 or int(ids.max()) >= d_vocab:
             raise TaskMismatch(

@@ -62,7 +62,10 @@ def capacity_matched(
     target = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:
-        raise InvalidArgument(f"architecture {architecture!r} has no parameter {', '.join(sorted(unknown))}.")
+        raise InvalidArgument(
+            f"architecture {architecture!r} has no parameter {', '.join(sorted(unknown))}. It has: "
+            f"{', '.join(sorted(taken))}."
+        )
     carried = {name: value for name, value in target.carried.items() if name in taken}
     if missing := {"d_vocab", "n_ctx"} - (carried | sizes).keys():
         raise InvalidArgument(f"the reference does not state {' and '.join(sorted(missing))}: pass them by name.")

@@ -198,4 +198,4 @@ def _check_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
     for name, tensor in weights.items():
         if not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
-            raise CheckpointFault(f"{file}: {name} has {counted(bad, 'NaN or infinite weight')}; it is unusable.")
+            raise CheckpointFault(f"{file}: {name} has {counted(bad, 'NaN or infinite weight')}. Use an earlier one.")

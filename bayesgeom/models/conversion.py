@@ -48,7 +48,9 @@ def import_checkpoint(name: str | Path, out: Path) -> str:
     module = import_huggingface(path)
     task = (exported_from(path) or {}).get("task")
     if task is None:
-        raise CheckpointFault(f"{path} does not state the task of its transformer, which a checkpoint needs.")
+        raise CheckpointFault(
+            f"{path} does not state the task of its transformer, which a checkpoint needs. Export a model with a task."
+        )
     save_checkpoint(
         out,
         module,

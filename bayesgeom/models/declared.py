@@ -91,10 +91,14 @@ def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
     missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
     for names, verb, noun in ((missing, "lacks", "tensor"), (unknown, "has", "unknown tensor")):
         if names:
-            raise CheckpointFault(f"{file} {verb} {counted(len(names), noun)}: {', '.join(sorted(names)[:6])}.")
+            raise CheckpointFault(
+                f"{file} {verb} {counted(len(names), noun)}: {', '.join(sorted(names)[:6])}. Restore it and its config."
+            )
     for name, shape in found.items():
         if shape != expected[name]:
-            raise CheckpointFault(f"{file}: {name} has shape {shape}, the config requires {expected[name]}.")
+            raise CheckpointFault(
+                f"{file}: {name} has shape {shape}, the config requires {expected[name]}. Restore both files."
+            )
 
 
 def _check_bounds(config: ModelConfig, found: Shapes, file: Path) -> None:

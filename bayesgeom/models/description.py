@@ -93,15 +93,19 @@ def read_description(path: Path) -> dict[str, Any]:
     description = whole[OURS] if isinstance(whole, dict) and OURS in whole else whole
     schema = description.get("schema") if isinstance(description, dict) else None
     if type(schema) is not int:  # True is an int
-        raise CheckpointFault(f"{path / CONFIG} is not a bayesgeom config: it has no schema number.")
+        raise CheckpointFault(
+            f"{path / CONFIG} is not a bayesgeom config: it has no schema number. Name a directory of a checkpoint."
+        )
     if schema > SCHEMA:
         raise CheckpointFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
     missing = {"model", "task", "recipe", "step", "weights_hash"} - description.keys()
     if missing:
-        raise CheckpointFault(f"{path / CONFIG} lacks {', '.join(sorted(missing))}.")
+        raise CheckpointFault(f"{path / CONFIG} lacks {', '.join(sorted(missing))}. Restore it from a copy.")
     for key in ("model", "task", "recipe"):
         if not isinstance(description[key], dict):
-            raise CheckpointFault(f"{path / CONFIG}: {key} must be an object, got {description[key]!r}.")
+            raise CheckpointFault(
+                f"{path / CONFIG}: {key} must be an object, got {description[key]!r}. Restore it from a copy."
+            )
     check_numbered(description, path / CONFIG)
     check_hashed(whole, path / CONFIG)
     found: dict[str, Any] = description
@@ -116,9 +120,9 @@ def check_numbered(description: Mapping[str, Any], file: Path) -> None:
     """
     step, digest = description["step"], description["weights_hash"]
     if type(step) is not int or step < 0:
-        raise CheckpointFault(f"{file}: step must be a non-negative integer, got {step!r:.40}.")
+        raise CheckpointFault(f"{file}: step must be a non-negative integer, got {step!r:.40}. Restore it.")
     if not isinstance(digest, str):
-        raise CheckpointFault(f"{file}: weights_hash must be text, got {digest!r:.40}.")
+        raise CheckpointFault(f"{file}: weights_hash must be text, got {digest!r:.40}. Restore it.")
 
 
 def missing_file(file: Path) -> CheckpointFault:

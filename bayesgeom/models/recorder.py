@@ -85,7 +85,10 @@ class Recorder:
         if self.stream is not None and is_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
             if not torch.equal(self.stream.trials.tokens[rows], trials.tokens):
-                raise InvalidArgument("the sequences of the stream are not the first ones of this run.")
+                raise InvalidArgument(
+                    f"the stream's sequences {rows.start} … {rows.stop - 1} are not those of this run. A stream is of "
+                    f"one run: make it from the run's first sequences, of the same task and seed."
+                )
             for reduction, layers in self.stream.layers.items():
                 for layer in layers:
                     call = self._reducing(reduction, layer, trials, rows)

@@ -307,7 +307,10 @@ def of_module(
     """
     model = _adapted(module, name=name, task=task, digest=digest)
     if model is None:
-        raise InvalidArgument(f"no adapter for a {type(module).__name__}.")
+        raise InvalidArgument(
+            f"no adapter for a {type(module).__name__}: pass a module built from a bayesgeom ModelConfig, or wrap it "
+            f"in the Model interface."
+        )
     return model
 
 

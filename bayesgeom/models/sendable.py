@@ -60,7 +60,9 @@ def check_same(model: Model, name: str, weights: str) -> None:
         CheckpointFault: It has others, or weights without a hash.
     """
     if not model.spec.is_identified:
-        raise CheckpointFault(f"the weights of {name} have no hash, so its results could be another model's.")
+        raise CheckpointFault(
+            f"the weights of {name} have no hash, so its results could be another model's. Omit executor=."
+        )
     if model.spec.weights_hash != weights:
         raise CheckpointFault(
             f"{name} has weights {model.spec.weights_hash} on this worker, and {weights} where the job was made: "

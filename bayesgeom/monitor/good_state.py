@@ -91,7 +91,9 @@ class GoodState:
         try:
             found: Tensors = read_safetensors(path, framework="pt")[0]
         except (OSError, SafetensorError) as error:
-            raise CheckpointFault(f"{path}, the last good state, cannot be read back: {error}.") from error
+            raise CheckpointFault(
+                f"{path}, the last good state, cannot be read back: {error}. Restart from a checkpoint."
+            ) from error
         if weights_hash(found) != self._digest:
             raise CheckpointFault(
                 f"{path}, the last good state, was changed after it was stored, or another monitor writes there. Name "

@@ -77,7 +77,7 @@ class Response:
         if self.action not in ("warn", "stop", "roll_back") or not self.acted_on <= known or self.most < 1:
             raise InvalidArgument(
                 f"action must be warn, stop or roll_back, `on` one or more of {', '.join(sorted(known))}, and `most` "
-                f"at least 1; got {self.action!r}, {self.on!r}, {self.most}."
+                f"at least 1; got action={self.action!r}, on={self.on!r}, most={self.most}."
             )
 
     @property

@@ -31,7 +31,9 @@ def dataset(name: str, report: object) -> "xr.Dataset":
     }
     clash = sorted(used & variables.keys())
     if clash:
-        raise InvalidArgument(f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}.")
+        raise InvalidArgument(
+            f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}. Rename one."
+        )
     plain = {field: value for field, value in values_by_field.items() if isinstance(value, str | int | float)}
     whole = xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
     counted = {str(dim): np.arange(size) for dim, size in whole.sizes.items() if dim in COLUMN_OF_AXIS}

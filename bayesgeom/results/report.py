@@ -213,7 +213,7 @@ class Report(ABC):
         reports, extra = read_parts(Path(path), {cls.name: cls})
         report = reports.get(cls.name)
         if not isinstance(report, cls):
-            raise OutputFault(f"{path} holds no report named {cls.name!r}.")
+            raise OutputFault(f"{path} holds no report named {cls.name!r}; `load_report` reads every kind.")
         return with_provenance(report, extra.get("provenance", {}))
 
     @final

@@ -426,7 +426,7 @@ class _EntropyAxis(Fit):
         target = (entropies - entropies.mean())[:, None]
         if float(target.abs().max()) < 1e-9:
             raise InvalidArgument(
-                "the exact entropy is the same at every scored position, so this task has no entropy axis."
+                f"the exact entropy is {entropies[0]:.4g} bits at every scored position: fit belief or change the task."
             )
         return {layer: Subspace(self.label, self._axis(sample.points(layer), target, layer)) for layer in layers}
 

@@ -86,6 +86,8 @@ def span(name: str, columns: Float[Tensor, "d n"]) -> Subspace:
         InvalidArgument: All vectors are zero, or one is not finite.
     """
     if not bool(columns.isfinite().all()) or not bool(columns.any()):
-        raise InvalidArgument(f"{name}: the vectors are all zero, or not finite, so they span no subspace here.")
+        raise InvalidArgument(
+            f"{name}: the vectors are all zero, or not finite, so they span no subspace here. Choose another layer."
+        )
     left, singular, _ = torch.linalg.svd(columns.double(), full_matrices=False)
     return Subspace(name, left[:, singular > RANK_TOLERANCE * singular[0]])

@@ -80,8 +80,7 @@ class AssociativeRecall(SymmetricTask):
         check_parameters(self)
         if min(self.n_pairs, self.n_queries) < 1 or self.n_filler < 0 or not 0 <= self.unstored_share < 1:
             raise InvalidArgument(
-                f"recall needs n_pairs ≥ 1, n_queries ≥ 1, n_filler ≥ 0 and 0 ≤ unstored_share < 1, got "
-                f"{self.n_pairs}, {self.n_queries}, {self.n_filler}, {self.unstored_share}."
+                f"recall needs n_pairs ≥ 1, n_queries ≥ 1, n_filler ≥ 0 and 0 ≤ unstored_share < 1, got {self}."
             )
         if not self.n_pairs <= self.n_keys <= self.n_values:
             raise InvalidArgument(

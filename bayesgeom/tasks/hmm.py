@@ -75,10 +75,7 @@ class HMM(SymmetricTask, DynamicTask):
     def __post_init__(self) -> None:
         check_parameters(self)
         if self.n_states < 2 or self.n_symbols < 2 or self.length < 1:
-            raise InvalidArgument(
-                f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self.n_states}, {self.n_symbols}, "
-                f"{self.length}."
-            )
+            raise InvalidArgument(f"an HMM needs n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got {self}.")
         if not _FINEST < self.grid <= 0.5 or abs(round(1 / self.grid) * self.grid - 1) > 1e-9:
             raise InvalidArgument(f"grid must divide 1 into whole steps (0.01, 0.05, …), got {self.grid}.")
         if not 0 <= self.floor <= 1 or abs(self.floor / self.grid - self._floor_steps) > 1e-6:

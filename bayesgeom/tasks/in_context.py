@@ -112,7 +112,7 @@ class BoundInContext(WindTunnel):
         ids, n = (*self.symbol_ids, *self.separator_ids), self.task.d_vocab
         if len(self.symbol_ids) != n or len({*ids}) < len(ids):
             raise InvalidArgument(
-                f"{self.task} has {n} ids: it needs as many distinct symbols, and a separator that is not one of them."
+                f"{self.task} needs {n} distinct symbols, and a separator that is not one of them; got the ids {ids}."
             )
         length = float(self.task.n_pos)
         check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))

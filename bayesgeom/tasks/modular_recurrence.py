@@ -92,10 +92,7 @@ class ModularRecurrence(WindTunnel):
     def __post_init__(self) -> None:
         check_parameters(self)
         if self.modulus < 2 or self.length < 1 or not 0 < self.rule_share < 1:
-            raise InvalidArgument(
-                f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self.modulus}, "
-                f"{self.length}, {self.rule_share}."
-            )
+            raise InvalidArgument(f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self}.")
         self._check_scored()
         cells = float(self.n_hypotheses) * self.length
         header = _HEADER_BYTES * self.n_hypotheses * self.n_header

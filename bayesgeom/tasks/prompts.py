@@ -80,7 +80,7 @@ class Prompts(TextTask):
             )
         for name, texts in self.groups().items():
             if not texts or any(not text.strip() for text in texts):
-                raise InvalidArgument(f"group {name!r} has no prompts, or an empty one.")
+                raise InvalidArgument(f"group {name!r} has no prompts, or an empty one: add texts, or remove it.")
 
     def __repr__(self) -> str:
         shown = {

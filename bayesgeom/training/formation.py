@@ -127,7 +127,8 @@ def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint
     description = read_formation(file.parent)
     own = next((entry for entry in description["snapshots"] if entry["file"] == file.name), None)
     if own is None:
-        raise CheckpointFault(f"{file.parent / FORMATION} does not list the snapshot {file.name}.")
+        listed = ", ".join(entry["file"] for entry in description["snapshots"][:8])
+        raise CheckpointFault(f"{file.parent / FORMATION} does not list the snapshot {file.name}. It lists: {listed}.")
     return assembled(file.stem, {**description, **own}, file, device=device)
 
 
@@ -149,7 +150,7 @@ def seal(folder: str | Path) -> str:
     file = path / (FORMATION if (path / FORMATION).is_file() else CONFIG)
     whole = read_packed_json(file)
     if not isinstance(whole, dict):
-        raise CheckpointFault(f"{file} is not a JSON object.")
+        raise CheckpointFault(f"{file} must be a JSON object, got {whole!r:.40}. Restore it.")
     own = whole.get(OURS, whole)
     own["schema"] = SCHEMA
     sealed = hashed(whole)

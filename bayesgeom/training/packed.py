@@ -36,7 +36,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
         raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
     missing = {"model", "task", "recipe", "snapshots"} - stored.keys()
     if missing:
-        raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}.")
+        raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}. Pack the training again.")
     _check_snapshots(stored["snapshots"], file)
     check_hashed(stored, file)
     whole: dict[str, Any] = stored
@@ -52,7 +52,7 @@ def read_packed_json(file: Path) -> Any:
     try:
         return read_json(file)
     except FileNotFoundError as error:
-        raise CheckpointFault(f"{file.parent} holds no {file.name}.") from error
+        raise CheckpointFault(f"{file.parent} holds no {file.name}. Name a packed training.") from error
 
 
 def _check_snapshots(entries: Any, file: Path) -> None:

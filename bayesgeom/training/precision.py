@@ -101,7 +101,7 @@ def recorded_precision(out: Path) -> Precision | None:
     except (KeyError, TypeError) as error:
         raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
     if found not in REQUESTS[1:]:
-        raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}.")
+        raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}. Restore it.")
     precision: Precision = found
     return precision
 

@@ -80,7 +80,7 @@ def rescore(path: Path) -> CalibrationReport:
     try:
         before = (path / CARD).read_text(encoding="utf-8")
     except OSError as error:
-        raise CheckpointFault(f"{path / CARD} cannot be read: {error}.") from error
+        raise CheckpointFault(f"{path / CARD} cannot be read: {error}. Restore the card.") from error
     made = card(recipe, model.spec.n_parameters, scores, description.get("precision"))
     made = made.replace("{weights_hash}", found.weights_hash)
     if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only

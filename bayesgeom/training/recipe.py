@@ -67,12 +67,19 @@ class Recipe:
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
             raise InvalidArgument(
                 f"steps and batch sizes must be at least 1, warmup and snapshots at least 0: {self.name} has "
-                f"{self.steps}, {self.batch_size}, {self.late_batch_size}, {self.warmup}, {self.snapshots}."
+                f"steps={self.steps}, batch_size={self.batch_size}, late_batch_size={self.late_batch_size}, "
+                f"warmup={self.warmup} and snapshots={self.snapshots}."
             )
         if not (0 <= self.late_from <= 1 and 0 <= self.float32_share <= 1):
-            raise InvalidArgument("late_from and float32_share must be between 0 and 1.")
+            raise InvalidArgument(
+                f"late_from and float32_share must be between 0 and 1: {self.name} has late_from={self.late_from} and "
+                f"float32_share={self.float32_share}."
+            )
         if self.targets not in ("sampled", "exact") or self.optimizer not in ("adamw", "muon"):
-            raise InvalidArgument(f"no such targets or optimizer: {self.targets!r}, {self.optimizer!r}.")
+            raise InvalidArgument(
+                f"targets must be sampled or exact, and optimizer adamw or muon: {self.name} has "
+                f"targets={self.targets!r} and optimizer={self.optimizer!r}."
+            )
         if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
             raise InvalidArgument(
                 f"warm_start must be 'checkpoint@hash' in a recipe without after, got "

@@ -31,5 +31,8 @@ def start_from_shipped(recipe: Recipe, module: nn.Module) -> None:
             f"restore that checkpoint, or give the recipe a new name and the new hash."
         )
     if start.config != recipe.model_config():
-        raise CheckpointFault(f"{recipe.name} builds {recipe.model_config()}, but {name} is {start.config}.")
+        raise CheckpointFault(
+            f"{recipe.name} builds {recipe.model_config()}, but {name} is {start.config}. Give the recipe the sizes "
+            f"of that checkpoint."
+        )
     module.load_state_dict(start.module.state_dict(), strict=True)

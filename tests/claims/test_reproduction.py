@@ -269,7 +269,7 @@ def test_a_number_may_be_the_level_of_a_baseline() -> None:
     most = value_of(replace(number, end="high"), [shifts()])
     assert most.value == pytest.approx(3.5) and math.isnan(most.lo) and math.isnan(most.baseline)
     assert value_of(replace(number, variant=None, end="high", reduce="max"), [shifts()]).value == pytest.approx(5.5)
-    with pytest.raises(InvalidArgument, match="baseline 'random subspaces' has no 'low' end"):
+    with pytest.raises(InvalidArgument, match=r"baseline 'random subspaces' has no 'low' end\. Use end = 'value'"):
         value_of(replace(number, end="low"), [shifts()])
     with pytest.raises(InvalidArgument, match="no baseline is named 'untrained'; there are: random subspaces"):
         value_of(replace(number, baseline="untrained"), [shifts()])

@@ -446,7 +446,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         compare(tasks="chess")
     with pytest.raises(UnknownName, match=r"compared architecture.*'rnn'.*lstm, .*mlp-prefix.*rwkv"):
         compare(("rnn",))
-    with pytest.raises(InvalidArgument, match=r"at least one architecture"):
+    with pytest.raises(InvalidArgument, match=r"^architectures is empty: pass at least one architecture"):
         compare(())
     monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
     with pytest.raises(UnknownName, match=r"named 'bijection-lstm' or 'bijection-lstm-seed1', .*only-existing"):

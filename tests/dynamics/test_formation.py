@@ -104,7 +104,7 @@ def test_what_was_edited_or_is_too_new_is_refused(run: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointFault, match=r"replaced or edited"):
         load_packed(file)
     (folder / "formation.json").write_text(json.dumps({"schema": 1}))
-    with pytest.raises(CheckpointFault, match=r"lacks model, recipe, snapshots, task"):
+    with pytest.raises(CheckpointFault, match=r"lacks model, recipe, snapshots, task\. Pack the training again"):
         load_packed(file)
     with pytest.raises(InvalidArgument, match=r"keep must be at least 2 and dtype one of"):
         pack(run, folder, keep=1)

@@ -179,7 +179,7 @@ def test_ablate(checkpoint: Path, tmp_path: Path, mode: str) -> None:
     sent = ablate(checkpoint, **asked, executor=Batch(executor=(taker := Backward(3)), folder=tmp_path))
     assert_same(sent, ablate(checkpoint, **asked), tolerance=1e-12)
     assert taker.n == 3
-    with pytest.raises(InvalidArgument, match=r"executor= requires a battery's name"):
+    with pytest.raises(InvalidArgument, match=r"executor= requires a battery's name, .*; got a list of \d+ ablations"):
         ablate(checkpoint, battery=every_mlp(bayesgeom.load(checkpoint)), n=8, executor=AtOnce())
 
 

@@ -186,7 +186,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"seeds": [3]}, "two different seeds"),
         ({"seeds": [3, 3]}, "each given once"),
         ({"steps": 0}, "at least 1"),
-        ({"length": 2}, "length at least 3"),
+        ({"length": 2}, "length at least 3; got .* and length=2"),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, object], message: str) -> None:

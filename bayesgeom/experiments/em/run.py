@@ -69,6 +69,7 @@ def _checked(seeds: int | Sequence[int], *, steps: int, length: int, every: int)
         raise InvalidArgument(f"an interval needs at least two different seeds, each given once; got {chosen}.")
     if min(steps, every) < 1 or length < 3:
         raise InvalidArgument(
-            f"steps and every must be at least 1 and length at least 3; got {steps}, {every}, {length}."
+            f"steps and every must be at least 1 and length at least 3; got steps={steps}, every={every} and "
+            f"length={length}."
         )
     return chosen

@@ -128,7 +128,9 @@ def _written(
         case MambaBlock():
             written: Tensor = block.mixer.written(block.norm(resid), site)
             return written
-    raise AssertionError(f"no form for a {type(block).__name__}")
+    raise AssertionError(
+        f"a block must be an MLPBlock, LSTMBlock or MambaBlock, got a {type(block).__name__}: add its update here."
+    )
 
 
 def _is_close(left: Float[Tensor, "*axes"], right: Float[Tensor, "*axes"]) -> bool:

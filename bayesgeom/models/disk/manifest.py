@@ -119,7 +119,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         stored = read_json(path)
     except FileNotFoundError as error:
-        raise CheckpointFault(f"{folder} holds no capture: {MANIFEST} is missing.") from error
+        raise CheckpointFault(
+            f"{folder} holds no capture: {MANIFEST} is missing. Name a directory that bayesgeom capture wrote."
+        ) from error
     schema = stored.get("schema") if isinstance(stored, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         is_newer = type(schema) is int and schema > SCHEMA

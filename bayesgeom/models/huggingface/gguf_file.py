@@ -199,7 +199,9 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
     options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(file.parent, **options)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise InvalidArgument(f"{file} is a {config.model_type}, which is not a causal language model.")
+        raise InvalidArgument(
+            f"{file} is a {config.model_type}, which is not a causal language model. Pass a decoder such as Llama."
+        )
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent,
         config=config,

@@ -252,7 +252,7 @@ def _translated(source: str | Path) -> Iterator[None]:
             f"the safetensors in {source} are truncated or corrupt ({error}). Copy them again."
         ) from error
     except json.JSONDecodeError as error:
-        raise CheckpointFault(f"{source}: {CONFIG} cannot be read as JSON: {error}.") from error
+        raise CheckpointFault(f"{source}: {CONFIG} cannot be read as JSON: {error}. Restore it.") from error
     except ImportError as error:
         raise InvalidArgument(f"{source} cannot be loaded like this: {_first_line(error)}") from error
     except OSError as error:

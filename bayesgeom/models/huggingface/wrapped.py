@@ -110,7 +110,10 @@ def with_adapter(hf: Any, path: Path) -> Any:
         absent, foreign = _differences(peft, wrapped, path)
     except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointFault(f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}.") from error
+        raise CheckpointFault(
+            f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}. Load it with the base model that "
+            f"it was trained on."
+        ) from error
     for tensors, fault in ((absent, "lacks"), (foreign, "holds, for no layer of this model,")):
         if tensors:
             raise CheckpointFault(

@@ -52,7 +52,11 @@ class Replay:
         tokens, positions = trials.tokens, trials.scored_positions()
         rows = positions[0]
         if not bool((positions == rows).all()):
-            raise InvalidArgument("replay needs every sequence to score the same positions.")
+            other = int((positions != rows).any(dim=1).nonzero()[0, 0])
+            raise InvalidArgument(
+                f"replay needs every sequence to score the same positions; sequence 0 scores {rows.tolist()[:8]}, "
+                f"sequence {other} scores {positions[other].tolist()[:8]}. Run the model instead."
+            )
         stored: dict[tuple[Site, int], Tensor] = {}
         mid_ins: dict[int, Tensor] = {}
         resid = self.module.embedded(tokens)

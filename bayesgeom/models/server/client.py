@@ -87,7 +87,7 @@ class Client:
         found = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
         if len(found) < len(names):
             raise ServerFault(
-                f"{self.url}/models lists no models: {self.quoted(reply)}. Is it an OpenAI-compatible server?"
+                f"{self.url}/models lists no models: {self.quoted(reply)}. Check that the server is OpenAI-compatible."
             )
         return found
 
@@ -138,7 +138,10 @@ class Client:
         choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
         listing = choice.get("logprobs") if isinstance(choice, dict) else None
         if not isinstance(choice, dict):
-            raise ServerFault(f"{self.url}/completions replied without choices: {self.quoted(reply)}.")
+            raise ServerFault(
+                f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check that the server is "
+                f"OpenAI-compatible."
+            )
         top: Any = None
         if isinstance(listing, dict) and (entry := _first(listing.get("content"))) is not None:
             top = entry.get("top_logprobs") if isinstance(entry, dict) else None
@@ -158,7 +161,8 @@ class Client:
         if len(valid) < len(found) or total > 1 + _SUM or len(set(ids)) < len(ids):
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
-                f"{total:.6g}): {self.quoted(top)}."
+                f"{total:.6g}): {self.quoted(top)}. Each token needs one log-probability, with a sum of at most 1 over "
+                f"their probabilities; use another server."
             )
         return valid
 
@@ -199,12 +203,15 @@ class Client:
 
     def _parsed(self, path: str, content: bytes) -> Any:
         if len(content) > _MOST:
-            raise ServerFault(f"{self.url}{path} replied with more than {_MOST // 2**20} MiB, which are not read.")
+            raise ServerFault(
+                f"{self.url}{path} replied with more than {_MOST // 2**20} MiB, which are not read. Check the address."
+            )
         text = content.decode("utf-8", "replace")
         try:
             return json.loads(text, object_pairs_hook=once)
         except (ValueError, RecursionError):
-            raise ServerFault(f"{self.url}{path} replied with no JSON: {self.quoted(text)}.") from None
+            quoted = self.quoted(text)
+            raise ServerFault(f"{self.url}{path} replied with no JSON: {quoted}. Check the address.") from None
 
 
 def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s: float = 60.0) -> Client:
@@ -226,9 +233,9 @@ def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s
     there = client.models()
     listed = client.quoted(", ".join(there[:8])) or "none"
     if not model and len(there) != 1:
-        raise InvalidArgument(f"{url} offers {len(there)} models: name one as {url}#MODEL, of {listed}.")
+        raise InvalidArgument(f"{url} lists {len(there)} models: name one as {url}#MODEL, of {listed}.")
     if model and model not in there:
-        raise InvalidArgument(f"{url} offers no model {model!r}, but {listed}.")
+        raise InvalidArgument(f"{url} lists no model {model!r}: name one as {url}#MODEL, of {listed}.")
     return replace(client, model=model or there[0])
 
 

@@ -207,7 +207,8 @@ class _Texts:
         for own in answers:
             if self.of(own) in by_text:
                 raise InvalidArgument(
-                    f"the answers {by_text[self.of(own)]} and {own} have the same text {self.of(own)!r}."
+                    f"the answers {by_text[self.of(own)]} and {own} have the same text {self.of(own)!r}, so a reply by "
+                    f"text is ambiguous. Choose other words for them."
                 )
             by_text[self.of(own)] = own
 
