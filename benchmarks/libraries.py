@@ -128,6 +128,57 @@ def read_out_rows(rng: np.random.Generator) -> None:
         row(f"ridge of {n:,} × {d}, {n_targets} targets", own, library, f"largest difference {worst:.0e}")
 
 
+def probe_read_out_rows(rng: np.random.Generator) -> None:
+    """All linear maps of one layer in `belief_readout`, and their held-out R².
+
+    Targets of the true beliefs and of five shuffles are read from the whole layer, true ones also from 20 random
+    subspaces. `Ridge` reads all targets of the whole layer in one fit; each subspace is a fit of its own.
+    """
+    from bayesgeom.probes.belief_readout import N_SUBSPACES, SHUFFLES
+    from bayesgeom.stats.subspace import random_subspaces
+
+    for d, n_hypotheses in ((192, 20), (64, 5)):
+        n, n_true = 3_072, 2 * n_hypotheses  # each belief, and whether the hypothesis is possible
+        x = torch.from_numpy(rng.normal(size=(n, d)) * np.geomspace(1, 1e-2, d))
+        true = rng.normal(size=(n, n_true)) + x.numpy() @ rng.normal(size=(d, n_true))
+        y = torch.from_numpy(np.concatenate([true, *(rng.permuted(true, axis=0) for _ in range(SHUFFLES))], axis=1))
+        x, y = ((own - own[: n // 2].mean(dim=0)).float() for own in (x, y))
+        bases = random_subspaces(d, n_hypotheses, draws=N_SUBSPACES, seed=0)
+        plain = (x.numpy(), y.numpy(), bases.float().numpy())
+        own, ours = seconds(lambda given=(x, y, bases, n_true): r2_from_moments(*given))
+        library, theirs = seconds(lambda given=(*plain, n_true): r2_of_ridge(*given))
+        worst = float(np.abs(ours - theirs).max())
+        fits = f"{1 + N_SUBSPACES} fits of {n // 2:,} × {d}, {n_hypotheses} hypotheses"
+        row(fits, own, library, f"largest difference of R² {worst:.0e}")
+
+
+def r2_from_moments(x: torch.Tensor, y: torch.Tensor, bases: torch.Tensor, n_true: int) -> np.ndarray:
+    """R² of every target on the second half, then of the true ones from each subspace, as the probe computes them."""
+    from bayesgeom.stats.regression import ridge, split_moments, squared_error
+    from bayesgeom.stats.subspace import restricted
+
+    moments = split_moments(x, y, len(x) // 2)
+    within = ridge(restricted(moments.fit_gram, bases), bases.mT @ moments.fit_cross[:, :n_true])
+    maps = torch.cat([ridge(moments.fit_gram, moments.fit_cross), *(bases @ within)], dim=1)
+    targets = torch.tensor([*range(y.shape[1]), *[*range(n_true)] * len(bases)])
+    power, cross = moments.score_power[targets], moments.score_cross[:, targets]
+    return (1 - squared_error(maps, moments.score_gram, cross, power) / power).numpy()
+
+
+def r2_of_ridge(x: np.ndarray, y: np.ndarray, bases: np.ndarray, n_true: int) -> np.ndarray:
+    """The same by `Ridge`, with the same penalties."""
+    from sklearn.linear_model import Ridge
+
+    from bayesgeom.stats.regression import RIDGE
+
+    n, found = len(x) // 2, []
+    for features, targets in ((x, y), *((x @ basis, y[:, :n_true]) for basis in bases)):
+        strength = RIDGE * float((features[:n] ** 2).sum()) / features.shape[1]
+        error = targets[n:] - Ridge(alpha=strength).fit(features[:n], targets[:n]).predict(features[n:])
+        found.append(1 - (error**2).sum(axis=0) / (targets[n:] ** 2).sum(axis=0))
+    return np.concatenate(found)
+
+
 def bootstrap_row(rng: np.random.Generator) -> None:
     from scipy.stats import bootstrap
 
@@ -235,6 +286,7 @@ def main() -> None:
     spline_row(rng)
     pca_row(rng)
     read_out_rows(rng)
+    probe_read_out_rows(rng)
     bootstrap_row(rng)
     text_rows()
     config_row()
