@@ -80,7 +80,7 @@ class Condition:
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
     condition fails if the interval lies on the other side of `fails_times` · `than`, by default the same threshold.
     Between the two thresholds it is open. Conditions with the same `fails_with` fail only together, as "above in every
-    training" requires.
+    training" requires. With `is_disjoint`, the interval must lie beyond the near end of the other number's interval.
     """
 
     number: str
@@ -89,6 +89,7 @@ class Condition:
     times: float = 1.0
     fails_times: float | None = None
     fails_with: str = ""
+    is_disjoint: bool = False
 
 
 @final

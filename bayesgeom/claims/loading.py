@@ -58,6 +58,7 @@ _CONDITION = {
     "times": (int, float),
     "fails_times": (int, float),
     "fails_with": str,
+    "disjoint": bool,
 }
 _HOLD = {"verdict": str, "reason": str}
 _REASON = "why_not"
@@ -124,11 +125,14 @@ def parsed(texts: list[str], measured: Mapping[str, Any]) -> dict[str, Claim]:
         for entry in tomllib.loads(text).get("claim", []):
             where = f"claim {entry.get('id', '(without an id)')!r}"
             if entry.get("id") in claims:
-                raise InvalidArgument(f"{where} is stated twice: every id belongs to one claim.")
+                raise InvalidArgument(f"{where} is stated twice: every id belongs to one claim. Rename one.")
             own = _claim(entry, measured.get(entry.get("id", "")), where)
             claims[own.id] = own
     if strangers := sorted(measured.keys() - claims.keys()):
-        raise InvalidArgument(f"measurements are recorded for unknown claims: {', '.join(strangers)}.")
+        raise InvalidArgument(
+            f"measurements are recorded for unknown claims: {', '.join(strangers)}. Correct the ids, or delete these "
+            f"entries of {MEASURED}."
+        )
     return claims
 
 
@@ -229,6 +233,12 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         raise InvalidArgument(
             f"a condition of {where}: fails_times must be {order} times ({times:g}), got {fails_times:g}."
         )
+    is_disjoint = entry.get("disjoint", False)
+    if is_disjoint and (not isinstance(entry["than"], str) or entry["than"] == "baseline"):
+        raise InvalidArgument(
+            f"a condition of {where}: disjoint compares two intervals, so than must name a number; got "
+            f"{entry['than']!r}."
+        )
     return Condition(
         number=entry["number"],
         side=entry["is"],
@@ -236,6 +246,7 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         times=times,
         fails_times=fails_times,
         fails_with=entry.get("fails_with", ""),
+        is_disjoint=is_disjoint,
     )
 
 

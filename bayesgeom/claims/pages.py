@@ -1,6 +1,7 @@
 """The generated parts of the documentation: the table in the README and the list in `docs/claims.md`."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
             before, _, rest = page.partition(start)
             _, end, after = rest.partition(END)
             if not end:
-                raise InvalidArgument(f"the page has no {END!r} after {start!r}.")
+                raise InvalidArgument(f"the page has no {END!r} after {start!r}: add that line.")
             page = f"{before}{start}\n\n{made(claims.values())}\n\n{END}{after}"
     return page
 
@@ -72,16 +73,19 @@ def findings(claims: Iterable[Claim]) -> str:
     """Return the README's table: one row for each claim that is supported or contradicted."""
     chosen = [c for c in claims if c.in_readme and verdict(c) in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
     rows = [
-        (c.finding, f"{c.id}, {verdict(c)}", _measured(c), _baseline(c), c.does_not_show)
+        (c.finding, f"[{c.id}]({PAGE}#{c.id.lower()}), {verdict(c)}", _measured(c), _baseline(c), c.does_not_show)
         for c in sorted(chosen, key=lambda c: c.in_readme)
     ]
     return markdown(("finding", "claim", "measured [95 % interval]", "strongest baseline", "does not show"), rows)
 
 
 def still_open(claims: Iterable[Claim]) -> str:
-    """Return the README's list of claims that have no verdict, each with the reason."""
+    """Return the README's list of claims that have no verdict, each with the first sentence of the reason."""
     chosen = [c for c in claims if c.in_readme and verdict(c) not in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
-    rows = [(c.claim, f"{c.id}, {verdict(c)}", _reason(c)) for c in sorted(chosen, key=lambda c: c.in_readme)]
+    rows = [
+        (c.claim, f"[{c.id}]({PAGE}#{c.id.lower()}), {verdict(c)}", _first_sentence(_reason(c)))
+        for c in sorted(chosen, key=lambda c: c.in_readme)
+    ]
     return markdown(("the papers say", "claim", "why there is no verdict"), rows)
 
 
@@ -128,7 +132,7 @@ def _detail(claim: Claim) -> str:
         f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
     ]
     if claim.hold is not None:
-        lines.append(f"- Why there is no verdict: {reason(claim)}.")
+        lines.append(f"- Why there is no verdict: {reason(claim)}")
     elif claim.measured is None:
         lines += _missing(claim)
     below = [f"- Does not show: {claim.does_not_show}"]
@@ -210,14 +214,19 @@ def _reason(claim: Claim) -> str:
     if claim.hold is not None:
         return reason(claim)
     if claim.seeds < claim.seeds_required:
-        return f"{claim.seeds} of {claim.seeds_required} trainings"
+        return f"There are {claim.seeds} of {claim.seeds_required} trainings."
     if claim.measured is None:
-        return "not measured yet"
+        return "It is not measured yet."
     judged = dict.fromkeys(condition.number for condition in claim.conditions)
     found = claim.measured.numbers
     reasons = [f"{claim.numbers[n].label} is not recorded" for n in judged if n not in found]
     reasons += [f"{claim.numbers[n].label} has {_none(found[n])}" for n in judged if n in found and found[n].why_not]
-    return "; ".join(reasons) or "the intervals neither meet nor fail the criterion"
+    return f"{'; '.join(reasons) or 'The intervals neither meet nor fail the criterion'}."
+
+
+def _first_sentence(text: str) -> str:
+    """The text up to the first period that a space and a capital letter or a code name follow."""
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
 
 
 def _none(value: Value) -> str:

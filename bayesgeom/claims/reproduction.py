@@ -58,8 +58,8 @@ def reproduce(
     """
     own = find(claim) if isinstance(claim, str) else claim
     if not own.runs:
-        missing = f": {own.hold.reason}" if own.hold else ""
-        raise InvalidArgument(f"{own.id} cannot be run, because it has no command yet{missing}.")
+        missing = f" {own.hold.reason}" if own.hold else ""
+        raise InvalidArgument(f"{own.id} cannot be run, because it has no command yet.{missing}")
     check_needs(own, Path(runs))
     if executor is not None:
         return _sent(own, Batch.of(executor), out, Path(runs))
@@ -118,7 +118,10 @@ def run_at(*, claim: str, run: str, command: str, out: str, runs: str) -> str:
     """Do the job of one command of a claim, and return what it printed."""
     chosen = next((own for own in find(claim).runs if (own.name, own.command) == (run, command)), None)
     if chosen is None:
-        raise InvalidArgument(f"claim {claim} has no run {run!r} with the command {command!r} on this worker.")
+        raise InvalidArgument(
+            f"claim {claim} has no run {run!r} with the command {command!r} on this worker. Install the driver's "
+            f"version of bayesgeom there."
+        )
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         _command(chosen, Path(out), Path(runs))

@@ -14,7 +14,7 @@ def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: boo
     """Return whether a condition is met, failed or left open by the intervals.
 
     A missing number leaves the condition open, and so does a number without an interval unless it is judged as a point.
-    If the threshold is itself a measured number, its value is used.
+    If the threshold is itself a measured number, its value is used, or the near end of its interval with `is_disjoint`.
 
     Args:
         condition: The condition.
@@ -42,8 +42,12 @@ def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bo
     times = condition.fails_times if to_fail and condition.fails_times is not None else condition.times
     if not isinstance(condition.than, str):
         return times * condition.than
-    against = numbers[condition.number].baseline if condition.than == "baseline" else numbers[condition.than].value
-    return times * against
+    if condition.than == "baseline":
+        return times * numbers[condition.number].baseline
+    other = numbers[condition.than]
+    if not condition.is_disjoint:
+        return times * other.value
+    return times * (other.lo if (condition.side == "below") != to_fail else other.hi)
 
 
 @checked()

@@ -103,6 +103,13 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
             r"claim 'Z1': only one condition has fails_with 'raise'.*Labels: raise, rise",
         ),
         (
+            (
+                "[[claim.run]]",
+                'conditions = [{ number = "kl", is = "below", than = 1, disjoint = true }]\n[[claim.run]]',
+            ),
+            r"a condition of claim 'Z1': disjoint compares two intervals, so than must name a number; got 1",
+        ),
+        (
             ("[[claim.run]]", 'conditions = [{ number = "lk", is = "below", than = 1 }]\n[[claim.run]]'),
             r"claim 'Z1' refers to number 'lk'. Its runs define: kl",
         ),
@@ -125,12 +132,12 @@ def test_a_wrong_entry_is_refused_by_name(change: tuple[str, str], message: str)
 
 
 def test_two_claims_of_one_id_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="claim 'Z1' is stated twice"):
+    with pytest.raises(InvalidArgument, match=r"claim 'Z1' is stated twice: .* Rename one"):
         parsed([CLAIM, CLAIM], {})
 
 
 def test_a_measurement_of_no_claim_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="unknown claims: Z2"):
+    with pytest.raises(InvalidArgument, match=r"unknown claims: Z2\. Correct the ids, or delete"):
         parsed([CLAIM], {"Z2": {}})
 
 

@@ -88,11 +88,23 @@ def test_a_changed_number_changes_the_page() -> None:
 
 def test_a_claim_on_hold_leaves_the_findings() -> None:
     claims = dict(load())
-    assert "| B1, supported |" in findings(claims.values()) and "| B1," not in still_open(claims.values())
-    hold = Hold(verdict=Verdict.NOT_DECIDED, reason="under revision: a test")
+    link = "| [B1](docs/claims.md#b1), "
+    assert f"{link}supported |" in findings(claims.values()) and link not in still_open(claims.values())
+    hold = Hold(verdict=Verdict.NOT_DECIDED, reason="It is within 0.002 bits (p = 0.2). The details follow.")
     claims["B1"] = replace(claims["B1"], hold=hold)
-    assert "| B1," not in findings(claims.values())
-    assert "| B1, not decided | under revision: a test |" in still_open(claims.values())
+    assert link not in findings(claims.values())
+    assert f"{link}not decided | It is within 0.002 bits (p = 0.2). |" in still_open(claims.values())
+    assert "- Why there is no verdict: It is within 0.002 bits (p = 0.2). The details follow.\n" in details(
+        [claims["B1"]]
+    )
+
+
+def test_a_reason_is_whole_sentences() -> None:
+    """One reason once ended in two periods."""
+    for claim in load().values():
+        if claim.hold is not None:
+            assert claim.hold.reason[0] in "`ABCDEFGHIJKLMNOPQRSTUVWXYZ", claim.id
+            assert claim.hold.reason.endswith(".") and not claim.hold.reason.endswith(".."), claim.id
 
 
 def test_a_reason_holds_the_measured_number() -> None:
@@ -100,10 +112,10 @@ def test_a_reason_holds_the_measured_number() -> None:
     claim = load()["P1"]
     assert claim.measured is not None and claim.hold is not None and "{slow_memory}" in claim.hold.reason
     value = claim.measured.numbers["slow_memory"]
-    assert f"an effective memory of {text(value, 'symbols')} in one training" in reason(claim)
+    assert f"an effective memory of {text(value, 'symbols')} and a KL of" in reason(claim)
     other = replace(claim.measured, numbers={**claim.measured.numbers, "slow_memory": replace(value, value=5.0)})
     assert "an effective memory of 5 [" in reason(replace(claim, measured=other))
-    assert "an effective memory of – in" in reason(replace(claim, measured=None)), "without a number, a dash"
+    assert "an effective memory of – and" in reason(replace(claim, measured=None)), "without a number, a dash"
     assert reason(load()["B1"]) == "" and "{" not in "".join(map(reason, load().values()))
 
 
@@ -128,7 +140,7 @@ def test_rows_state_their_numbers_baselines_and_trainings() -> None:
         assert math.isnan(value.baseline) == (name == "slow_memory")
     shown = details([claim])
     assert "\n- Trainings: 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required.\n" in shown
-    assert "| 1 of 2 |" in summary([load()["P1"]]) and "| 5 |" in summary([load()["D3"]])
+    assert "| 1 of 2 |" in summary([load()["Y2"]]) and "| 5 |" in summary([load()["D3"]])
 
 
 def test_a_number_of_the_summary_has_an_interval_or_says_that_it_has_none() -> None:
@@ -144,7 +156,7 @@ def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -
     """Each claim that was measured has a recorded number; those without one say so, or are not tested."""
     for claim in load().values():
         if claim.measured is None:
-            assert verdict(claim) == Verdict.NOT_TESTED or "no number is recorded" in reason(claim), claim.id
+            assert verdict(claim) == Verdict.NOT_TESTED or "no recorded number" in reason(claim), claim.id
         else:
             assert claim.shown and "–" not in reason(claim), claim.id
 

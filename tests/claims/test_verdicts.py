@@ -63,6 +63,21 @@ def test_thresholds_are_constants_numbers_or_baselines() -> None:
     assert threshold(Condition(number="x", side="below", than="baseline", times=0.01), numbers) == pytest.approx(0.07)
 
 
+@pytest.mark.parametrize(
+    ("side", "found"),
+    [
+        ("below", {1.5: "met", 2.05: "open", 3.0: "open", 5.05: "open", 5.5: "failed"}),
+        ("above", {1.5: "failed", 2.05: "open", 3.0: "open", 5.05: "open", 5.5: "met"}),
+    ],
+)
+def test_disjoint_intervals_have_the_other_wholly_on_one_side(side: str, found: dict[float, str]) -> None:
+    """Y1 was met by 0.0006 beyond another number's value, although the two intervals overlapped."""
+    limit = Condition(number="x", side=side, than="y", is_disjoint=True)  # type: ignore[arg-type]
+    for at, expected in found.items():
+        assert outcome(limit, {"x": value(at, at - 0.1, at + 0.1), "y": value(3.0, 2.0, 5.0)}) == expected, at
+    assert outcome(limit, {"x": value(0.3, 0.2, 0.4), "y": value(3.0)}) == "open", "the other has no interval"
+
+
 def claim_with(**changes: object) -> Claim:
     base = replace(load()["B1"], hold=None, measured=None, conditions=(Condition(number="kl", side="below", than=1.0),))
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -94,8 +109,15 @@ def test_fewer_trainings_than_required_decide_nothing() -> None:
 
 
 def test_a_hold_keeps_its_verdict_whatever_the_numbers() -> None:
-    claim = claim_with(hold=Hold(verdict=Verdict.NOT_TESTABLE, reason="no dynamics"))
+    claim = claim_with(hold=Hold(verdict=Verdict.NOT_TESTABLE, reason="No dynamics."))
     assert verdict(claim, GOOD) == Verdict.NOT_TESTABLE
+
+
+def test_no_hold_contradicts_the_conditions_of_its_claim() -> None:
+    """H1, Y1 and B5 once had holds against what their conditions gave."""
+    for claim in load().values():
+        if claim.hold is not None and claim.conditions:
+            assert verdict(replace(claim, hold=None)) in (claim.hold.verdict, Verdict.NOT_DECIDED), claim.id
 
 
 def test_recorded_numbers_are_judged_unless_others_are_given() -> None:
