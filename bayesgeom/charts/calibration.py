@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_reference, log_baseline
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_reference, log_baseline, log_floor
 from bayesgeom.results.theme import DASHES, MEASURED, at_least, label_axes, log_axes, panels, with_room_for_legend
 
 N_DRAWN = 3  # of the baselines: more gray lines cannot be told apart, and tables list them
@@ -35,8 +35,8 @@ def calibration_figure(
     _entropies(figure, (1, 1), exact, model)
     add_band(figure, (1, 2), x, *error_band, name="95 % interval")
     add_line(figure, (1, 2), x, error, name="model")
-    floor = _floor(error)
     strongest = sorted(baselines, key=lambda name: float(np.nan_to_num(baselines[name], nan=np.inf).mean()))[:N_DRAWN]
+    floor = log_floor(error, baselines[strongest[0]] if strongest else error)
     for dash, name in zip(DASHES, strongest, strict=False):
         log_baseline(figure, (1, 2), x, baselines[name], name=f"baseline: {name}", floor=floor)
         figure.data[-1].line.dash = dash
@@ -48,11 +48,6 @@ def calibration_figure(
     for trace in figure.data[:2] + tuple(t for t in figure.data if (t.name or "").startswith("baseline")):
         trace.showlegend = True
     return with_room_for_legend(figure)
-
-
-def _floor(error: Float[np.ndarray, " position"]) -> float:
-    """Return the level below which a baseline counts as zero, because a log scale could not show it."""
-    return 0.1 * float(error[error > 0].min(initial=np.inf)) if (error > 0).any() else 0.0
 
 
 def _entropies(

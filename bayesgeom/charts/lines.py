@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float, Real
+from jaxtyping import Bool, Float, Int, Real
 
-from bayesgeom.results.theme import BASELINE, EXACT, MEASURED
+from bayesgeom.core.numbers import number_text
+from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, rgb
 
 Panel = tuple[int, int]
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
@@ -59,16 +60,17 @@ def add_band(
     name: str,
     color: str = MEASURED,
 ) -> None:
-    """Add a shaded interval between `lo` and `hi`, where both are known."""
-    known = np.isfinite(lo) & np.isfinite(hi)
-    lo, hi = lo[known], hi[known]
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    along = np.asarray(x, dtype=float)[known]
-    across = np.concatenate([along, along[::-1]])
+    """Add a shaded interval between `lo` and `hi`, with gaps where unknown, and a whisker where neighbors lack one."""
+    along, runs = np.asarray(x, dtype=float), _runs(np.isfinite(lo) & np.isfinite(hi))
+    gap = np.full(1, np.nan)
+    across = [part for run in runs for part in (gap, along[run], along[run][::-1])][1:]
+    ends = [part for run in runs for part in (gap, hi[run], lo[run][::-1])][1:]
+    down = [part for run in runs for part in (gap, _whisker(hi[run] - lo[run]), np.full(len(run), np.nan))][1:]
+    red, green, blue = rgb(color)
     figure.add_trace(
         go.Scatter(
-            x=across,
-            y=np.concatenate([hi, lo[::-1]]),
+            x=np.concatenate(across or [gap[:0]]),
+            y=np.concatenate(ends or [gap[:0]]),
             mode="lines",
             line={"width": 0},
             fill="toself",
@@ -79,6 +81,21 @@ def add_band(
         row=panel[0],
         col=panel[1],
     )
+    if any(len(run) == 1 for run in runs):
+        reach = np.concatenate(down)
+        bar = {"type": "data", "symmetric": False, "array": 0 * reach, "arrayminus": reach}
+        figure.data[-1].error_y = {**bar, "color": color, "thickness": 1.4, "width": 3}
+
+
+def _runs(known: Bool[np.ndarray, " x"]) -> list[Int[np.ndarray, " run"]]:
+    """Return the indices of each run of neighboring known values."""
+    at = np.flatnonzero(known)
+    return [run for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(run)]
+
+
+def _whisker(width: Float[np.ndarray, " run"]) -> Float[np.ndarray, " run"]:
+    """Return the width of an interval without neighbors, which an area cannot show; NaN for the others."""
+    return width if len(width) == 1 else np.full(len(width), np.nan)
 
 
 def add_baseline(
@@ -89,13 +106,30 @@ def add_baseline(
     *,
     name: str,
 ) -> None:
-    """Add a baseline level as a gray dashed line, constant or varying."""
+    """Add a baseline level as a gray dashed line, constant or varying; a level known at one place alone is a marker."""
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
+    mode = "lines+markers" if any(len(run) == 1 for run in _runs(np.isfinite(levels))) else "lines"
+    line, marker = {"color": BASELINE, "dash": "dash"}, {"size": 6} if "markers" in mode else None
     figure.add_trace(
-        go.Scatter(x=list(x), y=levels, name=name, mode="lines", line={"color": BASELINE, "dash": "dash"}),
+        go.Scatter(x=list(x), y=levels, name=name, mode=mode, line=line, marker=marker),
         row=panel[0],
         col=panel[1],
     )
+
+
+def log_floor(values: Float[np.ndarray, "..."], deciding: Float[np.ndarray, "..."]) -> float:
+    """Return a round lower end of a log axis that shows values and the deciding baseline, this one from 1e−6 on.
+
+    Example:
+        >>> log_floor(np.array([0.25, 0.5]), np.array([0.125, 0.0])), log_floor(np.array([0.25]), np.array([1e-9]))
+        (0.1, 1e-06)
+    """
+    own, level = (float(each[each > 0].min(initial=np.inf)) for each in (values, deciding))
+    if not np.isfinite(min(own, level)) or level <= SMALLEST_BITS < own:
+        return SMALLEST_BITS
+    lower = min(own, max(level, SMALLEST_BITS))
+    decade = 10.0 ** np.floor(np.log10(lower))
+    return float(max(digit * decade for digit in (0.5, 1, 2, 5) if digit * decade < lower))
 
 
 def log_baseline(
@@ -107,7 +141,18 @@ def log_baseline(
     name: str,
     floor: float,
 ) -> None:
-    """Add a baseline to a logarithmic axis from `floor` on; the legend names one that lies below it everywhere."""
-    is_shown = y > floor
-    below = "" if is_shown.any() or not np.isfinite(y).any() else " (below the axis)"
-    add_baseline(figure, panel, x, np.where(is_shown, y, np.nan), name=f"{name}{below}")
+    """Add a baseline to a logarithmic axis; levels below `floor` are drawn at `floor` as triangles that point down."""
+    is_below = y < floor
+    drawn = np.where(is_below, floor, y)
+    add_baseline(
+        figure,
+        panel,
+        x,
+        drawn,
+        name=f"{name} (▾ below {number_text(floor, is_exact=True)})" if is_below.any() else name,
+    )
+    if is_below.any():
+        marker = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0), "opacity": 1, "color": BASELINE}
+        figure.data[-1].update(
+            mode="lines+markers", marker=marker, customdata=y, hovertemplate="%{x}: %{customdata:.4g}"
+        )

@@ -54,9 +54,8 @@ def readout_figure(title: str, lines: Sequence[Line], simplexes: Sequence[Simple
 
 def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping[str, str]) -> None:
     steps = range(len(line.values))
-    if line.band is not None and (known := np.isfinite(line.band).all(axis=0)).any():
-        lo, hi = (end[known] for end in line.band)
-        add_band(figure, panel, np.flatnonzero(known), lo, hi, name="95 % interval")
+    if line.band is not None and np.isfinite(line.band).all(axis=0).any():
+        add_band(figure, panel, steps, *line.band, name="95 % interval")
     add_line(figure, panel, steps, line.values, name="measured")
     for name, level in line.baselines.items():
         if np.isfinite(level).any():

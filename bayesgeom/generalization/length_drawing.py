@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import (
     BASELINE,
@@ -81,8 +81,11 @@ def _add(
     for dash, baseline in zip(DASHES, curves.baselines[:_N_BASELINES], strict=False):
         seen = {trace.name for trace in figure.data if trace.showlegend is not False}
         label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_models(baseline)
-        add_baseline(figure, panel, x, np.where(level > 0, level, np.nan) if is_log else level, name=label)
-        figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
+        if is_log:
+            log_baseline(figure, panel, x, level, name=label, floor=log_floor(curves.value, level))
+        else:
+            add_baseline(figure, panel, x, level, name=label)
+        figure.data[-1].update(line_dash=dash, showlegend=figure.data[-1].name not in seen)
     if is_log:
         log_axes(figure, panel)
     else:

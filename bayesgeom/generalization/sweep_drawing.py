@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import LEAST_BITS, SMALLEST_BITS, add_line, add_reference, log_baseline
+from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference, log_baseline, log_floor
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import (
     EXACT,
@@ -14,6 +14,7 @@ from bayesgeom.results.theme import (
     at_least,
     label_axes,
     log_axes,
+    name_once,
     panels,
     series,
     with_room_for_legend,
@@ -55,16 +56,16 @@ def sweep_figure(
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
     for column, own in enumerate(errors, start=1):
         _estimates(figure, (2, column), x, own, "model", MEASURED)
-        floor = min(SMALLEST_BITS, float(own.value[own.value > 0].min(initial=np.inf)))  # the model is always shown
+        floor = log_floor(own.value, np.array([baseline.value for baseline in own.baselines] or [own.value]))
         for baseline in own.baselines:
             log_baseline(figure, (2, column), x, baseline.value, name=f"baseline: {baseline.name}", floor=floor)
-            figure.data[-1].showlegend = column == 1
         log_axes(figure, (2, column), floor=floor)
     units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
     for panel, unit in zip(((1, 2), (2, 1), (2, 2)), units, strict=True):
         label_axes(figure, panel, vary, unit)
         if is_ordinal:
             figure.update_xaxes(tickvals=list(x), ticktext=list(labels), row=panel[0], col=panel[1])
+    name_once(figure)
     return with_room_for_legend(figure)
 
 

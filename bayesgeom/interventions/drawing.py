@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_band, add_line
 from bayesgeom.interventions.design import MATCHED, RANDOM
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.results.theme import BASELINE, DASHES, EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -51,9 +51,10 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     most = matched.bar("higher")[layers, 0]
     add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=BASELINE, dash="dash")
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
-    for other in effect.baselines:  # such as untrained networks, which are measured over all positions only
-        if other.name not in (RANDOM, MATCHED) and np.isfinite(level := other.bar("higher")[layers, 0]).any():
-            add_line(figure, panel, layers, level, name=f"baseline: {other.name}", color=BASELINE, dash="longdashdot")
+    others = (own for own in effect.compared if own.name not in (RANDOM, MATCHED))
+    for dash, other in zip(DASHES[2:], others, strict=False):  # untrained networks: over all positions only
+        if np.isfinite(level := other.bar("higher")[layers, 0]).any():
+            add_line(figure, panel, layers, level, name=f"baseline: {other.name}", color=BASELINE, dash=dash)
     low, high = (end[layers, 0] for end in effect.ends)
     add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=MEASURED)
     for band, name in reversed(list(enumerate(bands))):

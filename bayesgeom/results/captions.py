@@ -194,7 +194,7 @@ def _last(trace: Any) -> tuple[float, float] | None:
 
 def _level(trace: Any, at: float) -> float:
     """Return the value of a line at a place; NaN if it has none there."""
-    x, y = _floats(trace.x), _floats(trace.y)
+    x, y = _floats(trace.x), _floats(trace.y if trace.customdata is None else trace.customdata)  # also below the axis
     found = y[x == at] if len(x) == len(y) else y[:0]
     return float(found[0]) if len(found) else float("nan")
 

@@ -7,6 +7,7 @@ from typing import final
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
 from plotly.subplots import make_subplots
 
 MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b7280", "#1d1f23"
@@ -128,16 +129,14 @@ def _grid(is_titled: tuple[bool, ...], n_columns: int, row_height: int) -> go.Fi
 def log_axes(figure: go.Figure, panel: tuple[int, int], axes: str = "y", *, floor: float = 0.0) -> None:
     """Make axes of a panel logarithmic over the range of its lines and points, with each decade labeled.
 
-    Bands, zeros and values below `floor` do not extend the range: the lower end of an interval can be a millionth of
-    its estimate.
+    Lower ends of intervals, zeros and values below `floor` do not extend the range: the lower end of an interval can be
+    a millionth of its estimate.
     """
     subplot = figure.get_subplot(*panel)
     name = str(subplot.xaxis.plotly_name).replace("axis", "")
-    drawn = [
-        trace for trace in figure.data if trace.type == "scatter" and (trace.xaxis or "x") == name and not trace.fill
-    ]
+    drawn = [trace for trace in figure.data if trace.type == "scatter" and (trace.xaxis or "x") == name]
     for axis in axes:
-        values = np.concatenate([np.asarray(trace[axis], dtype=float).ravel() for trace in drawn] or [np.ones(1)])
+        values = np.concatenate([np.ones(0), *(_reach(trace, axis) for trace in drawn)])
         values = values[np.isfinite(values) & (values > 0) & (values >= floor)]
         low, high = (np.log10(values.min()), np.log10(values.max())) if len(values) else (0.0, 1.0)
         low, high = (low - 0.1, high + 0.1) if high - low > _LEAST_DECADES else (low - 0.2, high + 0.2)
@@ -218,6 +217,13 @@ def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> Non
 _RAMP = 6  # colors of `LAYERS` from light to dark; those after them are another ramp
 _SPACED = "is_spaced"  # key of the figure's notes: a legend under each panel
 _LEAST_DECADES = 0.5
+
+
+def _reach(trace: "go.Scatter", axis: str) -> Float[np.ndarray, " value"]:
+    """Return the values of a line with the upper ends of its whiskers, or the upper end of a band."""
+    values, error = np.asarray(trace[axis], dtype=float).ravel(), trace[f"error_{axis}"].array
+    upper = np.ones(0) if error is None else values + np.asarray(error, dtype=float)
+    return np.append(upper, np.nanmax(values, initial=0.0) if trace.fill else values)
 
 
 def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:

@@ -133,18 +133,18 @@ def test_the_strongest_baselines_are_drawn_and_one_below_the_axis_is_named() -> 
     error = np.array([0.5, 0.03, 0.02])
     levels = {f"baseline {k}": np.full(3, 0.1 * k) for k in (7, 2, 5, 3)} | {"near zero": np.full(3, 1e-9)}
     assert [trace.name for trace in drawn_baselines(error, levels)] == [
-        "baseline: near zero (below the axis)",
+        "baseline: near zero (▾ below 1e−6)",
         "baseline: baseline 2",
         "baseline: baseline 3",
     ]
 
 
-def test_baselines_of_zero_are_gaps_and_none_looks_like_another() -> None:
+def test_baselines_of_zero_are_marked_at_the_end_of_the_axis_and_none_looks_like_another() -> None:
     error, level = np.array([0.5, 0.03, 0.02]), np.array([1.0, 0.0, 1e-9])
     drawn = drawn_baselines(error, {"one": level, "two": level, "three": level})
     assert len({trace.line.dash for trace in drawn}) == 3
     for trace in drawn:
-        np.testing.assert_array_equal(trace.y, [1.0, np.nan, np.nan])
+        np.testing.assert_array_equal(trace.y, [1.0, 1e-6, 1e-6])
 
 
 def test_each_panels_legend_names_what_it_draws_once(calibration: go.Figure) -> None:

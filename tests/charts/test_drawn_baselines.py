@@ -1,0 +1,95 @@
+"""What a figure must not hide: the deciding baseline, an unknown interval, and which line is a baseline."""
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, log_baseline, log_floor
+from bayesgeom.results.captions import caption_of
+from bayesgeom.results.diagnosis import load_report
+from bayesgeom.results.theme import label_axes, log_axes, panels
+from tests.pages import READINGS
+
+
+def named(figure: go.Figure, start: str) -> list[go.Scatter]:
+    """The lines whose name begins like this, in the first panel."""
+    return [t for t in figure.data if (t.name or "").startswith(start) and (t.xaxis or "x") == "x"]
+
+
+@pytest.mark.parametrize("reading", ["bijection-v20/frame", "hmm-s5/trained_swap-4-belief"])
+def test_a_ceiling_is_not_drawn_as_a_baseline(reading: str) -> None:
+    figure = load_report(READINGS / "interventions" / reading).plot()
+    (ceiling,) = named(figure, "ceiling")
+    baselines = named(figure, "baseline")
+    assert len(baselines) >= 3 and not any(np.array_equal(own.y, ceiling.y) for own in baselines)
+    lines = [own for own in baselines if not own.fill]
+    assert len({own.line.dash for own in lines}) == len(lines), "each baseline has its own dash"
+
+
+def test_the_deciding_baseline_is_drawn_at_every_position() -> None:
+    figure = load_report(READINGS / "smollm2-evidence").plot()
+    calibration = [t for t in figure.data if t.xaxis == "x2" and (t.name or "").startswith("baseline: position only")]
+    (decides,) = calibration
+    assert np.isfinite(decides.y).all()
+    low, high = figure.layout.yaxis2.range
+    assert (np.log10(decides.y) >= low).all() and (np.log10(decides.y) <= high).all()
+
+
+def test_a_sweep_draws_every_baseline_and_its_whole_intervals() -> None:
+    figure = load_report(READINGS / "sweep" / "hmm").plot()
+    for number, axis in ((3, "x3"), (4, "x4")):
+        low, high = figure.layout[f"yaxis{number}"].range
+        own = [t for t in figure.data if t.xaxis == axis]
+        baselines = [t for t in own if (t.name or "").startswith("baseline")]
+        (model,) = (t for t in own if t.name == "model")
+        assert baselines and all(np.isfinite(t.y).all() and (np.log10(t.y) >= low).all() for t in baselines)
+        assert np.log10(np.nanmax(model.y + model.error_y.array)) <= high
+
+
+def test_a_level_below_a_log_axis_is_marked_at_its_end() -> None:
+    figure, level = panels("Whole", ("a",), n_columns=1), np.array([0.1, 1e-9, 0.0])
+    add_line(figure, (1, 1), [1, 2, 3], np.array([0.5, 0.25, 0.125]), name="model")
+    floor = log_floor(np.array([0.5, 0.25, 0.125]), level)
+    log_baseline(figure, (1, 1), [1, 2, 3], level, name="baseline: shortcut", floor=floor)
+    log_axes(figure, (1, 1))
+    label_axes(figure, (1, 1), "position", "error (bits)")
+    drawn = figure.data[-1]
+    assert floor == 1e-6 and drawn.y.tolist() == [0.1, 1e-6, 1e-6] and drawn.marker.size.tolist() == [0, 9, 9]
+    assert drawn.name == "baseline: shortcut (▾ below 1e−6)" and drawn.customdata.tolist() == level.tolist()
+    assert "shortcut" in caption_of(figure, "x") and " 0." in caption_of(figure, "x"), "the caption has the true level"
+
+
+def test_a_band_has_gaps_where_no_interval_is_known() -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    lo, hi = np.array([0.0, 1.0, np.nan, 3.0, np.nan]), np.array([2.0, 3.0, np.nan, 4.0, 5.0])
+    add_band(figure, (1, 1), [0, 1, 2, 3, 4], lo, hi, name="95 % interval")
+    band = figure.data[-1]
+    nan = np.nan
+    np.testing.assert_array_equal(band.x, [0, 1, 1, 0, nan, 3, 3])
+    np.testing.assert_array_equal(band.y, [2, 3, 1, 0, nan, 4, 3])
+    np.testing.assert_array_equal(band.error_y.arrayminus, [nan] * 5 + [1, nan], "alone: a whisker")
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0, 2.0], [nan := float("nan")] * 3])
+def test_a_band_without_lone_intervals_has_no_whiskers(values: list[float]) -> None:
+    figure = panels("Whole", ("a",), n_columns=1)
+    add_band(figure, (1, 1), [0, 1, 2], np.array(values), np.array(values) + 1, name="band")
+    assert figure.data[-1].error_y.array is None
+
+
+def test_no_band_covers_a_layer_without_an_interval() -> None:
+    figure = load_report(READINGS / "smollm2-prompts")["key_overlap"].plot()
+    bands = [t for t in figure.data if t.type == "scatter" and t.fill and "interval" in t.name]
+    assert bands and any(np.isnan(np.asarray(band.x)).any() for band in bands)
+
+
+def test_a_baseline_of_one_layer_is_a_marker() -> None:
+    figure = panels("Whole", ("a", "b"))
+    add_baseline(figure, (1, 1), [0, 1, 2], np.array([0.5, np.nan, np.nan]), name="baseline: first layer")
+    add_baseline(figure, (1, 2), [0, 1, 2], 0.5, name="baseline: everywhere")
+    assert [trace.mode for trace in figure.data] == ["lines+markers", "lines"]
+
+
+def test_a_level_below_the_axis_does_not_touch_the_model() -> None:
+    assert log_floor(np.array([8.618e-7]), np.array([5e-10])) == pytest.approx(5e-7)
+    assert log_floor(np.array([0.3]), np.zeros(3)) == 0.2 and log_floor(np.zeros(3), np.zeros(3)) == 1e-6
