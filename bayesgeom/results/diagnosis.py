@@ -72,7 +72,7 @@ class Diagnosis(Mapping[str, Report]):
         """Copy the provenance to every report."""
         if self.provenance:
             owned = {name: with_provenance(report, self.provenance) for name, report in self.reports.items()}
-            vars(self)["reports"] = owned
+            object.__setattr__(self, "reports", owned)  # the constructor alone may, in a frozen class
 
     @classmethod
     def of(cls, report: Report, *, skipped: Mapping[str, str] | None = None) -> "Diagnosis":

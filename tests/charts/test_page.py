@@ -21,6 +21,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset
 from bayesgeom.results.page import page
 from bayesgeom.results.section import Section
+from bayesgeom.results.storage import values_of
 from bayesgeom.results.theme import label_axes, panels
 from tests.pages import READINGS
 from tests.results.planted import PlantedReport, planted
@@ -263,7 +264,7 @@ class UndrawnReport(PlantedReport):
 
 
 def test_a_plug_ins_figure_costs_no_page(rng: np.random.Generator) -> None:
-    undrawn = UndrawnReport(**vars(planted(rng)))
+    undrawn = UndrawnReport(**values_of(planted(rng)))
     assert "figure cannot be drawn: RuntimeError: no ink" in undrawn.to_html()
     assert "its own look" in replace(undrawn, is_deep=False).to_html()
 

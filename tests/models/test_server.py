@@ -159,7 +159,7 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
     assert set(found) == {"calibration", "relabeling"}  # both read predictions only
     assert "a server gives predictions only" in found.skipped["key_overlap"]
     for name in ("kl_bits", "entropy_mae_bits", "off_answer_prob", "total_variation"):
-        one, other = vars(found["calibration"])[name], vars(direct)[name]
+        one, other = found["calibration"].estimate(name), direct.estimate(name)
         np.testing.assert_allclose(one.value, other.value, atol=2e-5, err_msg=name)
         np.testing.assert_allclose(one.ends, other.ends, atol=2e-4, err_msg=name)
     assert isinstance(acts.seen[-1][0]["prompt"], list if takes_ids else str)

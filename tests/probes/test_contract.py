@@ -194,7 +194,7 @@ def test_the_figure_names_what_it_draws(name: str) -> None:
         assert figure.layout.title.text and figure.data
         for key, axis in axes_used(figure).items():
             assert axis.title.text or axis.type == "category", f"{key} has no title, and its rows have no names"
-        names = {own.name.lower() for name in quantities_of(type(report)) for own in vars(report)[name].baselines}
+        names = {own.name.lower() for name in quantities_of(type(report)) for own in report.estimate(name).baselines}
         if names:
             assert any(word in drawn_text(figure) for word in ("chance", *names)), "no baseline is drawn"
 
@@ -224,7 +224,7 @@ def test_records_are_well_formed(name: str) -> None:
 def test_intervals_contain_their_estimates(name: str) -> None:
     for report in measured(name):
         for metric in quantities_of(type(report)):
-            own, (low, high) = vars(report)[metric].value, vars(report)[metric].ends
+            own, (low, high) = report.estimate(metric).value, report.estimate(metric).ends
             reach = 1e-12 + 1e-6 * np.abs(own)  # one pass in float32 for the value, another for the interval
             assert not ((own < low - reach) | (own > high + reach)).any(), metric
 

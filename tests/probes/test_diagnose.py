@@ -24,6 +24,7 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
+from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.results.diagnosis import Diagnosis, left_out
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.estimators import UNTRAINED
@@ -151,7 +152,7 @@ def test_without_a_renaming_the_reason_is_given() -> None:
 
 def test_a_probe_accepts_an_option_in_its_name() -> None:
     diagnosis = diagnose(lively(), probes=["value_manifold:standardized"], n=5, n_untrained=0)
-    assert "standardized" in vars(diagnosis["value_manifold"])["conditions"]
+    assert "standardized" in diagnosis[ValueManifoldReport].conditions
     with pytest.raises(UnknownName, match=r"option of probe 'value_manifold' named 'flat'\. There are: standardized"):
         diagnose(lively(), probes=["value_manifold:flat"], n=5)
 

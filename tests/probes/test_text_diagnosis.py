@@ -12,6 +12,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load, task_of
 from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.stats.subspace import principal_angles
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import LabeledEvidence
@@ -52,7 +53,7 @@ def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_pat
     assert {"calibration", "belief_readout"} <= diagnosis.inapplicable.keys()
     assert "requires an exact posterior, which this task does not have" in diagnosis.inapplicable["calibration"]
     assert {"value_manifold", "key_overlap", "attention_entropy", "domain_separation"} <= diagnosis.keys()
-    assert "the model's own" in vars(diagnosis["value_manifold"])["conditions"]
+    assert "the model's own" in diagnosis[ValueManifoldReport].conditions
     assert any("(the model's own)" in line.label for _, line in diagnosis.headlines())
     diagnosis.save(tmp_path / "report")
     assert bayesgeom.Diagnosis.load(tmp_path / "report").inapplicable == diagnosis.inapplicable

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.storage import values_of
 from bayesgeom.results.theme import panels
 
 SOURCE = {"model": {"name": "tiny", "architecture": "transformer"}, "task_label": "Bijection(n=11)", "seed": 3}
@@ -99,7 +100,7 @@ def assert_equal(one: object, other: object) -> None:
     assert type(one) is type(other)
     match one, other:
         case PlantedReport() | Estimate() | Baseline(), _:
-            own, others = ({k: v for k, v in vars(each).items() if k != "provenance"} for each in (one, other))
+            own, others = ({k: v for k, v in values_of(each).items() if k != "provenance"} for each in (one, other))
             assert_equal(own, others)
         case dict(), dict():
             assert one.keys() == other.keys()

@@ -24,7 +24,7 @@ def test_intervals_contain_their_estimates() -> None:
     n_intervals, outside = 0, []
     for where, report in reports():
         for metric in quantities_of(type(report)):
-            own, (low, high) = vars(report)[metric].value, vars(report)[metric].ends
+            own, (low, high) = report.estimate(metric).value, report.estimate(metric).ends
             n_intervals += int((~np.isnan(low)).sum())
             if ((own < low) | (own > high)).any():
                 outside.append(f"{where}.{metric}")

@@ -1,11 +1,14 @@
-"""What the package never does: guess at attributes, swallow errors, unpickle, hide annotations from shape checks."""
+"""What the package never does: guess at attributes, swallow errors, unpickle, hide annotations from shape checks.
+
+Neither the package nor a test reads the fields of a report through `vars`, which mypy does not check.
+"""
 
 import ast
 from collections.abc import Iterator
 
 import pytest
 
-from tests.structure.source import Source, assert_none, findings, last_name, planted
+from tests.structure.source import ROOT, Source, assert_none, findings, last_name, planted
 
 PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
@@ -60,8 +63,56 @@ def _allows_pickle(keyword: ast.keyword) -> bool:
     )
 
 
+def through_vars(source: Source) -> Iterator[str]:
+    """Each report whose fields are read through `vars`, and each frozen class that writes its own through it."""
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[ast.Name(id="self")]), ctx=ast.Store()):
+                yield f"{source.at(node)}: writing through vars: the class is frozen"
+            case ast.Call(func=ast.Name(id="vars"), args=[own]) if _is_report(own):
+                yield f"{source.at(node)}: vars of a report: use report.estimate(name), or diagnosis[ReportClass].field"
+
+
+def _is_report(node: ast.expr) -> bool:
+    """Whether an expression is a report by its form: its name, an entry of a diagnosis, or a loaded one."""
+    match node:
+        case ast.Name(id=name):
+            return name == "report" or name.endswith("_report")
+        case ast.Subscript(value=ast.Name(), slice=ast.Constant(value=str()) | ast.Name()):
+            return True
+        case ast.Call():
+            return last_name(node) == "load_report"
+    return False
+
+
 def test_nothing_forbidden_is_used() -> None:
     assert_none(findings(forbidden))
+
+
+def test_no_report_is_read_through_vars() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))}
+    tests = [planted(text, name) for name, text in texts.items() if "vars(" in text]
+    assert len(tests) > 9
+    assert_none([*findings(through_vars), *(found for source in tests for found in through_vars(source))])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("vars(report)['kl_bits'].value", True),
+        ("vars(length_report)[name]", True),
+        ("vars(found['key_overlap'])['overlap']", True),
+        ("vars(diagnosis[name])[field]", True),
+        ("vars(bayesgeom.load_report(folder))['mode']", True),
+        ("vars(self)['reports'] = owned", True),
+        ("vars(self)['reports']", False),
+        ("report.estimate('kl_bits').value", False),
+        ("vars(trials)[name]", False),
+        ("vars(sys.modules[module])[name]", False),
+    ],
+)
+def test_reading_through_vars_is_found(text: str, is_found: bool) -> None:
+    assert len(list(through_vars(planted(text)))) == is_found
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import bayesgeom
 from bayesgeom.core.errors import NoCopy
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import as_model, load
+from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.huggingface.test_sites import text
 
@@ -64,4 +65,4 @@ def test_a_model_that_is_partly_on_disk_has_none_and_the_report_says_so(
     whole = bayesgeom.diagnose(load(folder("llama")), task, n=5, n_untrained=0)
     assert "device_map that needs no disk" in found.skipped["initialization"] and set(found) == set(whole)
     assert "skipped initialization: part of LlamaForCausalLM is on disk" in " ".join(found.summary().split())
-    torch.testing.assert_close(vars(found["key_overlap"])["overlap"].value, vars(whole["key_overlap"])["overlap"].value)
+    torch.testing.assert_close(found[KeyOverlapReport].overlap.value, whole[KeyOverlapReport].overlap.value)
