@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.core.behavior import answer_log_probabilities, behavior
 from bayesgeom.results.diagnosis import left_out
 from bayesgeom.results.storage import axes_of
+from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.stats.information import entropy_bits
 
 CHECKPOINT = os.environ.get("BAYESGEOM_EXAMPLE_CHECKPOINT", "bijection-v20")  # a name or a directory

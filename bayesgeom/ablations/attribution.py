@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.hooks import SiteLayer, keeping
 from bayesgeom.core.sites import Site
@@ -21,6 +20,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.models.watching import hooked_sites
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 
 

@@ -10,7 +10,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from bayesgeom.checks.arguments import checked
-from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
@@ -19,6 +18,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 
 _NAMES = 5  # branch of the seed

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 
 from bayesgeom.checks.arguments import checked
-from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
@@ -21,6 +20,7 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
 from bayesgeom.models.sendable import load_same, name_of
 from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import WindowScores, effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config

@@ -8,7 +8,6 @@ import torch
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.trials import Trials
@@ -27,6 +26,7 @@ from bayesgeom.gradients.movement import (
 from bayesgeom.gradients.precise import in_float64
 from bayesgeom.gradients.run import batches
 from bayesgeom.models.base import Model
+from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
 from bayesgeom.results.report import with_provenance

@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches, variants_at_once
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import AtPositions, Edit, Subtract
 from bayesgeom.core.errors import NonFinite
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.replay.replayer import Baseline, Replayer, Variant
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.subspaces.positions import Positions
 from bayesgeom.subspaces.quantity import Quantity

@@ -15,7 +15,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change
@@ -33,6 +32,7 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import STAGES
 from bayesgeom.models.watching import hooked_sites
 from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting

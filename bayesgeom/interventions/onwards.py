@@ -20,7 +20,6 @@ from bayesgeom.ablations.engine import batches
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, Site
 from bayesgeom.core.threads import alone
@@ -29,6 +28,7 @@ from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, PairReference, scored
 from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model
+from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.models.watching import hooked_sites

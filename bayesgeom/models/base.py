@@ -14,7 +14,6 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.checks.tokenizer import Tokenizer
-from bayesgeom.core.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.core.hooks import EVERY_MODULE, has_global_hooks
 from bayesgeom.core.run import ModelSpec, Run
@@ -25,6 +24,7 @@ from bayesgeom.models.budget import PASS_BYTES, is_out_of_memory, pass_bytes, re
 from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.models.surroundings import check_default_device
+from bayesgeom.stats.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
 BUDGET_BYTES = PASS_BYTES

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.hooks import Change, SiteLayer, keeping
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, V
@@ -22,6 +21,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.geometry.cosine import centered, orthogonality, pairwise_cosine
 from bayesgeom.models.base import Model
 from bayesgeom.models.watching import hooked_sites
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation

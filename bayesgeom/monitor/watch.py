@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from bayesgeom.checks.arguments import check_argument, check_types, checked
-from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import atomic_file, check_directory
 from bayesgeom.models.base import Model
@@ -36,6 +35,7 @@ from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import METRICS as TABLE
 from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, derived_seed
 
 EVERY = 100

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change, SiteLayer, keeping
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.models.watching import hooked_sites
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting
 from bayesgeom.subspaces.erasers import JointMoments
 from bayesgeom.subspaces.quantity import Quantity, answers_are_hypotheses

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.memory import window_scores
 from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
 from bayesgeom.core.files import apart, atomic_file
-from bayesgeom.core.gradients import with_gradients
 from bayesgeom.core.progress import bar
 from bayesgeom.core.reading import read_json
 from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.gradients import with_gradients
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.labels import labeled

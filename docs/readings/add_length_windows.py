@@ -20,7 +20,6 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.files import atomic_directory
 from bayesgeom.generalization.curves import strongest, wide_windows
 from bayesgeom.generalization.length_report import LengthReport
@@ -28,6 +27,7 @@ from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.folder import METRICS, write_parts
 from bayesgeom.results.storage import read
+from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import TRANSPORT_WINDOW, WindowScores, transport_note
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, derived_seed

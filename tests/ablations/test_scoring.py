@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bayesgeom.ablations.scoring import METRICS, Exact, scores_of
-from bayesgeom.core.behavior import answer_log_probabilities, behavior
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import NonFinite
 from bayesgeom.core.sites import Z
+from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from tests.ablations.plain import TASK, scored
 
 TRIALS = TASK.sample(17, seed=2)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bayesgeom.cli import main
-from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
@@ -31,6 +30,7 @@ from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import ModelLike, of_module
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bayesgeom.cli import main
-from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.numbers import number_text
 from bayesgeom.generalization import sweeps
@@ -20,6 +19,7 @@ from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import bayesgeom
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
@@ -20,6 +19,7 @@ from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.resolve import as_model
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import Fit

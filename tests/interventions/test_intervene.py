@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
@@ -22,6 +21,7 @@ from bayesgeom.interventions.report import AFTER, INSIDE, KL, SHIFT, Interventio
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.tidy import records_of
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.site import InterventionSite

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from bayesgeom.cli import main
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.site import InterventionSite

@@ -10,7 +10,6 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from bayesgeom.cli import main
-from bayesgeom.core.behavior import answer_log_probabilities
 from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.sites import RESID_PRE, Site, V
@@ -18,11 +17,12 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import N_FIT, JointIntervention, orthogonal_to
-from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInterventionReport, verdict_of
+from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, verdict_of
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
 from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
@@ -280,7 +280,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     printed = capsys.readouterr().out
     assert "remove decoder (entropy) at v, bits, n = 4" in printed and "layers 1+2: " in printed
     found = Diagnosis.load(out)
-    assert list(found) == ["joint_intervention"] and found[JointInterventionReport].sets == ("1", "1+2")
+    assert list(found) == ["joint_intervention"] and vars(found["joint_intervention"])["sets"] == ("1", "1+2")
     assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"
 
 

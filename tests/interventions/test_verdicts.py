@@ -161,7 +161,7 @@ def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> N
 
 def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
     """The edit is subtracted again from what enters the final norm."""
-    from bayesgeom.core.behavior import answer_log_probabilities
+    from bayesgeom.stats.behavior import answer_log_probabilities
     from bayesgeom.stats.information import kl_bits
 
     model, fit, place = lively(), fits.covariance("belief"), InterventionSite(MLP_OUT, (0,))

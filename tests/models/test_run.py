@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
-from bayesgeom.core.behavior import answer_log_probabilities, behavior
 from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.core.run import Behavior
 from bayesgeom.core.sites import Site
@@ -19,6 +18,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import POSITIONS, Transformer, TransformerConfig
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored

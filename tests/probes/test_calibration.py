@@ -8,13 +8,13 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.core.behavior import predicted_behavior
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.tidy import records_of
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import deciding_window, window_predictives, window_scores
 from bayesgeom.tasks.base import WindTunnel

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats import memory
+from bayesgeom.stats.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import (
     END_LEVEL,

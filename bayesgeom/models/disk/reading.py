@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.behavior import BehaviorLog
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
 from bayesgeom.core.run import Run, untrained
 from bayesgeom.core.sites import ALL_SITES, Site
@@ -19,6 +18,7 @@ from bayesgeom.models.disk.manifest import MANIFEST, STATIC, check_shard, read_m
 from bayesgeom.models.disk.writing import ENTROPY, LOG_ANSWERS, OFF_ANSWER
 from bayesgeom.models.recorder import Stream, room_for
 from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 UNTRAINED = "untrained-{}"

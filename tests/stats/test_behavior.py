@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.core.behavior import (
+from bayesgeom.core.run import Behavior
+from bayesgeom.core.trials import Trials
+from bayesgeom.stats.behavior import (
     BehaviorLog,
     answer_log_probabilities,
     are_finite,
@@ -15,8 +17,6 @@ from bayesgeom.core.behavior import (
     predicted_behavior,
     whole_entropy_bits,
 )
-from bayesgeom.core.run import Behavior
-from bayesgeom.core.trials import Trials
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=7, n_pairs=5, repeats=True)  # 14 ids, 9 positions of which 5 are scored
