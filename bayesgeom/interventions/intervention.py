@@ -30,6 +30,7 @@ from bayesgeom.interventions.engine import (
 )
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
+from bayesgeom.interventions.verdicts import Reach
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
@@ -43,7 +44,7 @@ from bayesgeom.subspaces.matching import Matched, matched_subspaces
 from bayesgeom.subspaces.overlap import Overlap, overlaps
 from bayesgeom.subspaces.positions import Positions
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
-from bayesgeom.subspaces.quantity_fits import Eraser
+from bayesgeom.subspaces.quantity_fits import Eraser, NothingLeft
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.trained import TrainedSwap
@@ -136,8 +137,9 @@ class Intervention:
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        sample, layers = self.sample(), self.layers
-        subspaces = self.fit.fitted(sample, layers)
+        sample = self.sample()
+        subspaces, empty = self._fitted(sample)
+        layers = tuple(subspaces)
         moments = {at: covariance(sample.points(at)) for at in layers}
         controls = {at: self._controls(subspaces[at], moments[at], at) for at in layers}
         random = {at: self.random_of(at, subspaces[at].rank) for at in layers}
@@ -169,6 +171,8 @@ class Intervention:
             outside_share=self._outside(subspaces),
             overlaps=self._overlaps(sample, subspaces),
             untrained=self._untrained() if is_identified else {},
+            whole=self._whole(sample) if is_identified else {},
+            empty=empty,
             controls=Controls(
                 random=slice(1, 1 + n_random),
                 matched=slice(1 + n_random, 1 + n_random + self.design.n_matched),
@@ -182,6 +186,26 @@ class Intervention:
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(intervention_report(main, control, context), self._provenance())
+
+    def _fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
+        """Return the subspaces, and the reason in layers where the quantities held fixed leave none.
+
+        Raises:
+            InvalidArgument: No layer has a subspace.
+        """
+        subspaces, empty = dict[int, Subspace](), dict[int, str]()
+        try:
+            return self.fit.fitted(sample, self.layers), empty
+        except NothingLeft:
+            for layer in self.layers:
+                try:
+                    subspaces |= self.fit.fitted(sample, (layer,))
+                except NothingLeft as error:
+                    empty[layer] = error.reason
+        if not subspaces:
+            reasons = "; ".join(f"in layer {layer}, {reason}" for layer, reason in empty.items())
+            raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
+        return subspaces, empty
 
     def _provenance(self) -> dict[str, Any]:
         arguments = {
@@ -369,22 +393,59 @@ class Intervention:
             shares.append(replace(self, model=model, design=design).share_of_ceiling())
         return {at: min(share[at] for share in shares) for at in self.layers} if shares else {}
 
-    def share_of_ceiling(self) -> dict[int, float]:
-        """Return movement as a share of the ceiling in each layer, on the control pairs; NaN where the fit fails."""
-        sample, found = self.sample(), dict.fromkeys(self.layers, float("nan"))
+    def _whole(self, sample: Sample) -> dict[int, list[Reach]]:
+        """Return the reach of swaps of the quantity's whole subspace, if the edit may swap a part of it.
+
+        The whole is the same fit with nothing held fixed, and what LEACE removes.
+        """
+        found: dict[int, list[Reach]] = {at: [] for at in self.layers}
+        if not self._claims_the_quantity:
+            return found
+        wholes: list[Fit] = [Eraser(self.fit.about.quantity, oblique=True)]
+        wholes += [self.fit.without_given] if isinstance(self.fit, Eraser) else []
+        for fit in dict.fromkeys(own for own in wholes if own != self.fit):
+            for at, reach in replace(self, fit=fit).reach(sample).items():
+                found[at].append(reach)
+        return found
+
+    def reach(self, sample: Sample) -> dict[int, Reach]:
+        """Return what tells whether the swap is an identity, in each layer where the fit succeeds."""
+        subspaces, unknown = self._possible(sample), float("nan")
+        outside, untrained = self._outside(subspaces), self._untrained()
+        shares = self._shares(sample, subspaces, self.n)
+        return {
+            at: Reach(
+                outside_share=outside[at], share_of_ceiling=shares[at], untrained_share=untrained.get(at, unknown)
+            )
+            for at in subspaces
+        }
+
+    def _possible(self, sample: Sample) -> dict[int, Subspace]:
+        """Return the subspaces of the layers where the fit succeeds."""
         subspaces: dict[int, Subspace] = {}
         for layer in self.layers:
             try:
                 subspaces |= self.fit.fitted(sample, (layer,))
             except InvalidArgument:  # such as a layer where every vector is the same
                 continue
+        return subspaces
+
+    def share_of_ceiling(self) -> dict[int, float]:
+        """Return movement as a share of the ceiling in each layer, on the control pairs; NaN where the fit fails."""
+        sample = self.sample()
+        known = self._shares(sample, self._possible(sample), min(self.n, self.design.n_control))
+        return dict.fromkeys(self.layers, float("nan")) | known
+
+    def _shares(self, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
+        """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
+        found: dict[int, float] = {}
         if not subspaces:
             return found
         conditions = {
             at: [self.conditions(sample, at).own(own), self.conditions(sample, at).ceiling()]
             for at, own in subspaces.items()
         }
-        totals = self._scored(min(self.n, self.design.n_control), conditions, ({}, sample), is_main=True)
+        totals = self._scored(n, conditions, ({}, sample), is_main=True)
         sums = totals.conditions[..., 0].sum(axis=0)
         for row, layer in enumerate(subspaces):
             way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
@@ -441,5 +502,6 @@ def _check_pairs(task: WindTunnel, originals: Trials, donors: Trials) -> None:
     same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
     if originals.tokens.shape != donors.tokens.shape or not all(same):
         raise InvalidArgument(
-            f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped."
+            f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped. Use kind "
+            f"'remove' or 'keep'."
         )

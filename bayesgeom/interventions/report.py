@@ -20,7 +20,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, number_text, with_minus
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Estimate, Quantity, Share
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, ceiling_of, headline_of
@@ -58,7 +58,7 @@ VARIANCE, OUTSIDE, INSIDE = range(3)  # entries of `share`
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class InterventionReport(Report):
-    """Effects per layer and band of scored positions; NaN in layers that were not edited.
+    """Effects per layer and band of scored positions; NaN in layers that were not edited or have nothing to edit.
 
     - `movement`: towards the donor's value, for swaps only. `indirect_movement`: without the direct path to the
       output.
@@ -103,10 +103,10 @@ class InterventionReport(Report):
     change_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", better="higher", label="effect")]
     unedited_bits: Float[np.ndarray, "effect band"]
     sources: tuple[str, ...]
-    r2: Annotated[Estimate, Quantity("source layer", label="R²")]
+    r2: Annotated[Estimate, AtMostOne("source layer", label="R²")]
     rank: Int[np.ndarray, " layer"]
     parts: tuple[str, ...]
-    share: Annotated[Estimate, Quantity("part layer", label="share")]
+    share: Annotated[Estimate, Share("part layer", label="share")]
     verdict_by_layer: tuple[str, ...]
     reason_by_layer: tuple[str, ...]
     n: int
@@ -143,6 +143,11 @@ class InterventionReport(Report):
     def layers(self) -> list[int]:
         """The layers that were edited."""
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.change_bits.value[KL, :, 0]))]
+
+    @property
+    def judged(self) -> list[int]:
+        """The layers with a verdict: those that were edited, and those in which there is nothing to edit."""
+        return [layer for layer, verdict in enumerate(self.verdict_by_layer) if verdict]
 
     @property
     def verdict(self) -> str:
@@ -198,7 +203,7 @@ class InterventionReport(Report):
             if (rest := [layer for layer in group if layer != strongest])
         ]
         lines = [self._ruling(strongest)]
-        for layer in (layer for layer in self.layers if layer != strongest):
+        for layer in (layer for layer in self.judged if layer != strongest):
             line = self._ruling(layer)
             lines.append(line if layer in others else replace(line, finding=""))
         return lines
@@ -206,7 +211,7 @@ class InterventionReport(Report):
     def _groups(self) -> list[list[int]]:
         """Return layers with the same verdict and the same reason against use."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for layer in self.layers:
+        for layer in self.judged:
             reason = with_minus(self.reason_by_layer[layer])
             key = against(reason) or reason if self.verdict_by_layer[layer] == UNDECIDED else ""
             groups.setdefault((self.verdict_by_layer[layer], key), []).append(layer)
@@ -275,7 +280,7 @@ class InterventionReport(Report):
         level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
-        reasons_of = zip(self.layers, (with_minus(self.reason_by_layer[at]) for at in self.layers), strict=True)
+        reasons_of = zip(self.judged, (with_minus(self.reason_by_layer[at]) for at in self.judged), strict=True)
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in reasons_of]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])

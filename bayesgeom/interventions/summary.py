@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
-from bayesgeom.interventions.verdicts import Effect, Evidence, verdict_of
+from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
@@ -48,7 +48,11 @@ class Controls:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The data that a report needs in addition to the totals; `r2` is of the subspace, then of random subspaces."""
+    """The data that a report needs in addition to the totals.
+
+    `r2` is of the subspace, then of random subspaces. `whole` is, for an edit that may swap a part of the quantity's
+    subspace, the reach of swaps of all of it. `empty` has the reason why a layer has no subspace.
+    """
 
     kind: str
     where: str
@@ -63,6 +67,8 @@ class Context:
     outside_share: Mapping[int, float]
     overlaps: Mapping[int, Overlap]
     untrained: Mapping[int, float]
+    whole: Mapping[int, Sequence[Reach]]
+    empty: Mapping[int, str]
     controls: Controls
     is_identified: bool
     is_readout: bool
@@ -101,6 +107,8 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     movement, shift, kl = scores.movement, scores.shift, scores.changes(_kl)
     error, (removal, removal_ceiling) = scores.changes(_entropy_error), scores.removal
     verdicts = {at: verdict_of(scores.evidence(at)) for at in context.subspaces}
+    reasons = {at: reason_text(why, drawn_text(context.controls.found[at])) for at, (_, why) in verdicts.items()}
+    verdicts |= {at: (UNDECIDED, reason) for at, reason in context.empty.items()}
     unknown, layers, n = np.full_like(removal_ceiling, np.nan), range(context.n_layers), context.n
     ceilings = (shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling, unknown, unknown)
     return InterventionReport(
@@ -122,10 +130,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         parts=PARTS,
         share=_share(context),
         verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
-        reason_by_layer=tuple(
-            reason_text(verdicts[at][1], drawn_text(context.controls.found[at])) if at in verdicts else ""
-            for at in layers
-        ),
+        reason_by_layer=tuple((reasons | context.empty).get(at, "") for at in layers),
         n=n,
     )
 
@@ -277,10 +282,13 @@ class _Scores:
             own_kl=self.own_kl,
             is_identified=context.is_identified,
             is_readout=context.is_readout,
-            outside_share=context.outside_share[layer],
-            share_of_ceiling=float(value),
+            reach=Reach(
+                outside_share=context.outside_share[layer],
+                share_of_ceiling=float(value),
+                untrained_share=context.untrained.get(layer, float("nan")),
+            ),
+            whole=context.whole.get(layer, ()),
             least_share_of_ceiling=float(low),
-            untrained_share=context.untrained.get(layer, float("nan")),
         )
 
     def _measured(

@@ -31,8 +31,9 @@ RULE = (
     f"removal, R² of a linear map is at least {FLOOR:g} above that of shuffled values; after removal, it is at most "
     f"{SLACK:g} above. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
     f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
-    "subspace. Not identified: the quantity is a function of position. Undecided: everything else, or fewer than "
-    f"{LEAST_SEQUENCES} sequences."
+    "subspace, or inside the quantity's whole subspace where the edit swaps a part of it. Not identified: the "
+    "quantity is a function of position. Undecided: everything else, a layer in which the quantities held fixed leave "
+    f"nothing, or fewer than {LEAST_SEQUENCES} sequences."
 )
 
 
@@ -52,6 +53,31 @@ class Effect:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What tells whether a swap is an identity in one layer.
+
+    Args:
+        outside_share: share of donor − recipient outside the subspace; NaN without a difference.
+        share_of_ceiling, untrained_share: movement as a share of the ceiling, in this model and in untrained networks.
+    """
+
+    outside_share: float
+    share_of_ceiling: float
+    untrained_share: float
+
+    @property
+    def is_whole_difference(self) -> bool:
+        """Whether donor and recipient differ only inside the subspace."""
+        return self.outside_share <= IDENTITY
+
+    @property
+    def is_same_as_untrained(self) -> bool:
+        """Whether this model and untrained networks both reach the ceiling."""
+        return self.share_of_ceiling >= SAME_AS_UNTRAINED and self.untrained_share >= SAME_AS_UNTRAINED
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The evidence for a verdict on one layer.
 
@@ -65,12 +91,12 @@ class Evidence:
         removal: KL increase on removal, with its `removal_ceiling` and the model's `own_kl`.
         is_identified: whether the quantity varies between sequences at the same position.
         is_readout: whether the subspace consists of decoder weights.
-        outside_share: share of donor − recipient outside the subspace.
+        reach: what tells whether the swap is an identity.
+        whole: the same of swaps of the quantity's whole subspace, of which the edit may swap a part.
         erasing: KL increase when LEACE erases the quantity; None for subspaces that do not claim to hold it.
         indirect: movement without the direct path to the output, and the largest of random and of matched subspaces
             without theirs; None if the site has no direct path.
-        share_of_ceiling, untrained_share: movement as a share of the ceiling, in this model and in untrained networks.
-        least_share_of_ceiling: lower end of the former; NaN if the movement has no interval.
+        least_share_of_ceiling: lower end of the share of the ceiling; NaN if the movement has no interval.
     """
 
     kind: str
@@ -85,9 +111,8 @@ class Evidence:
     own_kl: float
     is_identified: bool
     is_readout: bool
-    outside_share: float
-    share_of_ceiling: float
-    untrained_share: float
+    reach: Reach
+    whole: Sequence[Reach] = ()
     least_share_of_ceiling: float = math.nan
     erasing: Effect | None = None
     indirect: tuple[Effect, float, float] | None = None
@@ -97,10 +122,8 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
     """Return one of `VERDICTS` by `RULE`, and the reason."""
     if not evidence.is_identified:
         return NOT_IDENTIFIED, "the quantity is a function of position"
-    if evidence.kind == "swap" and evidence.outside_share <= IDENTITY:
-        return BY_CONSTRUCTION, "donor and recipient differ only inside the subspace"
-    if evidence.share_of_ceiling >= SAME_AS_UNTRAINED and evidence.untrained_share >= SAME_AS_UNTRAINED:
-        return BY_CONSTRUCTION, "untrained networks reach the ceiling, too"
+    if evidence.kind == "swap" and (identity := _identity(evidence)):
+        return BY_CONSTRUCTION, identity
     if evidence.n < LEAST_SEQUENCES:
         return UNDECIDED, f"{evidence.n} sequences; a verdict needs at least {LEAST_SEQUENCES}"
     use, disuse = _against_use(evidence), _against_disuse(evidence)
@@ -109,6 +132,23 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
     if not disuse:
         return NOT_USED, "the quantity is erased without a KL increase"
     return UNDECIDED, f"use not shown: {use[0]}; disuse not shown: {disuse[0]}"
+
+
+def _identity(evidence: Evidence) -> str:
+    """Return why the swap is an identity and no evidence; "" if it is not.
+
+    An edit of a part of the quantity's whole subspace, such as one with other quantities held fixed, moves a part of
+    what the whole moves by construction.
+    """
+    if evidence.reach.is_whole_difference:
+        return "donor and recipient differ only inside the subspace"
+    if evidence.reach.is_same_as_untrained:
+        return "untrained networks reach the ceiling, too"
+    if any(own.is_whole_difference for own in evidence.whole):
+        return "donor and recipient differ only inside the quantity's whole subspace"
+    if any(own.is_same_as_untrained for own in evidence.whole):
+        return "with the quantity's whole subspace, untrained networks reach the ceiling, too"
+    return ""
 
 
 def hardly_decodable(before: float) -> str:
@@ -176,7 +216,7 @@ def _against_use(evidence: Evidence) -> list[str]:
             found.append(f"a random subspace reaches the {name}")
         elif evidence.is_matched and not effect.lo > matched:
             found.append(f"a variance-matched subspace reaches the {name}")
-    if evidence.untrained_share >= evidence.least_share_of_ceiling:
+    if evidence.reach.untrained_share >= evidence.least_share_of_ceiling:
         found.append("untrained networks reach as much of the ceiling")
     return found + _against_site(evidence)
 

@@ -22,6 +22,7 @@ from bayesgeom.subspaces.subspace import Subspace
 
 RANK_TOLERANCE = 1e-6  # share of the largest singular value of Σxy below which a direction is rounding error
 VARIANCE_TOLERANCE = 1e-9  # share of the largest eigenvalue of Σxx below which a direction does not vary
+_UNRELATED = 1e-9  # share of the standard deviations below which a covariance is rounding error
 
 
 @final
@@ -66,6 +67,17 @@ def without(points: Float64[Tensor, "point d"], eraser: Subspace) -> Float64[Ten
     return points - centered @ eraser.reads.to(points) @ eraser.basis.to(points).T
 
 
+def is_left(after: JointMoments, before: JointMoments, values: Float64[Tensor, "point component"]) -> bool:
+    """Return whether an edited activation varies, and covaries with some values, by more than rounding error.
+
+    Both are measured by the variance before the edit: where the edit removed everything, the largest variance after it
+    is itself rounding error, and a share of it would keep directions of noise.
+    """
+    most, least = (float(torch.linalg.eigvalsh(own.within)[-1]) for own in (before, after))
+    spread = before.within.diagonal().sum().sqrt() * values.var(dim=0, correction=0).sum().sqrt()
+    return least > VARIANCE_TOLERANCE * most and float(after.cross.norm()) > _UNRELATED * float(spread)
+
+
 def _roots(within: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d d"], Float64[Tensor, "d d"]]:
     """Return symmetric Σ^−½ and Σ^½ on the directions that vary."""
     values, vectors = torch.linalg.eigh(within)
@@ -79,6 +91,9 @@ def _span(name: str, columns: Float64[Tensor, "d component"], moments: JointMome
     left: Tensor
     left, singular, _ = torch.linalg.svd(columns, full_matrices=False)
     spread = moments.within.diagonal().sum().sqrt()
-    if not bool(moments.cross.isfinite().all()) or float(moments.cross.norm()) <= 1e-9 * float(spread):
-        raise InvalidArgument(f"{name}: the quantity or the activation does not vary here, so there is no subspace.")
+    if not bool(moments.cross.isfinite().all()) or float(moments.cross.norm()) <= _UNRELATED * float(spread):
+        raise InvalidArgument(
+            f"{name}: the quantity or the activation does not vary here, so there is no subspace. Choose later layers "
+            f"or another quantity."
+        )
     return left[:, singular > RANK_TOLERANCE * singular[0]]

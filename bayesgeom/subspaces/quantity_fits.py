@@ -5,7 +5,7 @@ show where a quantity is represented).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -15,11 +15,19 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.stats.regression import ridge
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting
-from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
-from bayesgeom.subspaces.quantity import CONFOUNDS, Quantity
+from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, is_left, leace_subspace, without
+from bayesgeom.subspaces.quantity import CONFOUNDS, FORMS, Quantity
 from bayesgeom.subspaces.subspace import RANK_TOLERANCE, Subspace, span
 
 _CONSTANT = 1e-9
+
+
+class NothingLeft(InvalidArgument):
+    """Erasing the quantities held fixed leaves nothing in a layer to fit; `reason` says so without the layer."""
+
+    def __init__(self, layer: int, reason: str) -> None:
+        super().__init__(f"layer {layer}: {reason}. Choose other layers, or hold fewer quantities fixed.")
+        self.reason = reason
 
 
 @final
@@ -54,22 +62,31 @@ class Eraser(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = checked_values(sample, self.quantity)
-        return {layer: self._one(sample, checked_points(sample, layer, self.label), values) for layer in layers}
+        return {layer: self._one(sample, layer, values) for layer in layers}
 
-    def _one(
-        self, sample: Sample, points: Float64[Tensor, "point d"], values: Float64[Tensor, "point component"]
-    ) -> Subspace:
+    @property
+    def without_given(self) -> "Eraser":
+        """The same fit with nothing held fixed."""
+        return replace(self, given=())
+
+    def _one(self, sample: Sample, layer: int, values: Float64[Tensor, "point component"]) -> Subspace:
+        points = checked_points(sample, layer, self.label)
         if not self.given:
-            return self._of(points, values)
-        confounds = sample.confounds(self.given)
-        other = leace_subspace(f"{' and '.join(self.given)}", JointMoments.of(points, confounds))
-        own = self._of(without(points, other), _residual(self.label, values, confounds))
+            return self._of(JointMoments.of(points, values))
+        confounds, names = sample.confounds(self.given), " and ".join(self.given)
+        before = JointMoments.of(points, confounds)
+        other = leace_subspace(names, before)
+        residual = _residual(self.label, values, confounds)
+        after = JointMoments.of(without(points, other), residual)
+        if not is_left(after, before, residual):
+            removed = f"erasing {names} ({other.rank} of {points.shape[1]} dimensions)"
+            raise NothingLeft(layer, f"{removed} leaves nothing that covaries with the {self.quantity.label}")
+        own = self._of(after)
         # Coordinates are read after the confounds are erased: D ← (1 − P)ᵀ D.
         dual = own.reads - other.reads @ (other.basis.T @ own.reads)
         return Subspace(self.label, own.basis, dual)
 
-    def _of(self, points: Float64[Tensor, "point d"], values: Float64[Tensor, "point component"]) -> Subspace:
-        moments = JointMoments.of(points, values)
+    def _of(self, moments: JointMoments) -> Subspace:
         return leace_subspace(self.label, moments) if self.oblique else covariance_subspace(self.label, moments)
 
 
@@ -111,7 +128,8 @@ def checked_values(sample: Sample, quantity: Quantity) -> Float64[Tensor, "point
     values = sample.values(quantity)
     if float((values - values.mean(dim=0)).abs().max()) < _CONSTANT:
         raise InvalidArgument(
-            f"the exact {quantity.label} is the same at every scored position, so it has no subspace."
+            f"the exact {quantity.label} is the same at every scored position, so it has no subspace: choose another "
+            f"quantity ({', '.join(FORMS)}) or another task."
         )
     return values
 
@@ -139,6 +157,7 @@ def _residual(
     left: Tensor = y - x @ (torch.linalg.pinv(x.T @ x, rtol=1e-9) @ (x.T @ y))
     if float(left.square().sum()) <= 1e-6 * float(y.square().sum()):
         raise InvalidArgument(
-            f"{label}: the quantities held fixed predict this quantity exactly, so nothing is left of it."
+            f"{label}: the quantities held fixed predict this quantity exactly, so nothing is left of it. Hold fewer "
+            f"fixed."
         )
     return left

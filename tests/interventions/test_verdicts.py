@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
 from bayesgeom.interventions.run import intervene
-from bayesgeom.interventions.verdicts import Effect, Evidence, sentence, verdict_of
+from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, sentence, verdict_of
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import findings
 from bayesgeom.results.page import section_of
@@ -20,7 +21,7 @@ from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.bijection import Bijection
-from tests.interventions.worlds import TASK, checked, coordinates, lively, planted_model
+from tests.interventions.worlds import N_ANSWERS, TASK, answer_table, checked, coordinates, lively, planted_model
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
@@ -37,9 +38,7 @@ USED = Evidence(
     own_kl=0.01,
     is_identified=True,
     is_readout=False,
-    outside_share=0.5,
-    share_of_ceiling=0.6,
-    untrained_share=0.2,
+    reach=Reach(outside_share=0.5, share_of_ceiling=0.6, untrained_share=0.2),
 )
 IDLE = replace(
     USED,
@@ -47,6 +46,13 @@ IDLE = replace(
     erasure=ERASED,
     removal=Effect(0.001, -0.003, 0.004),
 )
+
+
+def reaching(**changes: float) -> Evidence:
+    """The evidence of use with another reach."""
+    return replace(USED, reach=replace(USED.reach, **changes))
+
+
 CASES = {
     "used": (USED, "used"),
     "random reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.55, 0.4)}), "undecided"),
@@ -91,13 +97,19 @@ CASES = {
     "beyond the ceiling": (replace(IDLE, removal_ceiling=0.3), "undecided"),
     "kept": (replace(IDLE, kind="keep"), "undecided"),
     "position": (replace(USED, is_identified=False), "not identified"),
-    "identity": (replace(USED, outside_share=1e-9), "by construction"),
-    "as untrained": (replace(USED, share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
-    "untrained unknown": (replace(USED, share_of_ceiling=0.999, untrained_share=np.nan), "used"),
-    "untrained alone": (replace(USED, untrained_share=0.999), "used"),
-    "untrained as far": (replace(USED, least_share_of_ceiling=0.5, untrained_share=0.6), "undecided"),
-    "untrained less far": (replace(USED, least_share_of_ceiling=0.5, untrained_share=0.4), "used"),
-    "no untrained network": (replace(USED, share_of_ceiling=0.995, untrained_share=np.nan), "used"),
+    "identity": (reaching(outside_share=1e-9), "by construction"),
+    "as untrained": (reaching(share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
+    "untrained unknown": (reaching(share_of_ceiling=0.999, untrained_share=np.nan), "used"),
+    "untrained alone": (reaching(untrained_share=0.999), "used"),
+    "untrained as far": (replace(reaching(untrained_share=0.6), least_share_of_ceiling=0.5), "undecided"),
+    "untrained less far": (replace(reaching(untrained_share=0.4), least_share_of_ceiling=0.5), "used"),
+    "no untrained network": (reaching(share_of_ceiling=0.995, untrained_share=np.nan), "used"),
+    "a part of an identity": (replace(USED, whole=(reaching(outside_share=1e-9).reach,)), "by construction"),
+    "a part of what untrained networks reach": (
+        replace(USED, whole=(USED.reach, reaching(share_of_ceiling=0.995, untrained_share=0.999).reach)),
+        "by construction",
+    ),
+    "a part of what is no identity": (replace(USED, whole=(USED.reach, USED.reach)), "used"),
     "direct path alone": (replace(USED, indirect=(Effect(0.0, -0.01, 0.01), -1.0, -1.0)), "undecided"),
     "indirectly, too": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.04, 0.03)), "used"),
     "indirectly as random": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.06, 0.03)), "undecided"),
@@ -120,6 +132,21 @@ def test_reasons_state_the_floor_and_the_number_of_controls() -> None:
     hardly = replace(IDLE, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01))
     assert "hardly decodable here (R² 0.089 before removal" in verdict_of(hardly)[1]
     assert "1 distinct variance-matched control, 20 needed" in verdict_of(replace(USED, n_matched=1))[1]
+
+
+@pytest.mark.parametrize("fit", ["leace:belief", "leace:belief,given=position", "trained_swap:2,belief"])
+def test_an_edit_of_a_part_of_an_identity_is_an_identity(fit: str) -> None:
+    """All that tokens differ in is affine in the belief, so donor and recipient differ only inside its subspace."""
+    model = planted_model()
+    code = answer_table()
+    with torch.no_grad():
+        model.module.embed.weight[:, :N_ANSWERS] = 8 * (code - code.mean(dim=0)).float()
+        model.module.embed.weight[:, N_ANSWERS:] = 1.0
+    report = intervene(model, subspace=fit, kind=FEW, sites=InterventionSite(RESID_PRE, (0,)), n=17)
+    assert report.verdict_by_layer[0] == "by construction"
+    is_whole = fit == "leace:belief"
+    assert (report.share.value[OUTSIDE, 0] < 1e-9) == is_whole
+    assert ("whole subspace" in report.reason_by_layer[0]) != is_whole
 
 
 def test_the_sentence_says_the_strongest_first() -> None:
@@ -215,6 +242,29 @@ def test_what_is_held_fixed_is_not_moved() -> None:
     assert float((centered * (along - along.mean())[:, None]).mean(dim=0).abs().max()) < 1e-6 * float(along.std())
     values = sample.values(fit.about.quantity)[:, 0]
     assert abs(np.corrcoef(along, values)[0, 1]) > 0.05
+
+
+def test_a_layer_in_which_nothing_is_left_is_undecided_with_the_reason() -> None:
+    """At layer 0 each query is its key plus its position: erasing position and answer removes all that varies."""
+    fit = fits.leace("entropy", given=("position", "answer"))
+    report = intervene(lively(), subspace=fit, kind=FEW, n=17)
+    reason = "leaves nothing that covaries with the entropy"
+    assert report.verdict_by_layer[0] == "undecided" and reason in report.reason_by_layer[0]
+    assert "erasing position and answer (" in report.reason_by_layer[0] and report.rank.tolist() == [0, 1]
+    assert report.layers == [1] and report.judged == [0, 1] and reason not in report.reason_by_layer[1]
+    assert np.isnan(report.movement.value[0]).all() and np.isfinite(report.movement.value[1]).all()
+    assert f"layer 0: undecided: {report.reason_by_layer[0]}" in report.table()
+    told = [own.sentence for own in findings([section_of("intervention", report)])]
+    assert any(own.startswith("Layer 0: erasing position and answer leaves nothing") for own in told)
+
+
+def test_where_no_layer_has_anything_left_the_request_is_refused() -> None:
+    """Seven tokens vary in six dimensions: two of positions, by sampling, and four of answers take all of them."""
+    job = checked(planted_model(), fits.leace("belief", given=("position", "answer")), kind=FEW, n=17)
+    with pytest.raises(InvalidArgument, match=r"exists in no layer: in layer 0, erasing position and answer \(6 of 13"):
+        job.report()
+    with pytest.raises(InvalidArgument, match=r"layer 1: erasing position .* Choose other layers, or hold fewer"):
+        job.fit.fitted(job.sample(), (1,))
 
 
 def test_training_finds_a_subspace_that_moves_the_answer() -> None:
