@@ -22,6 +22,12 @@ from bayesgeom.core.plugins import discover
 ROOT = Path(__file__).parents[1]
 EXEMPT = "language: quoted"
 EFFECT = r"(?:heads?|layers?|sublayers?|blocks?|MLPs?|components?|ablat\w+|battery|batteries|bits|KL|sequence)"
+SPELLING = (
+    r"(?:optim|normal|general|real|organ|minim|maxim|util|standard|regular|random|special|visual|vector|token|linear|"
+    r"local|penal|factor|stabil)is(?:e[sdr]?|ing|ations?)\b|initialis|summaris|parameteris|recognis|"
+    r"behaviour|colour|favour|neighbour|cent(?:re[sd]?|ring)\b|label(?:ling|led)\b|modell(?:ed|ing|er)\b|travell|"
+    r"cancell(?:ed|ing)\b|analys(?:e|ed|ing)\b|artefact|grey\b|towards\b"
+)
 INSTEAD = {
     r"nulls?\b(?! hypothesis| distribution| space|\.)": "baseline or chance level",
     r"nulls?\.(?! ?json)": "baseline or chance level",
@@ -65,9 +71,7 @@ INSTEAD = {
     r"(?<!')hypothesis frames?\b(?!')": "key frame",
     r"siblings?\b(?! class| file| test)|lonely\b": "name the thing",
     r"of ours\b|reads nothing|whoever|nobody": "name the thing",
-    r"(?:optim|normal|general|real|organ|minim|maxim)is(?:e[sdr]?|ing|ation)\b|initialis|summaris|parameteris|recognis|"
-    r"behaviour|colour|favour|neighbour|centred?\b|label(?:ling|led)\b|modell(?:ed|ing|er)\b|travell|cancell(?:ed|ing)|"
-    r"analys(?:e|ed|ing)\b|artefact|grey\b": "American spelling",
+    SPELLING: "American spelling",
 }
 PATTERNS = {re.compile(rf"\b(?:{words})", re.IGNORECASE): instead for words, instead in INSTEAD.items()}
 ANY = re.compile(rf"\b(?:{'|'.join(INSTEAD)})", re.IGNORECASE)
@@ -137,6 +141,25 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     return readers[path.suffix](path)
 
 
+def identifiers(source: str) -> Iterator[tuple[int, str]]:
+    """Every name that a module defines, as words: of functions, classes, arguments, variables and attributes."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found = name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found = name
+            case _:
+                continue
+        yield node.lineno, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", found).replace("_", " ")
+
+
+def misspelled(source: str) -> list[str]:
+    """Names that a module defines in British spelling."""
+    spelling = re.compile(rf"\b(?:{SPELLING})", re.IGNORECASE)
+    return [f"{line}: {name}: American spelling" for line, name in identifiers(source) if spelling.search(name)]
+
+
 def pages() -> list[str]:
     roots = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md", "benchmarks/README.md")]
     found = [*roots, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.*"))]
@@ -170,6 +193,40 @@ def test_texts_in_the_package_use_standard_words(folder: str) -> None:
     assert not found, f"{len(found)}:\n" + "\n".join(found)
 
 
+@pytest.mark.parametrize("root", ["bayesgeom", "tests", "benchmarks", "examples"])
+def test_identifiers_have_american_spelling(root: str) -> None:
+    paths = sorted((ROOT / root).rglob("*.py"))
+    assert paths
+    found = [
+        f"{path.relative_to(ROOT)}:{own}" for path in paths for own in misspelled(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"{len(found)}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def dimension_utilisation(): ...",
+        "def f(favoured): ...",
+        "centres = 1",
+        "toward, towards_condition = 1, 2",
+        "class ColourScale: ...",
+        "self.normalised = 1",
+        "found = [centre for centre in rows]",
+        "async def test_realised_answers(): ...",
+    ],
+)
+def test_british_identifiers_are_found(source: str) -> None:
+    assert misspelled(source)
+
+
+def test_american_identifiers_are_not() -> None:
+    source = (
+        "class ModelLike: ...\ndef dimension_utilization(centers, favored): ...\ncancellation = analyses = other.grey"
+    )
+    assert not misspelled(source)
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_uses_standard_words(command: str) -> None:
     text = help_of(command)
@@ -194,6 +251,9 @@ def test_templates_of_the_report_page_use_standard_words() -> None:
         ("Fresh copies get one pass.", "untrained"),
         ("The behaviour of it", "American"),
         ("normalised values that were analysed", "American"),
+        ("utilisation of dimensions", "American"),
+        ("the centres of clusters", "American"),
+        ("it moves towards the donor's", "American"),
         ("largest damage of a head", "KL increase"),
         ("the head's damage", "KL increase"),
         ("The swap redirects the answer.", "answer shift"),
@@ -237,7 +297,7 @@ def test_private_words_are_found(text: str, word: str) -> None:
         "an object that is ModelLike",
         "an optimistic, realistic organism",
         "memory leaks",
-        "two analyses",
+        "two analyses, toward a center; cancellation, centers, a precise promise, a realist",
         "charm, army and remarks",
         "a broken rule breaks the test; a line break",
         "a punctuation mark, which marks the end",

@@ -183,10 +183,10 @@ def _lloyd(
 
     A point at equal distance of two centers counts in both means: such centers coincide.
     """
-    centres, moving = seeds.clone(), torch.arange(len(points), device=points.device)
+    centers, moving = seeds.clone(), torch.arange(len(points), device=points.device)
     own, nearest_before = points, torch.zeros_like(_distances(points, seeds), dtype=torch.bool)  # in no cluster
     for _ in range(MAX_STEPS):
-        distance = _distances(own, centres[moving])
+        distance = _distances(own, centers[moving])
         nearest = distance == distance.amin(dim=1, keepdim=True)
         has_moved = (nearest != nearest_before).flatten(1).any(dim=1)
         if not bool(has_moved.all()):  # clouds whose labels do not change are finished
@@ -195,16 +195,16 @@ def _lloyd(
             break
         nearest_before, members = nearest, nearest.to(points.dtype)
         size = members.sum(dim=2, keepdim=True)
-        centres[moving] = torch.where(size > 0, (members @ own) / size.clamp_min(1), centres[moving])
-    least = _distances(points, centres).min(dim=1)
+        centers[moving] = torch.where(size > 0, (members @ own) / size.clamp_min(1), centers[moving])
+    least = _distances(points, centers).min(dim=1)
     return least.indices, least.values.sum(dim=1)
 
 
 def _distances(
-    points: Float[Tensor, "cloud point d"], centres: Float[Tensor, "cloud k d"]
+    points: Float[Tensor, "cloud point d"], centers: Float[Tensor, "cloud k d"]
 ) -> Float[Tensor, "cloud k point"]:
     """Return squared distances minus |x|², which is the same for all centers."""
-    return (centres**2).sum(dim=2, keepdim=True) - 2 * centres @ points.mT
+    return (centers**2).sum(dim=2, keepdim=True) - 2 * centers @ points.mT
 
 
 def _pairs(n: Float64[Tensor, "..."], own: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:

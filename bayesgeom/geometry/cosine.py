@@ -75,7 +75,7 @@ def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*
     return 1 - mean_of_pairs(cosine.square()).clamp_min(0).sqrt()
 
 
-def dimension_utilisation(cosine: Float[Tensor, "*batch item item"], d: int) -> Float[Tensor, "*batch"]:
+def dimension_utilization(cosine: Float[Tensor, "*batch item item"], d: int) -> Float[Tensor, "*batch"]:
     """Return the participation ratio (Σλ)² / Σλ² of the Gram matrix over min(n, d): 1 if directions are used equally.
 
     Unit vectors have Σλ = n and Σλ² = ‖G‖², so no eigenvalue is needed.
@@ -211,7 +211,7 @@ def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float
         "overlap_centered_max": overlap_max(mean_removed),
         "signed_mean": signed_mean(raw),
         "orthogonality": orthogonality(raw),
-        "dimension_utilisation": dimension_utilisation(raw, vectors.shape[-1]),
+        "dimension_utilization": dimension_utilization(raw, vectors.shape[-1]),
     }
 
 
@@ -226,7 +226,7 @@ def frame_chances(n: int, d: int) -> dict[str, float]:
         "overlap_centered": chance_overlap_centered(n, d),
         "signed_mean": 0.0,
         "orthogonality": 1 - d**-0.5,
-        "dimension_utilisation": n / (1 + (n - 1) / d) / min(n, d) if n else math.nan,
+        "dimension_utilization": n / (1 + (n - 1) / d) / min(n, d) if n else math.nan,
     }
 
 

@@ -65,7 +65,7 @@ class Totals:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Movement:
-    """Movement of the model's own value y of a quantity towards the donor's value or that under one condition.
+    """Movement of the model's own value y of a quantity toward the donor's value or that under one condition.
 
     MOVED sums (y − y_own) · w and DISTANCE sums w · w. For the donor, w is the residual of y_donor after regression on
     y_own within the batch, both centered at `center`: MOVED / DISTANCE is the slope of y on y_donor at a given y_own,
@@ -79,7 +79,7 @@ class Movement:
     quantity: Quantity
     are_hypotheses: bool
     center: Float64[Tensor, "query_pos part"]
-    towards_condition: int | None = None
+    toward_condition: int | None = None
 
     def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
         """Return the model's own value."""
@@ -152,9 +152,9 @@ def _score_batch(
             return plan.replayer.logits(baseline, chosen, reference)
 
         way = scorer.way
-        if plan.movement is not None and plan.movement.towards_condition is not None and scorer.own is not None:
-            (towards,) = logits_of([variants[plan.movement.towards_condition]])
-            way = plan.movement.value(answer_log_probabilities(towards, originals)[0]) - scorer.own
+        if plan.movement is not None and plan.movement.toward_condition is not None and scorer.own is not None:
+            (toward,) = logits_of([variants[plan.movement.toward_condition]])
+            way = plan.movement.value(answer_log_probabilities(toward, originals)[0]) - scorer.own
         scores = []
         for start in range(0, len(variants), together):
             chosen = variants[start : start + together]

@@ -290,10 +290,10 @@ class Intervention:
     ) -> Totals:
         """Score every condition on `n` pairs; the subspace and its controls also without their direct paths."""
         (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
-        towards = (1 if is_main else 0) if self.place.score_after else None
+        toward = (1 if is_main else 0) if self.place.score_after else None
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
-        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, towards_condition=towards)
+        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, toward_condition=toward)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
         n_conditions = len(next(iter(conditions.values())))
         without_direct = ((0,) if is_main else tuple(range(1, n_conditions))) if has_direct else ()

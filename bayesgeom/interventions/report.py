@@ -60,7 +60,7 @@ VARIANCE, OUTSIDE, INSIDE = range(3)  # entries of `share`
 class InterventionReport(Report):
     """Effects per layer and band of scored positions; NaN in layers that were not edited or have nothing to edit.
 
-    - `movement`: towards the donor's value, for swaps only. `indirect_movement`: without the direct path to the
+    - `movement`: toward the donor's value, for swaps only. `indirect_movement`: without the direct path to the
       output.
     - `change_bits`: the changes from the unedited model that `effects` lists. `effect(name)` returns one of them. The
       answer shift is defined for swaps only. "On removal" means that the subspace is removed.
@@ -84,7 +84,7 @@ class InterventionReport(Report):
     title: ClassVar[str] = "Intervention: does the model use the content of the subspace?"
     about: ClassVar[str] = (
         "One component of an activation is swapped with that of another sequence or removed. If the model uses the "
-        "quantity in that component, a swap moves the model's own value of it towards the donor's (movement 0: not at "
+        "quantity in that component, a swap moves the model's own value of it toward the donor's (movement 0: not at "
         "all, 1: completely). The ceiling edits the whole activation. Controls are random subspaces of the same rank "
         "and subspaces with the same share of variance."
     )
@@ -95,7 +95,7 @@ class InterventionReport(Report):
     quantity: str
     where: str
     bands: tuple[str, ...]
-    movement: Annotated[Estimate, Quantity("layer band", better="higher", label="movement towards the donor's value")]
+    movement: Annotated[Estimate, Quantity("layer band", better="higher", label="movement toward the donor's value")]
     indirect_movement: Annotated[
         Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
     ]
@@ -233,7 +233,7 @@ class InterventionReport(Report):
         at, where = (layer, 0), f"layer {layer}, {self.subspace}"
         own = headline_of(self, "change_bits", (KL, *at), f"KL increase, {where}")
         if self.is_swap:
-            own = headline_of(self, "movement", at, f"movement towards the donor's {self.quantity}, {where}")
+            own = headline_of(self, "movement", at, f"movement toward the donor's {self.quantity}, {where}")
         return replace(own, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
 
     def plot(self) -> "Figure":
@@ -260,11 +260,11 @@ class InterventionReport(Report):
             ),
         ]
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
-            title = f"Movement towards the donor's {self.quantity}"
+            title = f"Movement toward the donor's {self.quantity}"
             ceiling = self.movement.ceiling[:, 0]
             chosen = [Profile(title=title, y="share of the way", effect=self.movement, ceiling=ceiling), increase]
             captions = [
-                self._number_text("movement", (at, 0), f"movement towards the donor's {self.quantity}, {where}"),
+                self._number_text("movement", (at, 0), f"movement toward the donor's {self.quantity}, {where}"),
                 captions[0],
             ]
         title = f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}"

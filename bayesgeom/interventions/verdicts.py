@@ -20,7 +20,7 @@ _DISUSE = "disuse not shown: "
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
-    "Used: a swap moves the model's own value towards the donor's. The 95 % interval of that movement (and, for a "
+    "Used: a swap moves the model's own value toward the donor's. The 95 % interval of that movement (and, for a "
     "belief or log-odds, of the answer shift) lies above zero and above every control: random subspaces of the same "
     f"rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each, of which no two have "
     f"{SAME:.0%} of their variance in common. Untrained networks reach less of the ceiling, and ablating the whole "
@@ -128,7 +128,7 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
         return UNDECIDED, f"{evidence.n} sequences; a verdict needs at least {LEAST_SEQUENCES}"
     use, disuse = _against_use(evidence), _against_disuse(evidence)
     if not use:
-        return USED, "the value moves towards the donor's, more than with any control"
+        return USED, "the value moves toward the donor's, more than with any control"
     if not disuse:
         return NOT_USED, "the quantity is erased without a KL increase"
     return UNDECIDED, f"use not shown: {use[0]}; disuse not shown: {disuse[0]}"

@@ -183,14 +183,14 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         labels = np.arange(66) % 3
         trials = _planted_groups(labels, rng)
         noise = rng.normal(size=(66, 1, 13))
-        centres = 9 * np.eye(3, 13)[labels][:, None]
+        centers = 9 * np.eye(3, 13)[labels][:, None]
         planes = 9 * rng.normal(size=(66, 3, 2)) * np.eye(3)[labels][:, :, None]
         flat = np.pad(planes.reshape(66, 1, 6), ((0, 0), (0, 0), (0, 7))) + 0.01 * noise
-        stream = torch.from_numpy(np.stack([noise, noise + centres]))
+        stream = torch.from_numpy(np.stack([noise, noise + centers]))
         yield Control(
             label="noise, then clusters", run=planted_run(trials, {RESID_POST: stream}), holds=_finds_clusters
         )
-        values = np.repeat(noise + centres, 5, axis=1)[None, :, :, None]
+        values = np.repeat(noise + centers, 5, axis=1)[None, :, :, None]
         values[0, :, -1, 0] = flat[:, 0]
         run = planted_run(trials, {RESID_POST: stream[:1], V: torch.from_numpy(values)})
         yield Control(label="planes of their own in the last values, clusters before", run=run, holds=_finds_planes)

@@ -103,7 +103,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             largest_centered_overlap=alone("overlap_centered_max", has_chance=False),
             signed_mean=alone("signed_mean"),
             orthogonality=alone("orthogonality"),
-            dimension_utilization=alone("dimension_utilisation"),
+            dimension_utilization=alone("dimension_utilization"),
             cross_fitted_overlap=np.stack([view.crossfit for view in views]),
             overlap_bias=jackknife_bias(rows[:, 0]) + kink[0],
             welch=np.array([welch_bound(*size) for size in sizes]),

@@ -437,8 +437,8 @@ def _planted(
     certainty: Float64[np.ndarray, "sequence position"], rng: np.random.Generator
 ) -> tuple[Trials, Float64[np.ndarray, "sequence position d"]]:
     """Plant five hypotheses, one more probable by `certainty`, over eleven tokens: a noisy bent line in certainty."""
-    favoured = np.eye(5)[rng.integers(5, size=certainty.shape)]
-    exact = (1 - certainty[..., None]) / 5 + certainty[..., None] * favoured
+    favored = np.eye(5)[rng.integers(5, size=certainty.shape)]
+    exact = (1 - certainty[..., None]) / 5 + certainty[..., None] * favored
     curve = np.stack([3 * certainty, certainty**2, np.sin(3 * certainty)], axis=-1) @ rng.normal(size=(3, 7))
     return planted_trials(exact, rng.integers(7, size=(len(certainty), 11))), curve + 0.01 * rng.normal(
         size=curve.shape

@@ -1,4 +1,4 @@
-"""Charts hold the numbers that they were given, draw the baseline in grey, and name their axes with units."""
+"""Charts hold the numbers that they were given, draw the baseline in gray, and name their axes with units."""
 
 import json
 

@@ -16,7 +16,7 @@ def test_corners_are_evenly_spaced_on_a_circle_from_the_top(n: int) -> None:
     assert found[1, 0] > 0, "clockwise"
 
 
-def test_certainty_is_a_corner_and_indifference_the_centre() -> None:
+def test_certainty_is_a_corner_and_indifference_the_center() -> None:
     np.testing.assert_allclose(placed(np.eye(5)), corners(5))
     np.testing.assert_allclose(placed(np.full((2, 3), 1 / 3)), np.zeros((2, 2)), atol=1e-15)
     np.testing.assert_allclose(placed(np.array([[0.25, 0.75]])), [[0.5, 0]])

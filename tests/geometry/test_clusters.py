@@ -28,8 +28,8 @@ def seeded() -> torch.Generator:
 @pytest.fixture
 def blobs(rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
     truth = rng.integers(BLOBS, size=(CLOUDS, POINTS))
-    centres = 20 * np.eye(BLOBS, D)
-    return torch.from_numpy(centres[truth] + rng.normal(size=(CLOUDS, POINTS, D))), truth
+    centers = 20 * np.eye(BLOBS, D)
+    return torch.from_numpy(centers[truth] + rng.normal(size=(CLOUDS, POINTS, D))), truth
 
 
 def rand_of(labels: torch.Tensor, truth: np.ndarray) -> float:

@@ -42,7 +42,7 @@ def slow_statistics(vectors: np.ndarray) -> dict[str, float]:
         "overlap_centered_max": max(map(abs, without_mean.values())),
         "signed_mean": sum(raw.values()) / len(raw),
         "orthogonality": 1 - np.linalg.norm(gram - np.eye(n)) / np.linalg.norm(np.ones((n, n)) - np.eye(n)),
-        "dimension_utilisation": eigenvalues.sum() ** 2 / (eigenvalues**2).sum() / min(n, d),
+        "dimension_utilization": eigenvalues.sum() ** 2 / (eigenvalues**2).sum() / min(n, d),
     }
 
 
@@ -59,11 +59,11 @@ def test_statistics_equal_a_loop_over_pairs(n: int, d: int) -> None:
 def test_orthonormal_parallel_and_opposite() -> None:
     basis = c.frame_statistics(torch.eye(7, dtype=torch.float64)[:5])
     assert float(basis["overlap"]) == 0 and float(basis["orthogonality"]) == 1
-    assert float(basis["dimension_utilisation"]) == pytest.approx(1)
+    assert float(basis["dimension_utilization"]) == pytest.approx(1)
     line = c.frame_statistics(torch.tensor([1.0, -2.0, 3.0]).double()[:, None] * torch.ones(5).double())
     assert float(line["overlap"]) == pytest.approx(1) and float(line["orthogonality"]) == pytest.approx(0)
     assert float(line["signed_mean"]) == pytest.approx(-1 / 3)
-    assert float(line["dimension_utilisation"]) == pytest.approx(1 / 3)
+    assert float(line["dimension_utilization"]) == pytest.approx(1 / 3)
 
 
 def test_rotation_and_length_change_nothing() -> None:
@@ -76,7 +76,7 @@ def test_rotation_and_length_change_nothing() -> None:
             torch.testing.assert_close(value, plain[name], atol=1e-12, rtol=0, msg=name)
 
 
-def test_centring_removes_a_shared_offset() -> None:
+def test_centering_removes_a_shared_offset() -> None:
     frame, offset = random_frames(5, 7, 11), 9 * random_frames(6, 1, 11)
     assert float(c.overlap(c.pairwise_cosine(frame + offset))) > 0.9
     moved, still = (c.overlap(c.pairwise_cosine(c.centered(x))) for x in (frame + offset, frame))
@@ -95,7 +95,7 @@ def test_vectors_without_direction_are_left_out() -> None:
     holed[2], holed[4] = torch.nan, 0.0
     kept = c.frame_statistics(frame[[0, 1, 3, 5, 6]])
     found = c.frame_statistics(holed)
-    for name in ("overlap", "overlap_max", "signed_mean", "orthogonality", "dimension_utilisation"):
+    for name in ("overlap", "overlap_max", "signed_mean", "orthogonality", "dimension_utilization"):
         torch.testing.assert_close(found[name], kept[name], msg=name)
     missing = frame.clone()
     missing[2] = torch.nan
@@ -111,7 +111,7 @@ def test_nothing_to_compare_is_nan(frame: torch.Tensor) -> None:
     assert math.isnan(float(c.frame_statistics(frame)["overlap_centered"]))
     if len(frame) < 2 or not frame.any():
         found = c.frame_statistics(frame)
-        assert all(math.isnan(float(v)) for k, v in found.items() if k != "dimension_utilisation")
+        assert all(math.isnan(float(v)) for k, v in found.items() if k != "dimension_utilization")
 
 
 # Chance levels.

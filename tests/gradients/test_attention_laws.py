@@ -58,7 +58,7 @@ def test_advantage_is_zero_on_average_and_scores_only_trade(rng: np.random.Gener
     assert float(routing_gradient(pattern, b).sum(-1).abs().max()) < 1e-14
 
 
-def test_a_step_of_descent_moves_attention_towards_the_advantage(rng: np.random.Generator) -> None:
+def test_a_step_of_descent_moves_attention_toward_the_advantage(rng: np.random.Generator) -> None:
     scores, b = drawn(rng, N_QUERIES, N_KEYS), drawn(rng, N_QUERIES, N_KEYS)
     pattern = scores.softmax(-1)
     after = (scores - 1e-6 * routing_gradient(pattern, b)).softmax(-1)

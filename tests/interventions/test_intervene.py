@@ -189,7 +189,7 @@ def test_overlap_with_the_embeddings_has_an_interval_and_chance() -> None:
 
 
 @pytest.mark.parametrize("by", ["readout", "pc1"])
-def test_the_entropy_axis_points_towards_entropy(by: fits.AxisKind) -> None:
+def test_the_entropy_axis_points_toward_entropy(by: fits.AxisKind) -> None:
     model, axis = lively(), fits.entropy_axis(by)
     job = checked(model, axis, kind="remove", place=InterventionSite(RESID_POST), n=1)
     sample = job.sample()

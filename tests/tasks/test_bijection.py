@@ -93,7 +93,7 @@ def test_layout_is_key_value_and_every_key_asks(task: Bijection) -> None:
 
 
 @pytest.mark.parametrize("task", SMALL, ids=str)
-def test_realised_answers_are_one_to_one(task: Bijection) -> None:
+def test_labels_are_one_to_one(task: Bijection) -> None:
     trials = task.sample(13, seed=5)
     for keys, values in zip(trials.tokens[:, 0::2].tolist(), trials.at_scored(trials.labels).tolist(), strict=True):
         pairs = set(zip(keys, values, strict=True))

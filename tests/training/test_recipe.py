@@ -35,7 +35,7 @@ def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
     assert [schedule(TINY, step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
-def test_cosine_falls_from_the_peak_towards_zero() -> None:
+def test_cosine_falls_from_the_peak_toward_zero() -> None:
     shares = [schedule(TINY, step) for step in range(5, 20)]
     assert shares == pytest.approx([math.cos(math.pi * k / 30) ** 2 for k in range(15)])
     assert shares[0] == 1 and all(a > b > 0 for a, b in itertools.pairwise(shares))
