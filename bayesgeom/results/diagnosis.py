@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
+from bayesgeom.results.estimate import NOT_ESTIMATED
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.layers import LAYERS, layer_notes
@@ -153,7 +154,8 @@ class Diagnosis(Mapping[str, Report]):
         notes += layer_notes(self.provenance.get(LAYERS))
         if self.inapplicable:
             notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
-        notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in lines if own.no_interval]
+        without = [(name, own) for name, own in lines if own.no_interval not in ("", NOT_ESTIMATED)]
+        notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in without]
         conclusions = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
         return summary(self.title, conclusions, lines, notes)
 

@@ -25,6 +25,7 @@ Better = Literal["higher", "lower", ""]
 KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
 YES, NO, UNDECIDED = "yes", "no", "undecided"
+NOT_ESTIMATED = "none is estimated"
 TOO_FEW = "too few sequences, or too few that differ, for one that covers"
 Values = Float[np.ndarray, "..."]
 
@@ -296,9 +297,10 @@ class Estimate:
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.
 
-        "no" means that the whole interval lies on the other side of at least one of them. Without an interval the
-        value itself is compared. Undecided: the interval is withheld or includes a baseline, there is no baseline, the
-        value is unknown, or neither direction is better.
+        "no" means that the whole interval lies on the other side of at least one of them. Undecided: there is no
+        interval, it includes a baseline, there is no baseline, the value is unknown, or neither direction is better.
+        With "higher", an interval that reaches down to 0 is never "yes", whatever the baselines: 0 is no effect. The
+        interval of an exact value has two equal ends.
 
         Args:
             better: Which direction is better: "higher", "lower", or "" if neither is.
@@ -317,15 +319,14 @@ class Estimate:
         known = [bar for bar in bars if not np.isnan(bar).all()]
         if not known or not better:
             return found
-        sign = 1 if better == "higher" else -1
-        low, high = (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
-        near, far = (low, high) if better == "higher" else (high, low)
+        sign, least = (1, 0.0) if better == "higher" else (-1, -np.inf)
+        near, far = self.ends if better == "higher" else self.ends[::-1]
         hardest = np.full(self.value.shape, -np.inf)
         for bar in known:
             hardest = np.fmax(hardest, sign * bar)
         with np.errstate(invalid="ignore"):
             has_bar = np.isfinite(hardest)
-            found[has_bar & (sign * near > hardest)] = YES
+            found[has_bar & (sign * near > np.fmax(hardest, least))] = YES
             found[has_bar & (sign * far < hardest)] = NO
         return found
 

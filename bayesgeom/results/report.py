@@ -20,7 +20,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.numbers import is_any_small, number_text
 from bayesgeom.results import storage
-from bayesgeom.results.estimate import TOO_FEW, Baseline, Better, Estimate
+from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import notebook_html, page_of
@@ -251,7 +251,7 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
         baseline=math.nan if hardest is None else float(hardest.bar(quantity.better)),
         baseline_name=_names(own, hardest, quantity.better),
         verdict=str(own.clears(quantity.better)) if has_verdict else "",
-        no_interval=(own.why_not or TOO_FEW) if bool(own.is_withheld) else "",
+        no_interval=(own.why_not or TOO_FEW) if own.is_withheld else NOT_ESTIMATED * (has_verdict and own.low is None),
     )
 
 

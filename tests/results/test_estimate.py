@@ -35,13 +35,26 @@ def test_the_interval_decides_against_every_baseline(ends: tuple[float, float], 
     assert str(own.clears(better)) == verdict
 
 
-def test_a_number_without_an_interval_is_compared_itself() -> None:
-    assert str(Estimate.of(0.7, baselines=[UNIFORM]).clears("higher")) == "yes"
-    assert str(Estimate.of(0.7).clears("higher")) == "undecided", "nothing to beat"
+def test_without_an_interval_nothing_is_decided() -> None:
+    assert str(Estimate.of(0.7, baselines=[UNIFORM]).clears("higher")) == "undecided"
+    assert str(Estimate.of(0.0, baselines=[UNIFORM]).clears("higher")) == "undecided"
     assert str(Estimate.of(math.nan, baselines=[UNIFORM]).clears("higher")) == "undecided"
+
+
+def test_an_exact_value_has_two_equal_ends() -> None:
+    assert str(Estimate.of(0.7, (0.7, 0.7), baselines=[UNIFORM]).clears("higher")) == "yes"
+    assert str(Estimate.of(0.7, (0.7, 0.7)).clears("higher")) == "undecided", "nothing to beat"
     unknown = Baseline.of("baseline", "unknown", math.nan)
-    assert str(Estimate.of(0.7, baselines=[unknown]).clears("higher")) == "undecided"
-    assert str(Estimate.of(0.7, baselines=[unknown, UNIFORM]).clears("higher")) == "yes"
+    assert str(Estimate.of(0.7, (0.7, 0.7), baselines=[unknown]).clears("higher")) == "undecided"
+    assert str(Estimate.of(0.7, (0.7, 0.7), baselines=[unknown, UNIFORM]).clears("higher")) == "yes"
+
+
+def test_a_share_that_can_be_zero_beats_nothing() -> None:
+    worse = Baseline.of("baseline", "worse", -0.77)
+    own = Estimate.of([-0.03, 0.01, 0.2], ([-0.04, -0.01, 0.1], [-0.02, 0.03, 0.3]), baselines=[worse])
+    assert own.clears("higher").tolist() == ["undecided", "undecided", "yes"]
+    below = Estimate.of([-0.9], ([-1.0], [-0.8]), baselines=[worse])
+    assert below.clears("higher").tolist() == ["no"] and below.clears("lower").tolist() == ["yes"]
 
 
 def test_entries_have_verdicts_of_their_own(rng: np.random.Generator) -> None:

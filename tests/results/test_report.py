@@ -199,7 +199,7 @@ def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) 
     assert line.baseline == value - 3 and line.baseline_name.endswith("; flat 0.25"), "the least of its range decides"
     line = headline_of(report, "by_set", (1, 2, 4), "by one set")
     assert (line.label, line.value, line.unit) == ("by one set", report.by_set.value[1, 2, 4], "nats")
-    assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "no") and math.isnan(line.low)
+    assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "undecided") and math.isnan(line.low)
 
 
 @pytest.mark.parametrize(("why", "text"), [("one sequence", "one sequence"), ("", "too few sequences, or too few")])
