@@ -117,14 +117,19 @@ class Bijection(SymmetricTask):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Return `uniform` over all values; with repeats also `elimination_only`, which never recalls a pair."""
+        """Return `uniform` over all values; with repeats also two predictors that know which values were shown.
+
+        `elimination_only` never recalls a pair: it excludes every shown value. `key_membership` also knows whether the
+        key was shown, but not with which value: if so it is uniform on the shown values.
+        """
         exact = trials.at_scored(trials.predictive)
         baselines = {"uniform": torch.full_like(exact, 1 / self.n_values)}
         if self.repeats:
-            values = trials.at_scored(trials.labels) - self.n_values
-            unused = ~_shown_before(values, self.n_values)
-            uniform = torch.where(unused.any(-1, keepdim=True), unused, True).double()
-            baselines["elimination_only"] = uniform / uniform.sum(-1, keepdim=True)
+            keys, values = trials.at_scored(trials.tokens), trials.at_scored(trials.labels) - self.n_values
+            shown = shown_before(values, self.n_values)
+            returns = shown_before(keys, self.n_values).gather(2, keys[..., None])
+            baselines["elimination_only"] = uniform_on(~shown)
+            baselines["key_membership"] = torch.where(returns, uniform_on(shown), uniform_on(~shown))
         return baselines
 
     @property
@@ -156,9 +161,9 @@ class Bijection(SymmetricTask):
     def _posterior(
         self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]
     ) -> Float64[Tensor, "batch pair answer"]:
-        unused = (~_shown_before(values, self.n_values)).double()
+        unused = (~shown_before(values, self.n_values)).double()
         known = torch.nn.functional.one_hot(values, self.n_values).double()
-        key_seen = _shown_before(keys, self.n_values).gather(2, keys[:, :, None])
+        key_seen = shown_before(keys, self.n_values).gather(2, keys[:, :, None])
         # If all values are used, every key was seen, so the result of the division by zero is never selected.
         return torch.where(key_seen, known, unused / unused.sum(-1, keepdim=True))
 
@@ -183,7 +188,13 @@ class Bijection(SymmetricTask):
         return relations
 
 
-def _shown_before(ids: Int64[Tensor, "batch pair"], n_ids: int) -> Bool[Tensor, "batch pair id"]:
+def uniform_on(members: Bool[Tensor, "batch pair value"]) -> Float64[Tensor, "batch pair value"]:
+    """Return the uniform distribution on a set of values, or on all values if the set is empty."""
+    own = torch.where(members.any(-1, keepdim=True), members, True).double()
+    return own / own.sum(-1, keepdim=True)
+
+
+def shown_before(ids: Int64[Tensor, "batch pair"], n_ids: int) -> Bool[Tensor, "batch pair id"]:
     """Return whether each id occurs among the strictly earlier pairs."""
     counts = torch.nn.functional.one_hot(ids, n_ids).cumsum(dim=1)
     return torch.nn.functional.pad(counts[:, :-1], (0, 0, 1, 0)) > 0
