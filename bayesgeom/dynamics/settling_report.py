@@ -88,7 +88,7 @@ class SettlingReport(Report):
         stated = f"frame or precision first: {self.order}; log2 ratio at the stated thresholds"
         first = headline_of(self, "dissociation", at=(0,), label=stated)
         return (
-            replace(first, ruling=_CANNOT if self.conclusion().startswith(_CANNOT) else "decided"),
+            replace(first, ruling=_CANNOT if self.conclusion().startswith(_CANNOT) else "decided", short_label=_RATIO),
             headline_of(
                 self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
             ),

@@ -16,6 +16,7 @@ from bayesgeom.results.layers import LAYERS, layer_notes
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import fits
+from bayesgeom.results.tables import listed, shortened
 from bayesgeom.results.terminal import summary
 from bayesgeom.results.tidy import frame, records_of
 
@@ -113,7 +114,9 @@ class Diagnosis(Mapping[str, Report]):
         return len(self.reports)
 
     def __repr__(self) -> str:
-        return f"Diagnosis({self.title}: {', '.join(self.reports)})"
+        subject, names = self.title, self.provenance["model"]["name"] if self.provenance else ""
+        subject = subject.replace(names, listed(names.split(", "), 2), 1)
+        return f"Diagnosis({shortened(subject, 76)}: {listed(tuple(self.reports), 3)})"
 
     def __str__(self) -> str:
         return self.summary()

@@ -28,7 +28,7 @@ class Headline:
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
         published: What was published about it.
-        short_label: Label below `finding`, where `label` repeats what the sentence states; "" for `label`.
+        short_label: Label in a `repr` and below `finding`, where `label` repeats the sentence; "" for `label`.
     """
 
     metric: str

@@ -25,6 +25,7 @@ from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
+from bayesgeom.results.tables import shortened
 from bayesgeom.results.terminal import summary
 from bayesgeom.results.tidy import frame, records_of
 
@@ -113,8 +114,8 @@ class Report(ABC):
 
     @final
     def __repr__(self) -> str:
-        first = "".join(f"{own.label} {own.value_text}, " for own in self.headlines()[:1])
-        return f"{type(self).__name__}({first}n={self.n})"
+        first = ((shortened(own.short_label or own.label, 60), own.value_text) for own in self.headlines()[:1])
+        return f"{type(self).__name__}({''.join(f'{label} {value}, ' for label, value in first)}n={self.n:,})"
 
     @final
     def _repr_html_(self) -> str:

@@ -23,3 +23,13 @@ def counted(count: int, noun: str) -> str:
         ('1 training', '1,000 seeds')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def shortened(text: str, most: int) -> str:
+    """Return text of at most `most` characters; text that was cut ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names joined by commas: the first `most` and the number of the others."""
+    return f"{', '.join(names[:most])}{f' + {len(names) - most} more' if len(names) > most else ''}"

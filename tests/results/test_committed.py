@@ -1,11 +1,13 @@
 """The committed reports."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 
-from bayesgeom.results.diagnosis import load_report
+from bayesgeom.dynamics.settling_report import SettlingReport
+from bayesgeom.probes.key_report import KeyOverlapReport
+from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of
 from tests.pages import READINGS
@@ -17,6 +19,29 @@ def reports() -> Iterator[tuple[str, Report]]:
     for folder in FOLDERS:
         found = load_report(folder)
         yield from ((f"{folder.name}: {type(own).__name__}", own) for own in found.reports.values())
+
+
+def assert_short(found: Iterable[tuple[str, Report | Diagnosis]]) -> None:
+    """The representation is one short line, whose value belongs to the label before it."""
+    texts = [repr(own) for _, own in found]
+    assert texts and max(map(len, texts)) < 150 and not any("\n" in text for text in texts)
+    assert not any("untrained networks 0." in text for text in texts)
+
+
+def test_long_results_have_a_short_representation() -> None:
+    many = Diagnosis.load(READINGS / "length-recall-mixed")
+    assert repr(many).startswith("Diagnosis(recall-mixed-variant-learned, recall-mixed-variant-sinusoidal + 5 more")
+    settling = Diagnosis.load(READINGS / "dynamics-bijection")[SettlingReport]
+    assert repr(settling) == "SettlingReport(log2(precision step / frame step) 0.8095, n=256)"
+    keys = Diagnosis.load(READINGS / "claims" / "key-overlap-bijection-v20-repeats")[KeyOverlapReport]
+    assert repr(keys) == "KeyOverlapReport(mean |cos| 0.1349, n=192)"
+    assert_short([("", many), ("", settling), ("", keys)])
+
+
+@pytest.mark.exhaustive
+def test_every_representation_is_short() -> None:
+    assert_short(reports())
+    assert_short((folder.name, load_report(folder)) for folder in FOLDERS)
 
 
 @pytest.mark.exhaustive

@@ -250,7 +250,7 @@ def test_every_model_is_resolved_once(
 def test_summary_and_repr_are_short(result: Result) -> None:
     lines = result.summary().splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= WIDTH and str(result) == result.summary()
-    assert len(repr(result)) < 300 and "\n" not in repr(result)
+    assert len(repr(result)) < 150 and "\n" not in repr(result)
     headlines = [own[1] if isinstance(own, tuple) else own for own in result.headlines()]
     assert headlines and all(isinstance(own, Headline) and own.label for own in headlines)
     assert result._repr_html_().startswith("<pre>") and "Plotly.newPlot(" in result._repr_html_()
