@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_directory, atomic_file
@@ -30,9 +30,8 @@ from bayesgeom.models.description import (
     versions,
 )
 from bayesgeom.results.tables import counted
-from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.loop import SNAPSHOTS
+from bayesgeom.training.loop import SNAPSHOTS, scored_kl_bits
 from bayesgeom.training.packed import FORMATION, SCHEMA, read_formation, read_packed_json
 
 KEEP, HELD_OUT, DIGITS = 12, 512, 3
@@ -206,8 +205,7 @@ def _kl(module: nn.Module, checkpoint: Checkpoint, seed: int) -> float:
     """Mean KL over held-out sequences."""
     total, n = 0.0, 0
     for trials in checkpoint.task.stream(HELD_OUT, seed=seed):
-        logits: Tensor = module(trials.tokens)[trials.scored][:, trials.answers].double()
-        found = kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1))
+        found = scored_kl_bits(module, trials)
         total, n = total + float(found.sum()), n + len(found)
     return total / n
 

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
@@ -276,8 +276,13 @@ def held_out_trials(recipe: Recipe, device: str | torch.device) -> Trials:
 @torch.no_grad()
 def held_out_kl(module: nn.Module, trials: Trials) -> float:
     """Return the mean KL divergence, in bits, from the exact predictive to the module's."""
+    return float(scored_kl_bits(module, trials).mean())
+
+
+def scored_kl_bits(module: nn.Module, trials: Trials) -> Float64[Tensor, " scored"]:
+    """Return the KL divergence, in bits, from the exact predictive to the module's at every scored position."""
     logits = module(trials.tokens)[trials.scored][:, trials.answers].double()
-    return float(kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1)).mean())
+    return kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1))
 
 
 def _record(recipe: Recipe, out: Path, precision: Precision) -> None:
