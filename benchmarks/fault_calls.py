@@ -16,6 +16,7 @@ import bayesgeom
 from bayesgeom import ablations, claims, subspaces
 from bayesgeom.cli import main
 from bayesgeom.core.plugins import discover
+from bayesgeom.models.base import Model
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.tasks.base import WindTunnel
 from benchmarks.fault_files import RECIPE, ROTARY, TASK, checkpoint, report, training
@@ -28,6 +29,7 @@ VALUES: tuple[Any, ...] = (
     [], [1], ["x"], [None], (), {}, {"x": 1}, {1, 2}, object(), int, len, ..., Path("nowhere"), Path("x" * 5000),
     torch.tensor(3), torch.zeros(2, 3), torch.zeros(0), np.zeros((2, 2)), np.array("x"),
 )  # fmt: skip
+VECTORS = torch.eye(15)[:, :2]
 SLOW = {"steps", "length", "every", "seeds"}  # as large as they are allowed to be, they only take long
 
 
@@ -44,16 +46,24 @@ Call = tuple[Callable[..., Any], dict[str, Any]]
 def sound(folder: Path) -> dict[str, Call]:
     """A function and arguments that it takes, by the name of the call; each argument is then replaced by odd values."""
     model = bayesgeom.as_model(RECIPE.model_config().build(seed=0))
-    without = RECIPE.model_config().to_dict() | {"positions": "none"}
-    endless = bayesgeom.as_model(config_from_dict(without).build(seed=0))
     held, run, saved = checkpoint(folder / "held"), training(folder / "run"), report(folder / "report")
-    diagnosis = bayesgeom.load_report(saved)
+    calls = measuring(folder, model, run) | loading(model, held, saved) | building(folder, model, saved)
+    calls |= parts(model) | further(folder, model, held)
+    for name in ("every_attention", "every_head", "every_layer", "every_mlp", "everything"):
+        calls[name] = (getattr(ablations, name), {"model": model})
+    for name, kind in discover("bayesgeom.tasks", WindTunnel).items():  # type: ignore[type-abstract]
+        defaults = {own.name: own.default for own in inspect.signature(kind).parameters.values()}
+        given = {key: value for key, value in defaults.items() if value is not inspect.Parameter.empty}
+        if len(given) == len(defaults):
+            calls[f"task {name}"] = (kind, given)
+    return calls
+
+
+def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
+    """Functions that measure a model or a training."""
     few = bayesgeom.Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
     on: dict[str, Any] = {"model": model, "task": TASK, "n": 4, "seed": 0}
-    sizes = {"d_vocab": 11, "n_ctx": 7, "n_layers": 1, "n_heads": 3, "d_model": 15, "d_mlp": 7}
-    config = bayesgeom.TransformerConfig(**sizes)
-    vectors = torch.eye(15)[:, :2]
-    calls: dict[str, Call] = {
+    return {
         "diagnose": (bayesgeom.diagnose, {**on, "probes": ["calibration"], "n_untrained": 0, "ablations": False}),
         "ablate": (bayesgeom.ablate, {**on, "battery": "mlps", "mode": "mean", "out": None}),
         "attribution_preview": (
@@ -80,6 +90,15 @@ def sound(folder: Path) -> dict[str, Call]:
             lambda run, **others: bayesgeom.training_dynamics(*[run], **others),
             {"run": run, "n": 4, "seed": 0, "device": "cpu", "maps_at": None, "out": None},
         ),
+        **comparing(folder, on),
+    }
+
+
+def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
+    """Functions that measure several models, lengths or parameters."""
+    without = RECIPE.model_config().to_dict() | {"positions": "none"}
+    endless = bayesgeom.as_model(config_from_dict(without).build(seed=0))
+    return {
         "length_generalization": (
             bayesgeom.length_generalization,
             {**on, "model": endless, "lengths": [4], "threshold_bits": 0.1, "top_attention_off": 0},
@@ -106,7 +125,13 @@ def sound(folder: Path) -> dict[str, Call]:
         ),
         "em_experiment": (bayesgeom.em_experiment, {"seeds": 2, "steps": 2, "length": 31, "every": 1}),
         "reproduce": (bayesgeom.reproduce, {"claim": "no-such-claim", "out": None, "runs": folder}),
-        "diff": (bayesgeom.diff, {"a": model, "b": model, "task": TASK, "n": 4, "seed": 0}),
+        "diff": (bayesgeom.diff, {"a": on["model"], "b": on["model"], "task": TASK, "n": 4, "seed": 0}),
+    }
+
+
+def loading(model: Model, held: Path, saved: Path) -> dict[str, Call]:
+    """Functions that load a model or a report, or adapt one."""
+    return {
         "load": (
             bayesgeom.load,
             {
@@ -122,6 +147,15 @@ def sound(folder: Path) -> dict[str, Call]:
         "load_report": (bayesgeom.load_report, {"path": saved}),
         "as_model": (bayesgeom.as_model, {"model": model.module, "tokenizer": None}),
         "capacity_matched": (bayesgeom.capacity_matched, {"architecture": "lstm", "reference": model}),
+    }
+
+
+def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
+    """Designs, configs, tasks, and what writes a diagnosis."""
+    diagnosis = bayesgeom.load_report(saved)
+    sizes = {"d_vocab": 11, "n_ctx": 7, "n_layers": 1, "n_heads": 3, "d_model": 15, "d_mlp": 7}
+    config = bayesgeom.TransformerConfig(**sizes)
+    return {
         "Design": (
             bayesgeom.Design,
             {
@@ -135,7 +169,7 @@ def sound(folder: Path) -> dict[str, Call]:
             },
         ),
         "InterventionSite": (bayesgeom.InterventionSite, {"layers": [0], "positions": None, "score_after": False}),
-        "Subspace": (bayesgeom.Subspace, {"name": "own", "basis": vectors, "dual": None}),
+        "Subspace": (bayesgeom.Subspace, {"name": "own", "basis": VECTORS, "dual": None}),
         "Transformer": (bayesgeom.Transformer, {"config": config, "seed": 0, "attention": "auto"}),
         "TransformerConfig": (
             bayesgeom.TransformerConfig,
@@ -151,6 +185,12 @@ def sound(folder: Path) -> dict[str, Call]:
             lambda module, task, every: bayesgeom.monitor.Monitor(module, task, every=every),
             {"module": model.module, "task": TASK, "every": 10},
         ),
+    }
+
+
+def parts(model: Model) -> dict[str, Call]:
+    """Components, ablations and subspaces."""
+    return {
         "Component": (ablations.Component, {"layer": 0, "kind": "head", "head": 0}),
         "Ablation": (
             ablations.Ablation,
@@ -159,27 +199,18 @@ def sound(folder: Path) -> dict[str, Call]:
         "cumulative": (ablations.cumulative, {"order": [ablations.Component(0, "head", 0)]}),
         "top_attention_off": (ablations.top_attention_off, {"model": model, "m": 1}),
         "every_pair_of_heads": (ablations.every_pair_of_heads, {"model": model, "scope": "layer"}),
-        "basis": (subspaces.basis, {"vectors": vectors, "name": "own"}),
+        "basis": (subspaces.basis, {"vectors": VECTORS, "name": "own"}),
         "covariance": (subspaces.covariance, {"quantity": "entropy", "given": ()}),
         "decoder": (subspaces.decoder, {"quantity": "entropy"}),
         "entropy_axis": (subspaces.entropy_axis, {"by": "readout"}),
         "fit_from_text": (subspaces.fit_from_text, {"text": "random:2"}),
-        "fixed": (subspaces.fixed, {"subspace": bayesgeom.Subspace("own", vectors)}),
+        "fixed": (subspaces.fixed, {"subspace": bayesgeom.Subspace("own", VECTORS)}),
         "frame": (subspaces.frame, {"kind": "embedding", "head": None, "layer": None, "tokens": None}),
         "leace": (subspaces.leace, {"quantity": "entropy", "given": ()}),
         "random": (subspaces.random, {"r": 2}),
         "top_jacobian": (subspaces.top_jacobian, {"r": 2}),
         "trained_swap": (subspaces.trained_swap, {"rank": 2, "quantity": "belief", "steps": 2}),
     }
-    calls |= further(folder, model, held)
-    for name in ("every_attention", "every_head", "every_layer", "every_mlp", "everything"):
-        calls[name] = (getattr(ablations, name), {"model": model})
-    for name, kind in discover("bayesgeom.tasks", WindTunnel).items():  # type: ignore[type-abstract]
-        defaults = {own.name: own.default for own in inspect.signature(kind).parameters.values()}
-        given = {key: value for key, value in defaults.items() if value is not inspect.Parameter.empty}
-        if len(given) == len(defaults):
-            calls[f"task {name}"] = (kind, given)
-    return calls
 
 
 HINTED: dict[str, Any] = {
@@ -242,37 +273,34 @@ TEXTS = (
 )  # fmt: skip
 
 
-def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
+ON_MODEL = ("", "--device", "--dtype", "--device-map", "--revision", "--memory-gib", "--task", "--n", "--seed", "--out")
+FEW = ("--n", "4")
+Line = tuple[list[str], tuple[str, ...]]
+
+
+def arguments(folder: Path) -> dict[str, Line]:
     """A sound command line of every command, and the options to try; "" is the positional argument."""
     held, run, saved = str(checkpoint(folder / "held")), str(training(folder / "run")), str(report(folder / "report"))
     rotary = str(checkpoint(folder / "rotary", recipe=ROTARY))
-    model = (
-        "",
-        "--device",
-        "--dtype",
-        "--device-map",
-        "--revision",
-        "--memory-gib",
-        "--task",
-        "--n",
-        "--seed",
-        "--out",
-    )
-    few = ["--n", "4"]
+    return model_lines(held, rotary) | training_lines(folder, run, rotary) | other_lines(folder, held, saved)
+
+
+def model_lines(held: str, rotary: str) -> dict[str, Line]:
+    """Commands that measure a model."""
     return {
         "diagnose": (
-            ["diagnose", held, *few, "--n-untrained", "0", "--probes", "calibration"],
-            (*model, "--domain", "--n-untrained", "--probes"),
+            ["diagnose", held, *FEW, "--n-untrained", "0", "--probes", "calibration"],
+            (*ON_MODEL, "--domain", "--n-untrained", "--probes"),
         ),
-        "ablate": (["ablate", held, *few, "--battery", "mlps"], (*model, "--battery", "--mode", "--method")),
+        "ablate": (["ablate", held, *FEW, "--battery", "mlps"], (*ON_MODEL, "--battery", "--mode", "--method")),
         "intervene": (
-            ["intervene", held, *few, "--subspace", "random:2", "--kind", "remove", "--controls", "1"],
-            (*model, "--subspace", "--kind", "--donors", "--positions", "--controls", "--layers", "--site"),
+            ["intervene", held, *FEW, "--subspace", "random:2", "--kind", "remove", "--controls", "1"],
+            (*ON_MODEL, "--subspace", "--kind", "--donors", "--positions", "--controls", "--layers", "--site"),
         ),
-        "relabel": (["relabel", held, *few], model),
-        "gradients": (["gradients", held, *few], (*model, "--targets")),
+        "relabel": (["relabel", held, *FEW], ON_MODEL),
+        "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
         "length": (
-            ["length", rotary, *few, "--to", "4"],
+            ["length", rotary, *FEW, "--to", "4"],
             (
                 "",
                 "--to",
@@ -287,17 +315,23 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
             ),
         ),
         "sweep": (
-            ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *few, "--checkpoint", held],
+            ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *FEW, "--checkpoint", held],
             ("", "--vary", "--checkpoint", "--n", "--seed", "--threshold", "--out"),
         ),
-        "diff": (["diff", held, held, *few], ("", "--task", "--n", "--seed", "--out")),
-        "dynamics": (["dynamics", run, *few], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
+        "diff": (["diff", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
+    }
+
+
+def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
+    """Commands on trainings, comparisons, checkpoints and claims."""
+    return {
+        "dynamics": (["dynamics", run, *FEW], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
         "compare": (
-            ["compare", "--only-existing", "--architectures", "mlp", *few],
+            ["compare", "--only-existing", "--architectures", "mlp", *FEW],
             ("--architectures", "--tasks", "--seeds", "--n", "--seed", "--runs", "--from-report", "--out"),
         ),
         "replicate": (
-            ["replicate", "mess3-small", "--only-existing", *few],
+            ["replicate", "mess3-small", "--only-existing", *FEW],
             ("", "--seeds", "--runs", "--n", "--seed", "--out"),
         ),
         "export": (["export", rotary, "--out", str(folder / "exported")], ("", "--out", "--to")),
@@ -312,13 +346,19 @@ def arguments(folder: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
             ["em-experiment", "--seeds", "2", "--steps", "2", "--length", "31"],
             ("--seeds", "--steps", "--length", "--out"),
         ),
+    }
+
+
+def other_lines(folder: Path, held: str, saved: str) -> dict[str, Line]:
+    """Reports, captures, and options for models and engines elsewhere."""
+    return {
         "diagnose a report": (["diagnose", saved], ("",)),
         "capture": (
-            ["capture", held, *few, "--out", str(folder / "captured")],
+            ["capture", held, *FEW, "--out", str(folder / "captured")],
             ("", "--sites", "--layers", "--save-dtype", "--n", "--n-untrained", "--out"),
         ),
         "diagnose elsewhere": (
-            ["diagnose", held, *few, "--n-untrained", "0", "--probes", "calibration"],
+            ["diagnose", held, *FEW, "--n-untrained", "0", "--probes", "calibration"],
             (
                 "--tokenizer",
                 "--batch-size",

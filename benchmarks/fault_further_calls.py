@@ -65,6 +65,13 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
         ),
         "claims.verdict": (claims.verdict, {"claim": claims.find("B1"), "numbers": {}}),
+        **of_tasks(),
+    }
+
+
+def of_tasks() -> dict[str, Call]:
+    """Tasks in text, and processes."""
+    return {
         "tasks.Prompts": (
             tasks.Prompts,
             {"texts": ("a b", "c d"), "domain": "", "last": 1, "bos": True, "per_quintile": 0, "chat": False},

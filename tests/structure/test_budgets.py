@@ -2,10 +2,11 @@
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.structure.source import Rule, Source, assert_none, findings, is_public, planted
+from tests.structure.source import ROOT, Rule, Source, assert_none, findings, is_public, planted
 
 FILE_LINES = 600
 FUNCTION_LINES = 60
@@ -58,6 +59,31 @@ RULES = (long_files, long_functions, many_parameters, wide_classes)
 @pytest.mark.parametrize("rule", RULES)
 def test_budget_holds(rule: Rule) -> None:
     assert_none(findings(rule))
+
+
+def sources_in(folder: Path) -> Iterator[Source]:
+    """Every Python file in a folder of scripts."""
+    for path in sorted(folder.rglob("*.py")):
+        yield planted(path.read_text(encoding="utf-8"), f"{folder.name}.{path.stem}")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_budget_holds_in_benchmarks(rule: Rule) -> None:
+    sources = list(sources_in(ROOT / "benchmarks"))
+    assert sources, "there are no benchmarks"
+    assert_none(found for source in sources for found in rule(source))
+
+
+def test_benchmark_over_budget_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "long.py").write_text("x = 1\n" * (FILE_LINES + 1), encoding="utf-8")
+    (folder / "wide.py").write_text(_function(FUNCTION_LINES + 1), encoding="utf-8")
+    found = [text for rule in RULES for source in sources_in(folder) for text in rule(source)]
+    assert found == [
+        "benchmarks.long: 601 lines, the budget is 600",
+        "benchmarks.wide:1: f has 61 lines, the budget is 60",
+    ]
 
 
 def _function(n_lines: int, parameters: str = "") -> str:
