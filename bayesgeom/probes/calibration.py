@@ -128,7 +128,7 @@ class CalibrationReport(Report):
         return float(own[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
-        shown, first = self._with_best_window(), "entropy error, means first"
+        shown, first = self._with_drawn_windows(), "entropy error, means first"
         caveat = unbeaten_note(self.window_kl_bits.value, float(self.effective_memory_symbols))
         error, kl = (replace(headline_of(shown, name), caveat=caveat) for name in ("entropy_mae_bits", "kl_bits"))
         return (
@@ -163,17 +163,18 @@ class CalibrationReport(Report):
         return with_captions(figure, ("", numbers(self.headlines()[0])))
 
     def _weaker(self) -> set[str]:
-        """Return the window observers whose other start is better; these are not plotted."""
+        """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
+        known = {own.name for own in self.kl_bits.baselines}
         weaker = self.window_kl_bits.value.argmax(axis=0) if self.windows else ()
-        return {_shown(window_name(width, self.window_starts[start])) for width, start in enumerate(weaker) if width}
+        pairs = [[_shown(window_name(width, start)) for start in self.window_starts] for width in range(len(weaker))]
+        return {pair[at] for pair, at in zip(pairs[1:], weaker[1:], strict=True) if known.issuperset(pair)}
 
-    def _with_best_window(self) -> "CalibrationReport":
-        """Return the report with only the best window observer among its baselines."""
-        windows = {_shown(window_name(width, start)) for width in range(1, TRANSPORT_WINDOW + 1) for start in STARTS}
+    def _with_drawn_windows(self) -> "CalibrationReport":
+        """Return the report with only the better window observer of each width among its baselines."""
+        weaker = self._weaker()
 
         def listed(own: Estimate) -> Estimate:
-            best = min((b for b in own.baselines if b.name in windows), key=lambda b: float(b.value), default=None)
-            return replace(own, baselines=tuple(b for b in own.baselines if b.name not in windows or b is best))
+            return replace(own, baselines=tuple(each for each in own.baselines if each.name not in weaker))
 
         return replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
 

@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Self, final
 
-from bayesgeom.core.numbers import interval_text, is_any_small, measured_text, number_text
+from bayesgeom.core.numbers import interval_text, measured_text, number_text
+
+MEAN = ", with mean "  # before the mean of a baseline whose range decides
 
 
 @final
@@ -21,7 +23,7 @@ class Headline:
         high: Upper end.
         baseline: Level that has to be exceeded: the far end of the strongest baseline's range if it has one, else its
             value; NaN without a baseline.
-        baseline_name: Its name, and the other baselines with their levels.
+        baseline_name: Its name, and the other baselines: level and name, the stronger first.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
         caveat: What `verdict` does not cover, as a clause; tables mark the verdict with * and print it below.
@@ -69,7 +71,7 @@ class Headline:
     @property
     def value_text(self) -> str:
         """The number with its unit; a dash if it is missing."""
-        return measured_text(self.value, self.unit, is_exact=self._is_exact)
+        return measured_text(self.value, self.unit, is_exact=True)
 
     @property
     def interval(self) -> str:
@@ -84,23 +86,15 @@ class Headline:
     @property
     def level_text(self) -> str:
         """The level of the strongest baseline; a dash without one."""
-        return number_text(self.baseline, is_exact=self._is_exact)
-
-    @property
-    def _is_exact(self) -> bool:
-        """Whether a small number, end or baseline is shown with more digits, all of them alike.
-
-        A small baseline alone is shown as "<0.0001": it is far from the number.
-        """
-        return is_any_small(self.value, self.low, self.high)
+        return number_text(self.baseline, is_exact=True)
 
     @property
     def baseline_text(self) -> str:
         """The strongest baseline and its level, then the others; "" without one."""
-        return f"{self.level_text} ({self.baseline_name})" if self.has_baseline else ""
+        return "; ".join(self.baselines)
 
     @property
     def baselines(self) -> list[str]:
-        """The parts of `baseline_text`, one per baseline."""
+        """Level and name of each baseline, the strongest first."""
         first, *others = self.baseline_name.split("; ")
         return [f"{self.level_text} ({first})", *others] if self.has_baseline else []

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.numbers import is_any_small, number_text
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
-from bayesgeom.results.headline import Headline
+from bayesgeom.results.headline import MEAN, Headline
 from bayesgeom.results.page import notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.results.tables import shortened
@@ -270,22 +270,21 @@ def ceiling_of(report: Report, metric: str, at: tuple[int, ...], label: str) -> 
 
 
 def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
-    """Return the strongest baseline's name, with its mean if the end of its range is the bar; then other levels."""
+    """Return the strongest baseline's name, then the others with their levels, the stronger first."""
     if hardest is None:
         return ""
-    is_exact = is_any_small(own.value, *own.ends)  # as the headline itself
     others = [each for each in own.compared if each is not hardest and not math.isnan(float(each.value))]
-    first, mean = _name(hardest, better), float(hardest.value)
-    if first != hardest.name:
-        first = f"{first} (mean {number_text(mean, is_exact=is_exact)})"
-    levels = [number_text(float(each.bar(better)), is_exact=is_exact) for each in others]
-    return "; ".join([first, *(f"{_name(e, better)} {level}" for e, level in zip(others, levels, strict=True))])
+    if better:
+        others.sort(key=lambda each: float(each.bar(better)), reverse=better == "higher")
+    levels = [f"{number_text(float(each.bar(better)), is_exact=True)} ({_name(each, better)})" for each in others]
+    return "; ".join([_name(hardest, better), *levels])
 
 
 def _name(own: Baseline, better: Better) -> str:
-    """Return a baseline's name, and which end of its range has to be exceeded if it has a range."""
-    end = {"higher": ", most", "lower": ", least", "": ""}[better]
-    return own.name if float(own.bar(better)) == float(own.value) else f"{own.name}{end}"
+    """Return a baseline's name; if it has a range, also which end has to be exceeded, and its mean."""
+    if float(own.bar(better)) == float(own.value):
+        return own.name
+    return f"{own.name}, {'most' if better == 'higher' else 'least'}{MEAN}{number_text(own.value, is_exact=True)}"
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from bayesgeom.results.estimate import UNDECIDED
-from bayesgeom.results.headline import Headline
+from bayesgeom.results.headline import MEAN, Headline
 
 WIDTH, LINES = 100, 24  # of what `print(result)` shows
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
@@ -91,7 +91,7 @@ def summary(
 
 
 def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
-    name = line.baseline_name.split(";")[0].split(" (mean")[0]
+    name = line.baseline_name.split(";")[0].split(MEAN)[0]
     baseline = f"{line.level_text} {name}" if line.has_baseline else ""
     return (
         line.label,

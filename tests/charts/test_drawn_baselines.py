@@ -83,6 +83,16 @@ def test_no_band_covers_a_layer_without_an_interval() -> None:
     assert bands and any(np.isnan(np.asarray(band.x)).any() for band in bands)
 
 
+@pytest.mark.parametrize("reading", ["claims/calibration-hmm-s5", "claims/calibration-bijection-v20"])
+def test_each_baseline_that_is_drawn_is_listed(reading: str) -> None:
+    report = load_report(READINGS / reading)["calibration"]
+    drawn = [t.name.split(": ")[1].split(" (▾")[0] for t in report.plot().data if t.name.startswith("baseline: ")]
+    listed = report.headlines()[0].baselines
+    assert len(drawn) >= 2 and all(any(f"({name})" in line for line in listed) for name in drawn), (drawn, listed)
+    levels = [float(line.split(" ")[0].replace("−", "-")) for line in listed]
+    assert levels == sorted(levels), "where smaller is better, the smallest is first"
+
+
 def test_a_baseline_of_one_layer_is_a_marker() -> None:
     figure = panels("Whole", ("a", "b"))
     add_baseline(figure, (1, 1), [0, 1, 2], np.array([0.5, np.nan, np.nan]), name="baseline: first layer")

@@ -182,11 +182,11 @@ def test_a_headline_is_an_entry_with_its_baselines(rng: np.random.Generator) -> 
         low=0.25,
         high=0.5,
         baseline=0.21,
-        baseline_name="random, most (mean 0.2); uniform 0.125",
+        baseline_name="random, most, with mean 0.2; 0.125 (uniform)",
         verdict="yes",
     )
     assert str(first) == (
-        "how deep 0.3 bits [0.25 … 0.5]; 0.21 (random, most (mean 0.2); uniform 0.125); beats every baseline: yes"
+        "how deep 0.3 bits [0.25 … 0.5]; 0.21 (random, most, with mean 0.2); 0.125 (uniform); beats every baseline: yes"
     )
     assert str(second) == "missing –" and second.verdict == "" and math.isnan(second.baseline)
 
@@ -196,7 +196,7 @@ def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) 
     value = float(report.overlap.value[-1, 0])
     line = headline_of(report, "overlap", (-1, 0))
     assert (line.label, line.value, line.low, line.high) == ("overlap", value, value - 1, value + 1)
-    assert line.baseline == value - 3 and line.baseline_name.endswith("; flat 0.25"), "the least of its range decides"
+    assert line.baseline == value - 3 and line.baseline_name.endswith("; 0.25 (flat)"), "the least of its range decides"
     line = headline_of(report, "by_set", (1, 2, 4), "by one set")
     assert (line.label, line.value, line.unit) == ("by one set", report.by_set.value[1, 2, 4], "nats")
     assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "undecided") and math.isnan(line.low)
@@ -218,7 +218,7 @@ def test_a_withheld_interval_says_why(why: str, text: str, rng: np.random.Genera
         (Headline(metric="x", label="x", value=1.0, low=-0.5, high=1.5), ("1", "−0.5 … 1.5", "")),
         (
             Headline(metric="x", label="x", value=1.0, baseline=-1e-7, baseline_name="flat"),
-            ("1", "", ">−0.0001 (flat)"),
+            ("1", "", "−1e−7 (flat)"),
         ),
     ],
 )
