@@ -96,10 +96,10 @@ class AttentionMapsReport(Report):
     )
 
     run: str
-    chosens: tuple[str, ...]
+    shown_steps: tuple[str, ...]
     shown_layers: tuple[str, ...]
-    maps: Float[np.ndarray, "chosen shown_layer query_pos key_pos"]
-    focus: Annotated[Estimate, Quantity("chosen shown_layer", label="largest weight of a row")]
+    maps: Float[np.ndarray, "shown_step shown_layer query_pos key_pos"]
+    focus: Annotated[Estimate, Quantity("shown_step shown_layer", label="largest weight of a row")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -108,7 +108,7 @@ class AttentionMapsReport(Report):
                 self,
                 "focus",
                 at=(-1, row),
-                label=f"largest weight of a row, layer {layer}, step {int(self.chosens[-1]):,}",
+                label=f"largest weight of a row, layer {layer}, step {int(self.shown_steps[-1]):,}",
             )
             for row, layer in enumerate(self.shown_layers)
         )
@@ -116,7 +116,7 @@ class AttentionMapsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.maps import maps_figure
 
-        steps = [f"{int(step):,}" for step in self.chosens]
+        steps = [f"{int(step):,}" for step in self.shown_steps]
         return maps_figure(f"{self.title} — {self.run}", self.maps, steps, self.shown_layers)
 
 
@@ -150,7 +150,7 @@ def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int
     maps = whole[:, layers]
     return AttentionMapsReport(
         run=run.name,
-        chosens=tuple(str(run.steps[index]) for index in chosen),
+        shown_steps=tuple(str(run.steps[index]) for index in chosen),
         shown_layers=tuple(str(layer) for layer in layers),
         maps=maps,
         focus=focus_of(maps.max(axis=-1).mean(axis=-1)),
@@ -158,6 +158,6 @@ def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int
     )
 
 
-def focus_of(largest: Float[np.ndarray, "chosen shown_layer"]) -> Estimate:
+def focus_of(largest: Float[np.ndarray, "shown_step shown_layer"]) -> Estimate:
     """Return the mean largest weights of one sequence; the baseline is the first snapshot."""
     return Estimate.of(largest, n=1, baselines=[Baseline.of("baseline", FIRST, largest[0])])

@@ -11,8 +11,8 @@ from bayesgeom.gradients.capture import LayerGradients
 IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 
 
-def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "identity 2"]:
-    """Return the largest difference and the largest autograd entry per identity; NaN if it cannot be tested.
+def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "law 2"]:
+    """Return the largest difference and the largest autograd entry per law; NaN if it cannot be tested.
 
     "mixing" is the premise, pattern · values = z; "scores" and "values" are the two laws; the others apply the chain
     rule to queries, keys and W_V.

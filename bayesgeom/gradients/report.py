@@ -50,9 +50,9 @@ class GradientReport(Report):
     )
 
     targets: Targets
-    identitys: tuple[str, ...]
-    identity_error: Annotated[Estimate, Quantity("identity layer", label="laws against autograd, relative error")]
-    identity_error_nats: Annotated[Estimate, Quantity("identity layer", unit="nats", label="laws against autograd")]
+    laws: tuple[str, ...]
+    identity_error: Annotated[Estimate, Quantity("law layer", label="laws against autograd, relative error")]
+    identity_error_nats: Annotated[Estimate, Quantity("law layer", unit="nats", label="laws against autograd")]
     loss_nats: Annotated[Estimate, Quantity(unit="nats", better="lower", label="loss")]
     mean_correlation: Annotated[Estimate, Quantity(better="higher", label="attention with advantage, mean over heads")]
     correlation: Annotated[Estimate, Quantity("layer head", better="higher", label="attention with advantage")]
@@ -112,7 +112,7 @@ class GradientReport(Report):
             f"{name}: {number_text(np.nanmax(row), is_exact=True)}"
             if np.isfinite(row).any()
             else f"{name}: no such point"
-            for name, row in zip(self.identitys, self.identity_error.value, strict=True)
+            for name, row in zip(self.laws, self.identity_error.value, strict=True)
         ]
         rows: list[tuple[str, ...]] = [
             ("layer", "correlation by head (baseline)", "routing norm", "value norm", "value elasticity")
@@ -130,7 +130,7 @@ class GradientReport(Report):
 def gradient_report(
     loss: Float[np.ndarray, " sequence"],
     tallies: Sequence[LayerTally],
-    errors: Float[np.ndarray, "layer identity 2"],
+    errors: Float[np.ndarray, "layer law 2"],
     *,
     targets: Targets,
     seed: int,
@@ -152,7 +152,7 @@ def gradient_report(
 
     return GradientReport(
         targets=targets,
-        identitys=IDENTITIES,
+        laws=IDENTITIES,
         identity_error=Estimate.of(relative, n=n),
         identity_error_nats=Estimate.of(errors[..., 0].T, n=n),
         loss_nats=mean_estimate(loss, seed=seed),

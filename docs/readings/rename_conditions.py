@@ -1,4 +1,4 @@
-"""Rename fields and names of committed reports of the length and the step-size experiment; no number changes.
+"""Rename fields of committed reports: conditions, models, laws, steps that are shown; no number changes.
 
 Run once, from the root of the repository:
 
@@ -6,7 +6,9 @@ Run once, from the root of the repository:
 
 Reports of `length` name their models in `models`, which was `arms`, and store `discontinuity_bits`, which was
 `jump_bits`. Reports of `em_experiment` name their conditions in `conditions`, which was `arms`. Recipes that differ in
-positions alone are named `hmm-variant-rotary`, which was `hmm-arm-rotary`. Arrays are written as they were read.
+positions alone are named `hmm-variant-rotary`, which was `hmm-arm-rotary`. Reports of `gradients` name their laws in
+`laws`, which was `identitys`, and `attention_maps` their steps in `shown_steps`, which was `chosens`: both are the
+axis with an s. Arrays are written as they were read.
 `convert_fields.py` makes the tables of metrics again. A report without these names is left as it is, so running the
 script again does nothing.
 """
@@ -27,6 +29,8 @@ from bayesgeom.results import storage
 FIELDS = {
     "length": {"arms": "models", "jump_bits": "discontinuity_bits"},
     "em_experiment": {"arms": "conditions"},
+    "gradients": {"identitys": "laws"},
+    "attention_maps": {"chosens": "shown_steps"},
 }
 IN_PROVENANCE = {"arms": "conditions"}
 RECIPE, NEW_RECIPE = "-arm-", "-variant-"

@@ -25,7 +25,7 @@ def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixt
         "report.json",
     ]
     found = Diagnosis.load(out)
-    assert parts_of(found["attention_maps"])[0]["chosens"] == ["100"]
+    assert parts_of(found["attention_maps"])[0]["shown_steps"] == ["100"]
     assert found.provenance["model"]["name"] == "packed"
 
 

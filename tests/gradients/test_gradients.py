@@ -36,7 +36,7 @@ def report() -> GradientReport:
 
 
 def test_the_report_carries_laws_correlations_and_maps(report: GradientReport) -> None:
-    assert report.identitys == IDENTITIES and report.identity_error.value.shape == (len(IDENTITIES), 3)
+    assert report.laws == IDENTITIES and report.identity_error.value.shape == (len(IDENTITIES), 3)
     assert np.nanmax(report.identity_error.value) < 1e-10 and np.nanmax(report.identity_error_nats.value) < 1e-10
     assert report.correlation.value.shape == report.correlation.baseline(OTHER).value.shape == (3, 5)
     low, high = report.correlation.ends

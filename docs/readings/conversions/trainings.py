@@ -28,7 +28,7 @@ def gradients(old: Old) -> GradientReport:
     n = int(old["n"])
     return GradientReport(
         targets=old["targets"],
-        identitys=old["identitys"],
+        laws=old["identitys"],
         identity_error=old.estimate("identity_error"),
         identity_error_nats=old.estimate("identity_error_nats"),
         loss_nats=old.estimate("loss_nats"),
@@ -232,7 +232,7 @@ def attention_maps(old: Old) -> AttentionMapsReport:
     """Return the attention maps."""
     return AttentionMapsReport(
         run=old["run"],
-        chosens=old["chosens"],
+        shown_steps=old["chosens"],
         shown_layers=old["shown_layers"],
         maps=old["maps"],
         focus=focus_of(old["focus"]),
