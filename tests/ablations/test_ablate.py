@@ -265,7 +265,9 @@ def test_components_and_sets_check_themselves() -> None:
     for build in (lambda: Component(0, "head"), lambda: Component(0, "mlp", 1), lambda: Component(0, "neuron")):
         with pytest.raises((InvalidArgument, TypeError), match=r"component|neuron"):
             build()
-    with pytest.raises(InvalidArgument, match=r"needs at least one component \(Component\(0, 'attention'\)\); got none"):
+    with pytest.raises(
+        InvalidArgument, match=r"needs at least one component \(Component\(0, 'attention'\)\); got none"
+    ):
         Ablation(())
 
 

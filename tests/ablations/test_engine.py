@@ -335,5 +335,8 @@ def test_results_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch) ->
 def test_sequences_that_score_different_positions_are_refused() -> None:
     shifted = replace(TRIALS, scored=torch.stack([row.roll(i % 2) for i, row in enumerate(TRIALS.scored)]))
     first = int(shifted.scored[1].nonzero()[0])
-    with pytest.raises(InvalidArgument, match=rf"every sequence to score the same positions; sequence 0 scores .*, sequence 1 scores \[{first}, "):
+    with pytest.raises(
+        InvalidArgument,
+        match=rf"every sequence to score the same positions; sequence 0 scores .*, sequence 1 scores \[{first}, ",
+    ):
         lively().replayer().baseline(shifted)

@@ -132,7 +132,9 @@ def test_an_order_becomes_fatal_where_the_head_joins() -> None:
 
 
 def test_a_battery_that_changes_nothing_anywhere_is_a_fault() -> None:
-    with pytest.raises(HookFault, match=r"none of 1 ablations changed a logit of planted: .* Check that its hook points"):
+    with pytest.raises(
+        HookFault, match=r"none of 1 ablations changed a logit of planted: .* Check that its hook points"
+    ):
         bayesgeom.ablate(planted((1, 2)), battery=[Ablation((head(*DEAD),))], n=16)
 
 

@@ -82,7 +82,7 @@ def test_a_direction_that_does_not_vary_does_no_harm() -> None:
     flat = torch.cat([x, torch.full((N, 1), 2.0, dtype=torch.float64)], dim=1)
     padded, plain = leace_subspace("y", JointMoments.of(flat, y)), leace_subspace("y", JointMoments.of(x, y))
     torch.testing.assert_close(padded.projector()[:D, :D], plain.projector(), atol=1e-6, rtol=0)
-    with pytest.raises(InvalidArgument, match="does not vary here, so there is no subspace. Choose later layers"):
+    with pytest.raises(InvalidArgument, match=r"does not vary here, so there is no subspace\. Choose later layers"):
         leace_subspace("y", JointMoments.of(x, torch.ones(N, 1, dtype=torch.float64)))
 
 

@@ -73,7 +73,9 @@ def test_a_reference_that_nothing_matches_is_refused() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UnknownName, match="no ModelConfig named 'gru'"):
         capacity_matched("gru", REFERENCE)
-    with pytest.raises(InvalidArgument, match=r"architecture 'lstm' has no parameter d_mlp\. It has: .*d_model.*n_layers"):
+    with pytest.raises(
+        InvalidArgument, match=r"architecture 'lstm' has no parameter d_mlp\. It has: .*d_model.*n_layers"
+    ):
         capacity_matched("lstm", REFERENCE, d_mlp=3)
     with pytest.raises(
         InvalidArgument, match=r"must be a ModelConfig, a module built from one, or a Model; got a Linear"

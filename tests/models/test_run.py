@@ -247,7 +247,9 @@ def test_missing_sites_name_what_there_is() -> None:
 def test_tasks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(TaskMismatch, match=r"uses ids \d+ … 23; tiny has 22 ids, 0 … 21\. Use the task"):
         lively().run([Bijection(n_values=12, n_pairs=7).sample(3, seed=0)])
-    with pytest.raises(TaskMismatch, match=r"the task's sequences have 21 tokens; tiny has positions for 13\. Use shorter sequences"):
+    with pytest.raises(
+        TaskMismatch, match=r"the task's sequences have 21 tokens; tiny has positions for 13\. Use shorter sequences"
+    ):
         lively().run([Bijection(n_values=11, n_pairs=11).sample(3, seed=0)])
     (trials,) = blocks(5)
     with pytest.raises(TaskMismatch, match=r"uses ids -1 … \d+; tiny has 22 ids"):

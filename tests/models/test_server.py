@@ -292,9 +292,9 @@ def test_addresses(address: str, acts: Behavior) -> None:
     assert client_of(f"{address}/v1/").model == "tiny"
     acts.names = ("a", "b")
     assert client_of(f"{address}/v1#b").model == "b"
-    with pytest.raises(InvalidArgument, match=r"offers 2 models: name one as .*#MODEL, of a, b"):
+    with pytest.raises(InvalidArgument, match=r"lists 2 models: name one as .*#MODEL, of a, b"):
         client_of(address)
-    with pytest.raises(InvalidArgument, match="offers no model 'c', but a, b"):
+    with pytest.raises(InvalidArgument, match=r"lists no model 'c': name one as .*#MODEL, of a, b"):
         client_of(f"{address}#c")
     with pytest.raises(InvalidArgument, match="leave user and password out"):
         bayesgeom.load("http://me:secret@localhost/v1")

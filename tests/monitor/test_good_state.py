@@ -87,7 +87,7 @@ def test_nothing_saved_and_a_broken_file_are_errors(tmp_path: Path) -> None:
         good.put_back()
     good.keep(1)
     (tmp_path / FILE).write_bytes(b"half")
-    with pytest.raises(CheckpointFault, match="cannot be read back: .* Restart from a checkpoint"):
+    with pytest.raises(CheckpointFault, match=r"cannot be read back: .* Restart from a checkpoint"):
         good.put_back()
 
 

@@ -66,7 +66,9 @@ def test_key_overlap_from_sums_of_keys() -> None:
 
 def test_another_stream_is_refused() -> None:
     stream = Stream(layers={LAST_ENTROPY: (0, 1)}, trials=TASK.sample(5, seed=99))
-    with pytest.raises(InvalidArgument, match=r"the stream's sequences 0 … \d+ are not those of this run\. .* same task and seed"):
+    with pytest.raises(
+        InvalidArgument, match=r"the stream's sequences 0 … \d+ are not those of this run\. .* same task and seed"
+    ):
         lively().run(passes(), record=[stream], n_recorded=3)
 
 

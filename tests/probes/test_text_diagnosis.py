@@ -51,7 +51,7 @@ def test_prompts_are_diagnosed_with_the_models_own_entropy(model: Model, tmp_pat
     diagnosis = bayesgeom.diagnose(model, Prompts(), n_untrained=1)
     assert diagnosis.provenance["arguments"]["n"] == 160, "of a fixed stock no more than all"
     assert {"calibration", "belief_readout"} <= diagnosis.inapplicable.keys()
-    assert "requires an exact posterior, which this task does not have" in diagnosis.inapplicable["calibration"]
+    assert "requires an exact posterior, which task 'prompts' does not have" in diagnosis.inapplicable["calibration"]
     assert {"value_manifold", "key_overlap", "attention_entropy", "domain_separation"} <= diagnosis.keys()
     assert "the model's own" in diagnosis[ValueManifoldReport].conditions
     assert any("(the model's own)" in line.label for _, line in diagnosis.headlines())

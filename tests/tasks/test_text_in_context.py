@@ -119,9 +119,13 @@ def test_too_few_symbols_count_the_tasks_ids() -> None:
 def test_wrong_numbers_of_symbols_and_shared_ones_are_refused() -> None:
     world = bound(INNER[1], ",")
     for ids in (world.symbol_ids[:-1], (*world.symbol_ids[:-1], world.symbol_ids[0])):
-        with pytest.raises(InvalidArgument, match=rf"needs 10 distinct symbols, .*; got the ids \({ids[0]}, {ids[1]}, "):
+        with pytest.raises(
+            InvalidArgument, match=rf"needs 10 distinct symbols, .*; got the ids \({ids[0]}, {ids[1]}, "
+        ):
             replace(world, symbol_ids=ids)
-    with pytest.raises(InvalidArgument, match=rf"a separator that is not one of them; got the ids .*, {world.symbol_ids[0]}\)"):
+    with pytest.raises(
+        InvalidArgument, match=rf"a separator that is not one of them; got the ids .*, {world.symbol_ids[0]}\)"
+    ):
         replace(world, separator_ids=world.symbol_ids[:1])
 
 

@@ -118,7 +118,10 @@ def test_shipped_compared_models_fit_into_eighty_megabytes() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, r"at least 1, .*: tiny has steps=0, batch_size=7, late_batch_size=11, warmup=5 and snapshots=20\."),
+        (
+            {"steps": 0},
+            r"at least 1, .*: tiny has steps=0, batch_size=7, late_batch_size=11, warmup=5 and snapshots=20\.",
+        ),
         ({"batch_size": 0}, r"tiny has steps=20, batch_size=0, late_batch_size=11, "),
         ({"late_batch_size": -1}, r"tiny has steps=20, batch_size=7, late_batch_size=-1, "),
         ({"warmup": -1}, r"warmup and snapshots at least 0: tiny has .*, warmup=-1 and snapshots=20"),
@@ -136,7 +139,9 @@ def test_impossible_recipes_are_refused(change: dict[str, int], message: str) ->
 def test_kinds_that_do_not_exist_are_refused(field: str) -> None:
     changed = replace(TINY)
     object.__setattr__(changed, field, "other")  # past the type checks that only the tests switch on
-    with pytest.raises(InvalidArgument, match=rf"sampled or exact, and optimizer adamw or muon: tiny has .*{field}='other'"):
+    with pytest.raises(
+        InvalidArgument, match=rf"sampled or exact, and optimizer adamw or muon: tiny has .*{field}='other'"
+    ):
         changed.__post_init__()
 
 
