@@ -82,10 +82,11 @@ class KeyOverlapReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the first measured layer of every view, raw and with the mean key removed.
 
-        Labels count heads below, at and above each level.
+        The first one counts, as its detail, the heads below, at and above each level; `in_words` does so for the others.
         """
         views = range(len(self.views))
         plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
+        plain[0] = replace(plain[0], detail=plain[0].finding)
         centered = [self._headline("mean_centered_overlap", view, is_centered=True) for view in views]
         return (*plain, *centered)
 
@@ -147,10 +148,9 @@ class KeyOverlapReport(Report):
         return tuple(unknown if part is None else part for part in parts)
 
     def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
-        suffix = ", mean key removed" if is_centered else ""
+        suffix, short = (", mean key removed", ", centered") if is_centered else ("", "")
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
-        heads = self.in_words(view, layer, is_centered=is_centered)
-        found = headline_of(self, metric, (view, layer), f"layer {layer}, {self.views[view]}{suffix}, heads: {heads}")
+        found = headline_of(self, metric, (view, layer), f"|cos|, {self.views[view]}{short}, layer {layer}")
         found = replace(
             found, finding=self._sentence(view, layer, is_centered=is_centered), short_label=f"mean |cos|{suffix}"
         )

@@ -28,6 +28,7 @@ class Headline:
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
         caveat: What `verdict` does not cover, as a clause; tables mark the verdict with * and print it below.
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
+        detail: What the number alone does not show, in a sentence that `print(report)` shows below.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
         published: What was published about it.
         short_label: Label in a `repr` and below `finding`, where `label` repeats the sentence; "" for `label`.
@@ -45,6 +46,7 @@ class Headline:
     verdict: str = ""
     caveat: str = ""
     finding: str = ""
+    detail: str = ""
     ruling: str = ""
     published: str = ""
     short_label: str = ""

@@ -106,7 +106,9 @@ class Report(ABC):
     def summary(self) -> str:
         """Return a short table for the terminal: at most 24 lines of 100 columns."""
         sentences = [sentence for sentence in (self.conclusion(),) if sentence]
-        return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in self.headlines()])
+        lines = self.headlines()
+        details = [line.detail for line in lines if line.detail]
+        return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in lines], details)
 
     @final
     def __str__(self) -> str:

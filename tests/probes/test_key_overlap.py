@@ -209,13 +209,26 @@ def test_headlines_are_layer_0_of_every_view_inputs_first(everything: tuple[Run,
     assert len(lines) == 2 * len(report.views)
     for i, view in enumerate(report.views):
         for line, values in ((lines[i], report.overlap), (lines[i + len(report.views)], report.centered_overlap)):
-            assert line.label.startswith(f"layer 0, {view}")
+            assert line.label.startswith(f"|cos|, {view}, ") and line.label.endswith("layer 0")
             assert line.value == pytest.approx(values.value[i, 0].mean(), abs=1e-9, nan_ok=True)
-    assert lines[0].label.startswith("layer 0, inputs / activation, heads: ")
+    assert lines[0].label == "|cos|, inputs / activation, layer 0"
     of_hypotheses = lines[report.views.index("hypotheses / activation")]
     assert of_hypotheses.low < of_hypotheses.value < of_hypotheses.high
     assert "untrained" not in lines[0].baseline_name
-    assert "mean key removed" in lines[-1].label
+    assert "centered" in lines[-1].label
+
+
+def test_the_printed_report_has_whole_labels_and_counts_heads_below_the_table(
+    everything: tuple[Run, KeyOverlapReport],
+) -> None:
+    _, report = everything
+    head, *rows = str(report).splitlines()
+    assert head == KeyOverlapReport.title
+    shown = [line.label for line in report.headlines() if any(row.startswith(f"{line.label} ") for row in rows)]
+    assert len(shown) >= 10 and shown[0] == "|cos|, inputs / activation, layer 0"
+    counted = report.headlines()[0].detail
+    assert counted.startswith("In layer 0, the key overlap (inputs / activation) is ")
+    assert counted in " ".join(" ".join(rows).split())
 
 
 def test_the_overlap_alone_is_the_reports(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -277,7 +290,7 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
     assert report.in_words(0) == "1 below, 1 at, 1 above random directions"
     line = report.headlines()[0]
-    assert "1 below, 1 at, 1 above random directions" in str(line)
+    assert "below random directions in 1 head, at it in 1, above it in 1" in line.detail
     in_words = "the key overlap (inputs / activation) is below random directions in 1 head, at it in 1, above it in 1."
     assert line.finding == f"In layer 0, {in_words}" and numbers(line).startswith("Mean |cos|: ")
 
@@ -341,7 +354,8 @@ def test_tokens_never_shown_are_left_out_and_counted(rng: np.random.Generator) -
 def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_path: Path) -> None:
     report = KeyOverlap().measure(run_of(rng, sets={}))
     assert report.views == ("no tokens named",) and math.isnan(report.mean_overlap.value[0, 0])
-    assert "no level known" in str(report.headlines()[0])
+    assert report.in_words(0) == "no level known"
+    assert not report.headlines()[0].has_baseline and not report.headlines()[0].detail
     assert np.isnan(report.overlap.value).all() and report.headlines()
     assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
