@@ -82,7 +82,7 @@ class KeyOverlapReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the first measured layer of every view, raw and with the mean key removed.
 
-        The first one counts, as its detail, the heads below, at and above each level; `in_words` does so for the others.
+        The detail of the first one counts heads below, at and above each level; `in_words` counts them for any view.
         """
         views = range(len(self.views))
         plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
