@@ -29,7 +29,8 @@ class MonitorReport(Report):
     """Measurements by step, always on the same sequences; the interval of KL is over these sequences.
 
     Baselines are random directions of the same width and number, uniform attention, the uniform predictor, posteriors
-    permuted within positions, and an untrained network of the same architecture if it was measured.
+    permuted within positions, and an untrained network of the same architecture if it was measured. `threshold` is the
+    level of each of the `rules`: a measurement of that name, or `degenerate_orthogonality`.
     """
 
     name: ClassVar[str] = "monitor"
@@ -59,7 +60,8 @@ class MonitorReport(Report):
     key_orthogonality_by_head: Float[np.ndarray, "step layer kv_head"]
     coverage_by_head: Float[np.ndarray, "step layer kv_head"]
     attention_entropy_bits_by_head: Float[np.ndarray, "step layer head"]
-    thresholds: Mapping[str, float]
+    rules: tuple[str, ...]
+    threshold: Float[np.ndarray, " rule"]
     events: tuple[str, ...]
     marked_steps: tuple[int, ...]
     n: int
@@ -76,12 +78,13 @@ class MonitorReport(Report):
         from bayesgeom.results.theme import BASELINE, panels, with_room_for_legend
 
         quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
+        thresholds = dict(zip(self.rules, self.threshold, strict=True))
         figure = panels(self.title, tuple(quantities[metric].label for metric in self._measured), row_height=330)
         for index, (metric, own) in enumerate(self._measured.items()):
             panel = (index // 2 + 1, index % 2 + 1)
             levels = [(level.name, level.value) for level in own.baselines]
-            if metric in self.thresholds:
-                levels.append(("threshold", np.full(len(at), self.thresholds[metric])))
+            if metric in thresholds:
+                levels.append(("threshold", np.full(len(at), thresholds[metric])))
             curve = Curve(name="measured", values=own.value, band=own.ends)
             unit = quantities[metric].unit or _RANGES.get(metric, "0 … 1")
             add_curves(figure, panel, at, [curve], unit=unit, levels=levels)
@@ -138,7 +141,8 @@ def monitor_report(
         key_orthogonality_by_head=np.stack([own.key_orthogonality for own in measures]),
         coverage_by_head=np.stack([own.coverage for own in measures]),
         attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in measures]),
-        thresholds=asdict(thresholds),
+        rules=tuple(asdict(thresholds)),
+        threshold=np.array([*asdict(thresholds).values()], dtype=np.float64),
         events=tuple(str(event) for event in events),
         marked_steps=tuple(event.step for event in events if event.is_warning),
         n=n,

@@ -107,7 +107,7 @@ def test_each_number_has_its_chance_level_and_that_of_an_untrained_network() -> 
     alone = Monitor(tiny(), TASK, every=1, settings=QUICK)
     alone(0)
     assert [own.name for own in alone.report().coverage.baselines] == [DIRECTIONS]
-    assert report.thresholds == {
+    assert dict(zip(report.rules, report.threshold.tolist(), strict=True)) == {
         "key_orthogonality": 0.9,
         "coverage": 0.8,
         "separation": 0.7,
