@@ -1,14 +1,15 @@
 """The generated page of committed intervention reports: `docs/readings/interventions/README.md`."""
 
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import (
     AFTER,
@@ -19,7 +20,9 @@ from bayesgeom.interventions.report import (
     InterventionReport,
     largest_control,
 )
+from bayesgeom.interventions.verdicts import NOT_IDENTIFIED, UNDECIDED, USED, VERDICTS, listed
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
 
@@ -36,6 +39,8 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
 
 - **movement**: how far a swap moves the model's own value to the donor's; 1 is all of the way. The value is the model's
   entropy for entropy, and its answer otherwise. **Bold**: the verdict in that layer is "used".
+- **95 % interval**: of the number in the row above, for one layer after the other. R², permutation levels and shares of
+  variance have none: R² is that of one map on held-out sequences.
 - **indirect**: the movement without the direct path from the edited site to the output; **indirect controls**: the
   largest of the same controls, also without theirs.
 - **controls**: the largest movement among 20 random subspaces of the same rank and 20 with the same share of variance.
@@ -47,6 +52,10 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
   0.01 above that level, or above 0 if the level is negative. "Not used" also needs R² before removal to be at least 0.1
   above.
 - **R² excess**: the largest amount, over the erased layers, by which R² exceeds both the permutation level and 0.
+- **survives given position and answer**: the verdict of the same swap, in the layers that are "used", after position
+  and answer log-odds were erased from the activation and regressed out of the quantity. *Yes*: still used. *Undecided*:
+  this use is not shown to be more than use of what correlates with it
+  ([details](../../interventions.md#correlated-quantities)).
 """
 _RULES = """## Rules of the stored readings
 
@@ -71,7 +80,24 @@ in a layer: too many for the 1,024 sequences that a fit uses). So a Mamba has no
 not learn its task: no use in it says little about LSTMs. Second seeds are left out. On bijections without returning
 keys the entropy is a function of the position, so that erasing it *onwards* identifies nothing.
 """
+_FITS = """## Fits of entropy and belief in transformers
+
+Verdicts of swaps in the residual stream, over all scored positions, for the three ways to
+[fit a quantity](../../interventions.md#where-a-quantity-lies): LEACE, covariance directions, and a trained swap, which
+bounds from above what any subspace of its rank can do. The strongest verdict is given, with its layers.
+"""
+_USES = """## Uses, and whether they survive
+
+Every swap of entropy or belief that is called used in a layer, and the verdict of the same swap once position and
+answer log-odds are held fixed. Where the last column says *undecided*, use of the quantity itself is not shown.
+"""
+_SURVIVES, _INTERVAL, NOT_MEASURED = "survives given position and answer", "95 % interval", "not measured"
+KINDS, FITTED = ("LEACE", "covariance", "trained swap"), ("entropy", "belief")
+_BOTH, _GIVEN = "position and answer", re.compile(r", given (.*)\)$")
 _QUANTITIES = {"entropy": "(entropy", "belief": "(belief", "key frame": "frame", "J-space": "Jacobian"}
+
+
+Models = dict[str, list[InterventionReport | OnwardsReport]]
 
 
 def page(folder: Path) -> str:
@@ -81,13 +107,13 @@ def page(folder: Path) -> str:
         OutputFault: A folder holds a damaged report.
         InvalidArgument: `measured.toml` names a report that does not exist.
     """
-    models: dict[str, list[InterventionReport | OnwardsReport]] = {}
+    models: Models = {}
     paths = sorted(folder.glob(f"*/*/{JSON}"))
     for path in paths:
         for report in Diagnosis.load(path.parent).values():
             if isinstance(report, InterventionReport | OnwardsReport):
                 models.setdefault(path.parent.parent.name, []).append(report)
-    head = ("subspace, scored positions", "", "layers 0, 1, 2, …", "verdict")
+    head = ("subspace, scored positions", "", "layers 0, 1, 2, …", "verdict", _SURVIVES)
     parts = [f"## {name}\n\n{markdown(head, [*_rows(reports)])}\n" for name, reports in models.items()]
     listed = folder / MEASURED
     present = tomllib.loads(listed.read_text(encoding="utf-8"))["present"] if listed.exists() else []
@@ -96,7 +122,7 @@ def page(folder: Path) -> str:
         raise InvalidArgument(f"{listed} names reports that do not exist: {', '.join(missing)}. Remove these names.")
     earlier = [name for path in paths if (name := str(path.parent.relative_to(folder))) not in present]
     rules = _rules([report for reports in models.values() for report in reports], earlier)
-    return "\n".join([_HEAD, rules, f"{_MATRIX}\n{matrix}\n", *parts])
+    return "\n".join([_HEAD, rules, f"{_MATRIX}\n{matrix}\n", _fits(models), _survival(models), *parts])
 
 
 def _rules(reports: list[InterventionReport | OnwardsReport], earlier: list[str]) -> str:
@@ -121,26 +147,107 @@ def _how(report: InterventionReport | OnwardsReport) -> str:
     return "later" if "later" in report.where else "stream"
 
 
-def _rows(reports: list[InterventionReport | OnwardsReport]) -> Iterator[tuple[str, ...]]:
+def _fits(models: Models) -> str:
+    """Return the section on the fits of entropy and belief in transformers, and those that were not measured."""
+    rows, missing = list[tuple[str, ...]](), dict[str, list[str]]()
+    for name, reports in models.items():
+        if not any(report.provenance["model"]["n_heads"] for report in reports):
+            continue
+        cells = {f"{kind} ({quantity}": _fit(reports, kind, quantity) for quantity in FITTED for kind in KINDS}
+        rows.append((f"`{name}`", *cells.values()))
+        for label, cell in cells.items():
+            if cell == NOT_MEASURED:
+                missing.setdefault(label.replace(" (", " of "), []).append(f"`{name}`")
+    head = ("checkpoint", *(f"{quantity}: {kind}" for quantity in FITTED for kind in KINDS))
+    lists = [f"- {label}: {', '.join(names)}" for label, names in missing.items()]
+    absent = "\n".join(["Not measured:", "", *lists, ""]) if lists else "Every fit was measured.\n"
+    return f"{_FITS}\n{markdown(head, rows)}\n\n{absent}"
+
+
+def _fit(reports: Sequence[InterventionReport | OnwardsReport], kind: str, quantity: str) -> str:
+    """Return the verdict of a swap along one fit in the residual stream, over all scored positions."""
+    swaps = [own for own in reports if isinstance(own, InterventionReport) and own.is_swap and _how(own) == "stream"]
+    for own in swaps:
+        if own.subspace.startswith((f"{kind} ({quantity})", f"{kind} ({quantity}, rank")):
+            strongest = min(filter(None, own.verdict_by_layer), key=VERDICTS.index)
+            layers = [at for at, verdict in enumerate(own.verdict_by_layer) if verdict == strongest]
+            return strongest if strongest in (UNDECIDED, NOT_IDENTIFIED) else f"{strongest} in {listed(layers)}"
+    is_identified = not any(own.quantity == quantity and NOT_IDENTIFIED in own.verdict_by_layer for own in swaps)
+    return NOT_MEASURED if is_identified else NOT_IDENTIFIED
+
+
+def _survival(models: Models) -> str:
+    """Return the section on the uses of entropy and belief, and whether they survive."""
+    rows = [
+        (f"`{name}`", report.subspace, *_place(report).split(", ", 1), listed(_used(report)), cell)
+        for name, reports in models.items()
+        for report in reports
+        if isinstance(report, InterventionReport) and report.subspace.startswith(KINDS)
+        if (cell := _survives(report, reports))
+    ]
+    return f"{_USES}\n{markdown(('checkpoint', 'subspace', 'site', 'positions', 'used in', _SURVIVES), rows)}\n"
+
+
+def _survives(report: InterventionReport, reports: Sequence[InterventionReport | OnwardsReport]) -> str:
+    """Return whether use survives with position and answer held fixed; "" for reports without use, or with `given`."""
+    if not (used := _used(report)) or _GIVEN.search(report.subspace):
+        return ""
+    swaps = [own for own in reports if isinstance(own, InterventionReport) and _place(own) == _place(report)]
+    given = [(found[1], own) for own in swaps if (found := _GIVEN.search(own.subspace))]
+    held = {names: _verdicts(own, used) for names, own in given if _GIVEN.sub(")", own.subspace) == report.subspace}
+    if (own := held.pop(_BOTH, None)) is not None:
+        return own
+    return "; ".join([NOT_MEASURED, *(f"given {names} alone: {text}" for names, text in held.items())])
+
+
+def _used(report: InterventionReport) -> list[int]:
+    return [at for at, verdict in enumerate(report.verdict_by_layer) if verdict == USED]
+
+
+def _place(report: InterventionReport) -> str:
+    """Return site and positions."""
+    return report.where.partition("; ")[0]
+
+
+def _verdicts(report: InterventionReport, layers: Sequence[int]) -> str:
+    """Return the verdicts in some layers; "yes" stands for "used"."""
+    found: dict[str, list[int]] = {}
+    for at in layers:
+        verdict = report.verdict_by_layer[at] or NOT_MEASURED
+        found.setdefault("yes" if verdict == USED else verdict, []).append(at)
+    return "; ".join(f"{verdict} in {listed(at)}" for verdict, at in found.items())
+
+
+def _rows(reports: Sequence[InterventionReport | OnwardsReport]) -> Iterator[tuple[str, ...]]:
     for report in reports:
-        yield from _of_intervention(report) if isinstance(report, InterventionReport) else _of_erasure(report)
+        is_single = isinstance(report, InterventionReport)
+        rows = _of_intervention(report) if is_single else _of_erasure(report)
+        survives = _survives(report, reports) if is_single else ""
+        for number, row in enumerate(rows):
+            yield *row, survives if number == 0 else ""
 
 
 def _of_intervention(report: InterventionReport) -> Iterator[tuple[str, ...]]:
     what = f"{report.kind} {report.subspace}, {report.where}; n = {report.n}"
     own = f"own KL {report.unedited_kl_bits:.2g} bits"
     removal = _numbers(report.change_bits.value[REMOVAL, :, 0])
+    interval = _intervals(report.change_bits[REMOVAL, :, 0])
     if not report.is_swap:
         yield what, "KL increase (bits)", removal, report.verdict
-        yield own, "controls", _numbers(largest_control(report.kl_increase_bits)[:, 0]), _single(report)
+        yield own, _INTERVAL, interval, _single(report)
+        yield "", "controls", _numbers(largest_control(report.kl_increase_bits)[:, 0]), ""
         yield from _holdings(report)
         return
-    is_used = [verdict == "used" for verdict in report.verdict_by_layer]
+    is_used = [verdict == USED for verdict in report.verdict_by_layer]
     yield what, "movement", _numbers(report.movement.value[:, 0], is_used), report.verdict
-    yield own, "controls", _numbers(largest_control(report.movement)[:, 0]), _single(report)
-    yield "", "indirect", _numbers(report.indirect_movement.value[:, 0]), ""
-    yield "", "indirect controls", _numbers(largest_control(report.indirect_movement)[:, 0]), ""
+    yield own, _INTERVAL, _intervals(report.movement[:, 0]), _single(report)
+    yield "", "controls", _numbers(largest_control(report.movement)[:, 0]), ""
+    if np.isfinite(report.indirect_movement.value[:, 0]).any():
+        yield "", "indirect", _numbers(report.indirect_movement.value[:, 0]), ""
+        yield "", _INTERVAL, _intervals(report.indirect_movement[:, 0]), ""
+        yield "", "indirect controls", _numbers(largest_control(report.indirect_movement)[:, 0]), ""
     yield "", "KL increase (bits)", removal, ""
+    yield "", _INTERVAL, interval, ""
     yield from _holdings(report)
 
 
@@ -169,8 +276,8 @@ def _holdings(report: InterventionReport) -> Iterator[tuple[str, ...]]:
 def _of_erasure(report: OnwardsReport) -> Iterator[tuple[str, ...]]:
     what = f"erase {report.subspace} in this and all later layers, all positions; n = {report.n}"
     yield what, "KL increase (bits)", _numbers(report.kl_increase_bits.value), report.verdict
-    controls = _numbers(largest_control(report.kl_increase_bits))
-    yield f"own KL {float(report.unedited_kl_bits):.2g} bits", "controls", controls, ""
+    yield f"own KL {float(report.unedited_kl_bits):.2g} bits", _INTERVAL, _intervals(report.kl_increase_bits), ""
+    yield "", "controls", _numbers(largest_control(report.kl_increase_bits)), ""
     for stage, r2 in zip(report.stages, report.r2.value, strict=True):
         yield "", f"R² {stage}", _numbers(r2), ""
     yield "", "R² excess", _numbers(report.r2_excess), ""
@@ -180,3 +287,9 @@ def _numbers(values: Float[np.ndarray, " layer"], is_bold: list[bool] | None = N
     """The values of all layers; a dash where a layer was not edited or has no value."""
     cells = ["–" if np.isnan(value) else number_text(value) for value in values]
     return " ".join(f"**{cell}**" if is_bold and is_bold[at] else cell for at, cell in enumerate(cells))
+
+
+def _intervals(effect: Estimate) -> str:
+    """The 95 % intervals of all layers, in square brackets; a dash where there is none."""
+    cells = [interval_text(low, high) for low, high in zip(*effect.ends, strict=True)]
+    return " ".join(cell if cell == "–" else f"[{cell}]" for cell in cells)

@@ -30,7 +30,7 @@ from bayesgeom.interventions.engine import (
 )
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
-from bayesgeom.interventions.verdicts import Reach
+from bayesgeom.interventions.verdicts import Reach, listed
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
@@ -203,7 +203,8 @@ class Intervention:
                 except NothingLeft as error:
                     empty[layer] = error.reason
         if not subspaces:
-            reasons = "; ".join(f"in layer {layer}, {reason}" for layer, reason in empty.items())
+            groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
+            reasons = "; ".join(f"in {listed(layers)}, {reason}" for reason, layers in groups.items())
             raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
         return subspaces, empty
 

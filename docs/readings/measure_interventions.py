@@ -8,11 +8,16 @@ Each report below `interventions/` is made again by `bayesgeom intervene` with t
 default each report that `interventions/measured.toml` does not list, in processes of one thread each. A finished
 report replaces the earlier one and is listed, so the script can be stopped and started again at any time. One line per
 report gives the verdicts before and after, and the largest change of a layer's effect.
+
+A name without a report makes a new one: a swap of a quantity in the residual stream, 64 pairs, seed 0. Examples are
+`mess3-small/covariance-belief`, `sticky-small/leace-entropy-given-position+answer` and
+`sticky-small/trained_swap-7-belief`.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -36,24 +41,50 @@ READINGS = ROOT / FOLDER
 HEAD = """# Reports that were measured after the last change of intervals and of variance-matched controls (22 November
 # 2026). Every other report has the earlier intervals and controls, and the generated page says so.
 """
-# How reports of earlier versions name their subspaces, and how the command line does.
-EARLIER = {
-    "LEACE (belief)": "leace:belief",
-    "LEACE (entropy)": "leace:entropy",
-    "covariance (belief)": "covariance:belief",
-    "frame (embedding)": "frame",
-    "top-16 Jacobian": "top_jacobian:16",
-}
+NAMES = re.compile(r"(covariance|leace)-([a-z]+)(?:-given-([a-z+]+))?|trained_swap-(\d+)-([a-z]+)")
+LABELS = re.compile(r"(\S+) \((\w+)(?:, given (.*))?\)|trained swap \((\w+), rank (\d+)\)")
+NEW = {"n": 64, "seed": 0, "kind": "swap", "site": "resid_pre", "controls": 20, "score_after": False, "layers": "all"}
+
+
+def form(label: str) -> str:
+    """Return a subspace as the command line writes it, from its label in a report."""
+    if label == "frame (embedding)":
+        return "frame"
+    if jacobian := re.fullmatch(r"top-(\d+) Jacobian", label):
+        return f"top_jacobian:{jacobian[1]}"
+    found = LABELS.fullmatch(label)
+    assert found, f"no form of {label!r} is known"
+    if found[4]:
+        return f"trained_swap:{found[5]},{found[4]}"
+    return f"{found[1].lower()}:{found[2]}" + (f",given={found[3].replace(' and ', '+')}" if found[3] else "")
+
+
+def form_of_name(name: str) -> str:
+    """Return the subspace of a new report as the command line writes it; stop if its name has no known form."""
+    found = NAMES.fullmatch(name.partition("/")[2])
+    if not found:
+        raise SystemExit(f"No report {name} below {FOLDER}, and its name is not that of a swap of a quantity.")
+    if found[4]:
+        return f"trained_swap:{found[4]},{found[5]}"
+    return f"{found[1]}:{found[2]}" + (f",given={found[3]}" if found[3] else "")
+
+
+def is_stored(name: str) -> bool:
+    """Return whether there is a report of this name."""
+    return (READINGS / name / JSON).exists()
 
 
 def command(name: str) -> list[str]:
-    """Return the command that makes the report of this name again."""
-    stored = json.loads((READINGS / name / JSON).read_text(encoding="utf-8"))["provenance"]["arguments"]
+    """Return the command that makes the report of this name, again or for the first time."""
+    if is_stored(name):
+        stored = json.loads((READINGS / name / JSON).read_text(encoding="utf-8"))["provenance"]["arguments"]
+    else:
+        stored = {**NEW, "subspace": form_of_name(name)}
     counts = ("--n", str(stored["n"]), "--seed", str(stored["seed"]))
     asked = [sys.executable, "-m", "bayesgeom", "intervene", name.partition("/")[0], *counts]
     if "subspace" not in stored:  # erasure onwards names its quantity
         return [*asked, "--subspace", f"leace:{stored['quantity']}", "--onwards"]
-    asked += ["--subspace", EARLIER.get(stored["subspace"], stored["subspace"])]
+    asked += ["--subspace", form(stored["subspace"]) if is_stored(name) else stored["subspace"]]
     asked += ["--kind", stored["kind"], "--site", stored["site"], "--controls", str(stored["controls"])]
     asked += ["--score-after"] if stored["score_after"] else []
     return asked + (["--layers", stored["layers"]] if stored["layers"] != "all" else [])
@@ -75,7 +106,7 @@ def effects(report: InterventionReport | OnwardsReport) -> np.ndarray:
 
 def measure(name: str) -> str:
     """Make one report again, and return a line on what changed."""
-    before, started = only_report(name), time.monotonic()
+    before, started = only_report(name) if is_stored(name) else None, time.monotonic()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     asked = [*command(name), "--out", str(READINGS / name)]
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -83,6 +114,8 @@ def measure(name: str) -> str:
         return f"FAILED {name}: {done.stderr.strip().splitlines()[-1:]}"
     (READINGS / name / "report.html").unlink(missing_ok=True)
     after = only_report(name)
+    if before is None:
+        return f"{name}: new: {after.verdict}; {time.monotonic() - started:.0f} s"
     old, new = effects(before), effects(after)
     change = float(np.nanmax(np.abs(new - old))) if old.shape == new.shape else float("nan")
     verdicts = before.verdict if before.verdict == after.verdict else f"{before.verdict}  ->  {after.verdict}"
@@ -103,12 +136,12 @@ def enter(name: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="MODEL/NAME", help="reports; by default all that are not listed")
+    parser.add_argument("names", nargs="*", metavar="MODEL/NAME", help="reports; by default those not listed")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     given = parser.parse_args()
     stored = sorted(str(path.parent.relative_to(READINGS)) for path in READINGS.glob(f"*/*/{JSON}"))
-    if unknown := sorted({*given.names} - {*stored}):
-        raise SystemExit(f"No report {', '.join(unknown)} below {FOLDER}.")
+    for name in sorted({*given.names} - {*stored}):
+        form_of_name(name)
     names = given.names or [name for name in stored if name not in listed()]
     with ThreadPoolExecutor(given.jobs) as pool:
         running = {pool.submit(measure, name): name for name in names}

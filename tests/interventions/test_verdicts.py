@@ -261,10 +261,18 @@ def test_a_layer_in_which_nothing_is_left_is_undecided_with_the_reason() -> None
 def test_where_no_layer_has_anything_left_the_request_is_refused() -> None:
     """Seven tokens vary in six dimensions: two of positions, by sampling, and four of answers take all of them."""
     job = checked(planted_model(), fits.leace("belief", given=("position", "answer")), kind=FEW, n=17)
-    with pytest.raises(InvalidArgument, match=r"exists in no layer: in layer 0, erasing position and answer \(6 of 13"):
+    with pytest.raises(InvalidArgument, match=r"exists in no layer: in layers 0, 1, erasing position and answer \(6 of 13"):
         job.report()
     with pytest.raises(InvalidArgument, match=r"layer 1: erasing position .* Choose other layers, or hold fewer"):
         job.fit.fitted(job.sample(), (1,))
+
+
+@pytest.mark.exhaustive  # 256 sequences of 64 positions through a shipped network
+def test_position_and_answer_take_all_dimensions_of_mess3_small() -> None:
+    """The pages say so: a report with both held fixed cannot exist."""
+    fit = fits.leace("entropy", given=("position", "answer"))
+    with pytest.raises(InvalidArgument, match=r"exists in no layer: in layers 0, 1, 2, .*\(64 of 64 dimensions\)"):
+        intervene("mess3-small", subspace=fit, kind=replace(FEW, n_fit=256), n=17)
 
 
 def test_training_finds_a_subspace_that_moves_the_answer() -> None:
