@@ -28,7 +28,7 @@ from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -80,16 +80,16 @@ class AblationReport(Report):
         Estimate, Quantity("ablation", unit="bits", better="higher", label="increase in the entropy error")
     ]
     kl_ratio: Annotated[
-        Estimate, Quantity("ablation", better="higher", label="KL with the ablation over KL without it")
+        Estimate, NonNegative("ablation", better="higher", label="KL with the ablation over KL without it")
     ]
-    accuracy_change: Annotated[Estimate, Quantity("ablation", better="lower", label="change in accuracy")]
+    accuracy_change: Annotated[Estimate, Signed("ablation", better="lower", label="change in accuracy")]
     attribution_bits: Float[np.ndarray, " ablation"]
     inert: Bool[np.ndarray, " ablation"]
     kl_increase_bits_by_position: Float[np.ndarray, "ablation position"]
     # No `better`: the uniform prediction is a scale. `calibration` has the strongest baseline of the task.
-    unablated_kl_bits: Annotated[Estimate, Quantity(unit="bits", label="KL without ablation")]
+    unablated_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL without ablation")]
     unablated_entropy_mae_bits: Annotated[
-        Estimate, Quantity(unit="bits", better="lower", label="entropy error without ablation")
+        Estimate, NonNegative(unit="bits", better="lower", label="entropy error without ablation")
     ]
     top_to_second_ratio: Annotated[Estimate, Quantity(label="largest / second-largest KL increase of a single head")]
     attribution_rank_correlation: Annotated[
@@ -351,7 +351,7 @@ def _kl_ratio(tally: Tally, seed: int) -> Estimate:
     """Return KL with every ablation over KL without it, resampled together; no effect is 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
-    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed)
+    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed, is_positive=True)
     return with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),))
 
 

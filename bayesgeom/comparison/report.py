@@ -26,7 +26,7 @@ from bayesgeom.comparison.verdict import (
 )
 from bayesgeom.core.numbers import is_small, number_text
 from bayesgeom.models.native.state_size import state_floats
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -79,12 +79,12 @@ class ComparisonReport(Report):
     missing: tuple[str, ...]  # requested, but neither saved nor trained
     sizes: tuple[str, ...]
     size_of: Int[np.ndarray, "size checkpoint"]
-    kl_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
-    entropy_mae_bits: Annotated[Estimate, Quantity("checkpoint", unit="bits", better="lower", label="entropy error")]
+    kl_bits: Annotated[Estimate, NonNegative("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    entropy_mae_bits: Annotated[Estimate, NonNegative("checkpoint", unit="bits", better="lower", label="entropy error")]
     # Without `better`: the verdict on the share is that of the rule, not that it exceeds 0.
-    share_closed: Annotated[Estimate, Quantity("checkpoint", label="share closed")]
+    share_closed: Annotated[Estimate, AtMostOne("checkpoint", label="share closed")]
     accuracy_where_known: Annotated[
-        Estimate, Quantity("checkpoint", better="higher", label="accuracy where the answer is known")
+        Estimate, Share("checkpoint", better="higher", label="accuracy where the answer is known")
     ]
     memory_symbols: Annotated[
         Estimate, Quantity("checkpoint", unit="symbols", better="higher", label="effective memory")

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.dynamics.measure import Measured
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -47,7 +47,7 @@ class ManifoldFilmReport(Report):
     cloud: Float[np.ndarray, "step point component"]
     entropy_bits: Float[np.ndarray, " point"]
     final_axes_share: Annotated[
-        Estimate, Quantity("step", better="higher", label="variance along the last snapshot's PC1 and PC2")
+        Estimate, Share("step", better="higher", label="variance along the last snapshot's PC1 and PC2")
     ]
     n: int
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.dynamics.threshold_steps import SETTLED
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
@@ -54,22 +54,24 @@ class DynamicsReport(Report):
     runs: tuple[str, ...]
     steps: tuple[str, ...]
     # KL has no `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.
-    kl_bits: Annotated[Estimate, Quantity("run step", unit="bits", label="KL(exact ‖ model)")]
-    kl_bits_mean: Annotated[Estimate, Quantity("step", unit="bits", label="KL, mean over trainings")]
-    entropy_mae_bits: Annotated[Estimate, Quantity("run step", unit="bits", better="lower", label="entropy error")]
+    kl_bits: Annotated[Estimate, NonNegative("run step", unit="bits", label="KL(exact ‖ model)")]
+    kl_bits_mean: Annotated[Estimate, NonNegative("step", unit="bits", label="KL, mean over trainings")]
+    entropy_mae_bits: Annotated[Estimate, NonNegative("run step", unit="bits", better="lower", label="entropy error")]
     pattern_distance_bits: Annotated[
         Estimate, Quantity("run step", unit="bits", label="distance of attention patterns from the last snapshot")
     ]
     pattern_distance_bits_by_layer: Float[np.ndarray, "run step layer"]
-    key_overlap: Annotated[Estimate, Quantity("run step layer", better="lower", label="mean |cos| between keys")]
-    pc1_share: Annotated[Estimate, Quantity("run step", better="higher", label="PC1 share of the last values")]
-    curve_share: Annotated[Estimate, Quantity("run step", better="higher", label="curve share of the last values")]
-    belief_r2: Annotated[Estimate, Quantity("run step", better="higher", label="held-out R² of the belief, last layer")]
+    key_overlap: Annotated[Estimate, Share("run step layer", better="lower", label="mean |cos| between keys")]
+    pc1_share: Annotated[Estimate, Share("run step", better="higher", label="PC1 share of the last values")]
+    curve_share: Annotated[Estimate, Share("run step", better="higher", label="curve share of the last values")]
+    belief_r2: Annotated[
+        Estimate, AtMostOne("run step", better="higher", label="held-out R² of the belief, last layer")
+    ]
     answer_shift_bits: Annotated[
         Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the frame swap")
     ]
     frame_ratio: Annotated[
-        Estimate, Quantity("run step layer", better="higher", label="frame ratio: overlap over chance level")
+        Estimate, NonNegative("run step layer", better="higher", label="frame ratio: overlap over chance level")
     ]
     n: int
 

@@ -148,7 +148,7 @@ def extrapolation_ratio(
 ) -> Estimate:
     """Return the mean error beyond the training length over that within; the baseline is a shortcut's ratio."""
     beyond, within = errors[:, at > trained].mean(axis=1), errors[:, at <= trained].mean(axis=1)
-    interval, others = ratio_interval(beyond, within, seed=seed), shortcut.value
+    interval, others = ratio_interval(beyond, within, seed=seed, is_positive=True), shortcut.value
     with np.errstate(invalid="ignore", divide="ignore"):
         value, level = beyond.mean() / within.mean(), others[at > trained].mean() / others[at <= trained].mean()
     baseline = Baseline.of(shortcut.kind, shortcut.name, level)

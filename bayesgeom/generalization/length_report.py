@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import Estimate, NonNegative, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -67,16 +67,17 @@ class LengthReport(Report):
     lengths: tuple[str, ...]
     at: Int[np.ndarray, " position"]
     errors: tuple[str, ...]
-    error_bits: Annotated[Estimate, Quantity("error model position", unit="bits", better="lower", label="error")]
+    error_bits: Annotated[Estimate, NonNegative("error model position", unit="bits", better="lower", label="error")]
     whole_error_bits: Annotated[
-        Estimate, Quantity("error model length", unit="bits", better="lower", label="error, mean over whole sequences")
+        Estimate,
+        NonNegative("error model length", unit="bits", better="lower", label="error, mean over whole sequences"),
     ]
     discontinuity_bits: Annotated[
         Estimate,
         Quantity("error model", unit="bits", better="lower", label="discontinuity at the training length"),
     ]
     critical_length: Annotated[Estimate, Quantity("model", better="higher", label="first position above the threshold")]
-    extrapolation_ratio: Annotated[Estimate, Quantity("model", better="lower", label="KL beyond / within")]
+    extrapolation_ratio: Annotated[Estimate, NonNegative("model", better="lower", label="KL beyond / within")]
     layer_within_kl_bits: Float[np.ndarray, "model layer"]
     layer_excess_bits: Annotated[
         Estimate, Quantity("model layer", unit="bits", better="lower", label="KL of the read-out, beyond − within")

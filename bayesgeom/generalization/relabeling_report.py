@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -56,14 +56,14 @@ class RelabelingReport(Report):
     verdict: str
     verdict_reason: str = ""
     bound_bits: float
-    kl_before_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL before renaming")]
-    kl_after_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL after renaming")]
+    kl_before_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL before renaming")]
+    kl_after_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL after renaming")]
     kl_difference_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL after renaming − before")]
     kl_difference_size_bits: Annotated[
-        Estimate, Quantity(unit="bits", better="lower", label="mean |KL after renaming − before|")
+        Estimate, NonNegative(unit="bits", better="lower", label="mean |KL after renaming − before|")
     ]
     prediction_change: Annotated[
-        Estimate, Quantity(better="lower", label="total variation between answers before and after")
+        Estimate, Share(better="lower", label="total variation between answers before and after")
     ]
     entropy_mae_difference_bits: Annotated[
         Estimate, Quantity(unit="bits", better="lower", label="entropy error after − before")

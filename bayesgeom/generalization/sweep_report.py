@@ -11,7 +11,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import strongest
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity
 from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -58,8 +58,8 @@ class SweepReport(Report):
     model_floor_bits: Float[np.ndarray, " value"]
     exact_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, exact")]
     model_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, model")]
-    kl_bits: Annotated[Estimate, Quantity("value", unit="bits", better="lower", label="KL(exact ‖ model)")]
-    entropy_mae_bits: Annotated[Estimate, Quantity("value", unit="bits", better="lower", label="entropy error")]
+    kl_bits: Annotated[Estimate, NonNegative("value", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    entropy_mae_bits: Annotated[Estimate, NonNegative("value", unit="bits", better="lower", label="entropy error")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:

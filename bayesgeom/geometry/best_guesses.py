@@ -87,8 +87,7 @@ def guess_scores(
         n_hits = (readout.hits & is_counted).sum(axis=2, dtype=np.float64)
         everything = _ratio(n_hits.sum(axis=1), n_points.sum(axis=1))
         interval = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
-        low, high = (np.clip(end, 0, 1) for end in interval)  # an accuracy; resamples do not know that
-        rows.append((everything[:, 0], low, high, everything[:, 1:].mean(axis=1)))
+        rows.append((everything[:, 0], interval.lo, interval.hi, everything[:, 1:].mean(axis=1)))
     value, low, high, level = (np.stack(column) for column in zip(*rows, strict=True))
     return Scored(value=value, low=low, high=high, level=level), commonest(targets, is_counted)
 

@@ -18,7 +18,7 @@ from bayesgeom.dynamics.threshold_steps import SETTLED, ThresholdStep, settled
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.settling import lag
 from bayesgeom.gradients.tally import OTHER, layer_tally
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -81,13 +81,13 @@ class GradientMovementReport(Report):
 
     targets: Targets
     steps: tuple[str, ...]
-    loss_nats: Annotated[Estimate, Quantity("step", unit="nats", better="lower", label="loss")]
-    routing_norm: Annotated[Estimate, Quantity("step", unit="nats", label="routing: ∂L/∂s")]
-    value_norm: Annotated[Estimate, Quantity("step", unit="nats", label="values: ‖∂L/∂v‖")]
-    value_elasticity: Annotated[Estimate, Quantity("step", unit="nats", label="values: ‖∂L/∂v‖·‖v‖")]
-    pattern_distance_bits: Annotated[Estimate, Quantity("step", unit="bits", label="patterns")]
-    value_distance: Annotated[Estimate, Quantity("step", label="values")]
-    correlation: Annotated[Estimate, Quantity("step", better="higher", label="attention with advantage")]
+    loss_nats: Annotated[Estimate, NonNegative("step", unit="nats", better="lower", label="loss")]
+    routing_norm: Annotated[Estimate, NonNegative("step", unit="nats", label="routing: ∂L/∂s")]
+    value_norm: Annotated[Estimate, NonNegative("step", unit="nats", label="values: ‖∂L/∂v‖")]
+    value_elasticity: Annotated[Estimate, NonNegative("step", unit="nats", label="values: ‖∂L/∂v‖·‖v‖")]
+    pattern_distance_bits: Annotated[Estimate, NonNegative("step", unit="bits", label="patterns")]
+    value_distance: Annotated[Estimate, NonNegative("step", label="values")]
+    correlation: Annotated[Estimate, Signed("step", better="higher", label="attention with advantage")]
     pattern_moved_bits: Float[np.ndarray, " step"]
     value_moved: Float[np.ndarray, " step"]
     pattern_distance_bits_by_layer: Float[np.ndarray, "step layer"]

@@ -12,7 +12,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -53,13 +53,13 @@ class GradientReport(Report):
     laws: tuple[str, ...]
     identity_error: Annotated[Estimate, Quantity("law layer", label="laws against autograd, relative error")]
     identity_error_nats: Annotated[Estimate, Quantity("law layer", unit="nats", label="laws against autograd")]
-    loss_nats: Annotated[Estimate, Quantity(unit="nats", better="lower", label="loss")]
-    mean_correlation: Annotated[Estimate, Quantity(better="higher", label="attention with advantage, mean over heads")]
-    correlation: Annotated[Estimate, Quantity("layer head", better="higher", label="attention with advantage")]
-    routing_norm: Annotated[Estimate, Quantity("layer head", unit="nats", label="root mean square of ∂L/∂s")]
-    value_norm: Annotated[Estimate, Quantity("layer kv_head", unit="nats", label="root mean square of ‖∂L/∂v‖")]
+    loss_nats: Annotated[Estimate, NonNegative(unit="nats", better="lower", label="loss")]
+    mean_correlation: Annotated[Estimate, Signed(better="higher", label="attention with advantage, mean over heads")]
+    correlation: Annotated[Estimate, Signed("layer head", better="higher", label="attention with advantage")]
+    routing_norm: Annotated[Estimate, NonNegative("layer head", unit="nats", label="root mean square of ∂L/∂s")]
+    value_norm: Annotated[Estimate, NonNegative("layer kv_head", unit="nats", label="root mean square of ‖∂L/∂v‖")]
     value_elasticity: Annotated[
-        Estimate, Quantity("layer kv_head", unit="nats", label="root mean square of ‖∂L/∂v‖·‖v‖")
+        Estimate, NonNegative("layer kv_head", unit="nats", label="root mean square of ‖∂L/∂v‖·‖v‖")
     ]
     attention_bin: Float[np.ndarray, " edge"]
     advantage_by_attention: Annotated[

@@ -13,7 +13,7 @@ import numpy as np
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.verdicts import UNDECIDED
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -63,12 +63,12 @@ class JointInterventionReport(Report):
     sets: tuple[str, ...]
     metrics: tuple[str, ...]
     targets: tuple[str, ...]
-    unedited_bits: Annotated[Estimate, Quantity("metric", unit="bits", label="unedited model")]
+    unedited_bits: Annotated[Estimate, NonNegative("metric", unit="bits", label="unedited model")]
     increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", better="higher", label="increase")]
     beyond_random_bits: Annotated[
         Estimate, Quantity("set metric", unit="bits", label="increase beyond random subspaces")
     ]
-    axis_correlation: Annotated[Estimate, Quantity("set layer target", label="|ρ| of the axis with entropy")]
+    axis_correlation: Annotated[Estimate, Share("set layer target", label="|ρ| of the axis with entropy")]
     verdicts: tuple[str, ...]
     n_random: int
     n_kept: int

@@ -18,7 +18,7 @@ from bayesgeom.interventions.verdicts import (
     VERDICTS,
     listed,
 )
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -65,9 +65,9 @@ class OnwardsReport(Report):
     quantity: str
     kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="higher", label="KL increase")]
     stages: tuple[str, ...]
-    r2: Annotated[Estimate, Quantity("stage layer", label="R² of the quantity, before and after erasure")]
+    r2: Annotated[Estimate, AtMostOne("stage layer", label="R² of the quantity, before and after erasure")]
     r2_excess: Float[np.ndarray, " layer"]
-    unedited_kl_bits: Annotated[Estimate, Quantity(unit="bits", label="KL of the unedited model")]
+    unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
     verdict_by_layer: tuple[str, ...]
     is_matched_by_layer: tuple[bool, ...]
     n: int

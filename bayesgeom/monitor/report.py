@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.monitor.measures import Measures
 from bayesgeom.monitor.rules import Event, Thresholds
-from bayesgeom.results.estimate import Baseline, Estimate, Kind, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, NonNegative, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -44,7 +44,7 @@ class MonitorReport(Report):
 
     steps: tuple[str, ...]
     # Without `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.
-    kl_bits: Annotated[Estimate, Quantity("step", unit="bits", label="KL(exact ‖ model)")]
+    kl_bits: Annotated[Estimate, NonNegative("step", unit="bits", label="KL(exact ‖ model)")]
     key_orthogonality: Annotated[
         Estimate, Quantity("step", better="higher", label="orthogonality of hypothesis keys, layer 0")
     ]

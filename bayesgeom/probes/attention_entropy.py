@@ -24,7 +24,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Share, Signed, within
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -64,27 +64,23 @@ class AttentionEntropyReport(Report):
         "the same position (the effect of position alone), and untrained networks."
     )
 
-    entropy_bits: Annotated[Estimate, Quantity("layer head", unit="bits", better="lower", label="attention entropy")]
-    entropy_share: Annotated[
-        Estimate, Quantity("layer head", better="lower", label="entropy as a share of the maximum")
-    ]
+    entropy_bits: Annotated[Estimate, NonNegative("layer head", unit="bits", better="lower", label="attention entropy")]
+    entropy_share: Annotated[Estimate, Share("layer head", better="lower", label="entropy as a share of the maximum")]
     entropy_bits_by_layer: Annotated[
-        Estimate, Quantity("layer", unit="bits", better="lower", label="attention entropy")
+        Estimate, NonNegative("layer", unit="bits", better="lower", label="attention entropy")
     ]
-    reduction: Annotated[Estimate, Quantity(better="higher", label="entropy reduction, first to last layer")]
-    consistency: Annotated[Estimate, Quantity("layer head", better="higher", label="attention–posterior consistency")]
+    reduction: Annotated[Estimate, AtMostOne(better="higher", label="entropy reduction, first to last layer")]
+    consistency: Annotated[Estimate, Share("layer head", better="higher", label="attention–posterior consistency")]
     consistency_last_layer: Annotated[
-        Estimate, Quantity(better="higher", label="attention–posterior consistency, last layer")
+        Estimate, Share(better="higher", label="attention–posterior consistency, last layer")
     ]
-    consistency_greatest: Annotated[
-        Estimate, Quantity(better="higher", label="consistency of the most consistent head")
-    ]
+    consistency_greatest: Annotated[Estimate, Share(better="higher", label="consistency of the most consistent head")]
     consistency_over_other: Annotated[
         Estimate,
-        Quantity("layer head", better="higher", label="consistency minus that of another sequence's attention"),
+        Signed("layer head", better="higher", label="consistency minus that of another sequence's attention"),
     ]
     consistency_over_other_last_layer: Annotated[
-        Estimate, Quantity(better="higher", label="the same minus that of another sequence's attention")
+        Estimate, Signed(better="higher", label="the same minus that of another sequence's attention")
     ]
     consistency_quantiles: Float[np.ndarray, "quantile layer head"]
     quantiles: tuple[str, ...]
@@ -174,15 +170,17 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         of = _scalars(entropy.mean(axis=2), consistency)
         uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
         other = agreement.shuffled.mean(axis=0)
-        widest = Baseline.of("chance", UNIFORM, float(visible.sum(dim=-1).double().log2().mean()))
+        widest = Baseline.of("chance", UNIFORM, most := float(visible.sum(dim=-1).double().log2().mean()))
         return AttentionEntropyReport(
-            entropy_bits=estimate(entropy, widest, *of_untrained([copy.entropy_bits.value for copy in untrained])),
+            entropy_bits=within(
+                estimate(entropy, widest, *of_untrained([c.entropy_bits.value for c in untrained])), 0, most
+            ),
             entropy_share=estimate(
                 _drawn(weights, share, has_choice),
                 Baseline.of("chance", UNIFORM, 1.0),
                 *of_untrained([copy.entropy_share.value for copy in untrained]),
             ),
-            entropy_bits_by_layer=estimate(entropy.mean(axis=2), widest),
+            entropy_bits_by_layer=within(estimate(entropy.mean(axis=2), widest), 0, most),
             reduction=estimate(
                 of["reduction"],
                 Baseline.of("chance", "uniform in every layer", 0.0),

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Share, Signed
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -82,25 +82,21 @@ class BeliefReadoutReport(Report):
         "read-out is correct if each color lies at the same place as in the panel of the exact belief."
     )
 
-    r2: Annotated[Estimate, Quantity("site layer", better="higher", label="R² of the belief")]
-    total_variation: Annotated[
-        Estimate, Quantity("site layer", better="lower", label="total variation from the belief")
-    ]
-    balanced_accuracy: Annotated[Estimate, Quantity("site layer", better="higher", label="surviving hypotheses")]
-    silhouette: Annotated[
-        Estimate, Quantity("site layer cluster_count", better="higher", label="silhouette of clusters")
-    ]
+    r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of the belief")]
+    total_variation: Annotated[Estimate, Share("site layer", better="lower", label="total variation from the belief")]
+    balanced_accuracy: Annotated[Estimate, Share("site layer", better="higher", label="surviving hypotheses")]
+    silhouette: Annotated[Estimate, Signed("site layer cluster_count", better="higher", label="silhouette of clusters")]
     rand_index: Annotated[
-        Estimate, Quantity("site layer cluster_count", better="higher", label="adjusted Rand, best guess")
+        Estimate, AtMostOne("site layer cluster_count", better="higher", label="adjusted Rand, best guess")
     ]
     token_rand_index: Annotated[
-        Estimate, Quantity("site layer cluster_count", better="higher", label="adjusted Rand, token")
+        Estimate, AtMostOne("site layer cluster_count", better="higher", label="adjusted Rand, token")
     ]
     nearest_centroid_accuracy: Annotated[
-        Estimate, Quantity("site layer confidence", better="higher", label="accuracy of the nearest best guess")
+        Estimate, Share("site layer confidence", better="higher", label="accuracy of the nearest best guess")
     ]
-    window_r2: Annotated[Estimate, Quantity("window_start window", better="higher", label="R² of window observers")]
-    window_map_r2: Annotated[Estimate, Quantity("window_start window", better="higher", label="R² of a map from them")]
+    window_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of window observers")]
+    window_map_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of a map from them")]
     drawn_belief: Float[np.ndarray, "point hypothesis"]
     drawn_readout: Float[np.ndarray, "stage site point hypothesis"]
     sites: tuple[str, ...]

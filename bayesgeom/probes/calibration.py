@@ -22,7 +22,7 @@ from jaxtyping import Float, Float64
 
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.estimators import of_untrained, stacked
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -82,19 +82,19 @@ class CalibrationReport(Report):
         "where ten symbols are too few."
     )
 
-    entropy_mae_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="entropy error")]
-    kl_bits: Annotated[Estimate, Quantity(unit="bits", better="lower", label="KL(exact ‖ model)")]
-    total_variation: Annotated[Estimate, Quantity(better="lower", label="total variation from the exact predictive")]
-    off_answer_prob: Annotated[Estimate, Quantity(better="lower", label="off-answer probability")]
-    accuracy: Annotated[Estimate, Quantity("source", better="higher", label="accuracy")]
+    entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]
+    kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL(exact ‖ model)")]
+    total_variation: Annotated[Estimate, Share(better="lower", label="total variation from the exact predictive")]
+    off_answer_prob: Annotated[Estimate, Share(better="lower", label="off-answer probability")]
+    accuracy: Annotated[Estimate, Share("source", better="higher", label="accuracy")]
     log_loss_gap_bits: Annotated[
         Estimate, Quantity(unit="bits", better="lower", label="cross-entropy minus that of the exact predictive")
     ]
     entropy_mae_bits_by_position: Annotated[
-        Estimate, Quantity("position", unit="bits", better="lower", label="entropy error")
+        Estimate, NonNegative("position", unit="bits", better="lower", label="entropy error")
     ]
     kl_bits_by_position: Annotated[
-        Estimate, Quantity("position", unit="bits", better="lower", label="KL(exact ‖ model)")
+        Estimate, NonNegative("position", unit="bits", better="lower", label="KL(exact ‖ model)")
     ]
     total_variation_by_position: Float[np.ndarray, " position"]
     off_answer_prob_by_position: Float[np.ndarray, " position"]
@@ -102,7 +102,7 @@ class CalibrationReport(Report):
     example_entropy_bits: Float[np.ndarray, "source example position"]
     sources: tuple[str, ...]
     window_kl_bits: Annotated[
-        Estimate, Quantity("window_start window", unit="bits", better="lower", label="KL of the window observer")
+        Estimate, NonNegative("window_start window", unit="bits", better="lower", label="KL of the window observer")
     ]
     window_gain_bits: Annotated[
         Estimate, Quantity("window", unit="bits", better="higher", label="KL of the window observer minus the model's")

@@ -23,7 +23,7 @@ from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.geometry.separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -69,13 +69,13 @@ class DomainSeparationReport(Report):
         "large angle alone proves nothing."
     )
 
-    silhouette: Annotated[Estimate, Quantity("layer", better="higher", label="silhouette of the domains")]
+    silhouette: Annotated[Estimate, Signed("layer", better="higher", label="silhouette of the domains")]
     angle_degrees: Annotated[
         Estimate, Quantity("layer", unit="°", better="higher", label="angle between the domains' planes")
     ]
-    pc12_share: Annotated[Estimate, Quantity("layer group", better="higher", label="PC1 + PC2 share")]
+    pc12_share: Annotated[Estimate, Share("layer group", better="higher", label="PC1 + PC2 share")]
     pc12_gain: Annotated[
-        Estimate, Quantity("layer group", better="higher", label="PC1 + PC2 share minus that of mixed samples")
+        Estimate, Signed("layer group", better="higher", label="PC1 + PC2 share minus that of mixed samples")
     ]
     groups: tuple[str, ...]
     site: str

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.geometry.cosine import verdicts
 from bayesgeom.geometry.key_views import COLUMNS, WEIGHTS
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -57,21 +57,19 @@ class KeyOverlapReport(Report):
     )
 
     views: tuple[str, ...]
-    overlap: Annotated[Estimate, Quantity("view layer kv_head", better="lower", label="mean |cos| between keys")]
-    centered_overlap: Annotated[Estimate, Quantity("view layer kv_head", better="lower", label="mean |cos|, centered")]
-    mean_overlap: Annotated[Estimate, Quantity("view layer", better="lower", label="mean |cos|, mean over heads")]
+    overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos| between keys")]
+    centered_overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos|, centered")]
+    mean_overlap: Annotated[Estimate, Share("view layer", better="lower", label="mean |cos|, mean over heads")]
     mean_centered_overlap: Annotated[
-        Estimate, Quantity("view layer", better="lower", label="mean |cos|, centered, over heads")
+        Estimate, Share("view layer", better="lower", label="mean |cos|, centered, over heads")
     ]
-    largest_overlap: Annotated[Estimate, Quantity("view layer kv_head", better="lower", label="largest |cos|")]
+    largest_overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="largest |cos|")]
     largest_centered_overlap: Annotated[
-        Estimate, Quantity("view layer kv_head", better="lower", label="largest |cos|, centered")
+        Estimate, Share("view layer kv_head", better="lower", label="largest |cos|, centered")
     ]
-    signed_mean: Annotated[Estimate, Quantity("view layer kv_head", label="mean cosine between keys")]
+    signed_mean: Annotated[Estimate, Signed("view layer kv_head", label="mean cosine between keys")]
     orthogonality: Annotated[Estimate, Quantity("view layer kv_head", better="higher", label="1 − RMS cosine")]
-    dimension_utilization: Annotated[
-        Estimate, Quantity("view layer kv_head", better="higher", label="dimensions in use")
-    ]
+    dimension_utilization: Annotated[Estimate, Share("view layer kv_head", better="higher", label="dimensions in use")]
     cross_fitted_overlap: Float[np.ndarray, "view layer kv_head"]
     overlap_bias: Float[np.ndarray, "view layer kv_head"]
     welch: Float[np.ndarray, " view"]

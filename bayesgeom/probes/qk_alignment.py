@@ -23,7 +23,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -77,21 +77,21 @@ class QKAlignmentReport(Report):
     )
 
     relations: tuple[str, ...]
-    mass_excess: Annotated[Estimate, Quantity("relation layer head", better="higher", label="attention above uniform")]
+    mass_excess: Annotated[Estimate, Signed("relation layer head", better="higher", label="attention above uniform")]
     contrast: Annotated[Estimate, Quantity("relation layer head", better="higher", label="difference of cos(q, k)")]
-    auc: Annotated[Estimate, Quantity("relation layer head", better="higher", label="AUC of q·k")]
+    auc: Annotated[Estimate, Share("relation layer head", better="higher", label="AUC of q·k")]
     mass_excess_by_layer: Annotated[
-        Estimate, Quantity("relation layer", better="higher", label="attention above uniform")
+        Estimate, Signed("relation layer", better="higher", label="attention above uniform")
     ]
     mass_over_other: Annotated[
-        Estimate, Quantity("relation layer head", better="higher", label="attention above baseline")
+        Estimate, Signed("relation layer head", better="higher", label="attention above baseline")
     ]
     contrast_over_other: Annotated[
         Estimate, Quantity("relation layer head", better="higher", label="cos(q, k) above baseline")
     ]
-    auc_over_other: Annotated[Estimate, Quantity("relation layer head", better="higher", label="AUC above baseline")]
+    auc_over_other: Annotated[Estimate, Signed("relation layer head", better="higher", label="AUC above baseline")]
     mass_over_other_by_layer: Annotated[
-        Estimate, Quantity("relation layer", better="higher", label="attention above baseline")
+        Estimate, Signed("relation layer", better="higher", label="attention above baseline")
     ]
     layer_trend: Annotated[Estimate, Quantity("relation", better="higher", label="Spearman of layer and attention")]
     identified: Float[np.ndarray, " relation"]

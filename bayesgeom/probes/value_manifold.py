@@ -31,7 +31,7 @@ from bayesgeom.geometry.manifold import (
     view,
 )
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -93,19 +93,19 @@ class ValueManifoldReport(Report):
         "distinguished and the report says 'not identified': then only the shape counts, not the order."
     )
 
-    pc1_share: Annotated[Estimate, Quantity("site layer", better="higher", label="PC1 share of variance")]
-    pc12_share: Annotated[Estimate, Quantity("site layer", better="higher", label="PC1 + PC2 share of variance")]
+    pc1_share: Annotated[Estimate, Share("site layer", better="higher", label="PC1 share of variance")]
+    pc12_share: Annotated[Estimate, Share("site layer", better="higher", label="PC1 + PC2 share of variance")]
     participation_ratio: Annotated[Estimate, Quantity("site layer", label="participation ratio of the variances")]
-    spearman: Annotated[Estimate, Quantity("ordering site layer", better="higher", label="|Spearman| of PC1, entropy")]
-    signed_spearman: Annotated[Estimate, Quantity("ordering site layer", label="Spearman of PC1 with entropy")]
+    spearman: Annotated[Estimate, Share("ordering site layer", better="higher", label="|Spearman| of PC1, entropy")]
+    signed_spearman: Annotated[Estimate, Signed("ordering site layer", label="Spearman of PC1 with entropy")]
     p_value: Annotated[Estimate, Quantity("ordering site layer", label="p-value of Spearman, by permutation")]
-    pearson: Annotated[Estimate, Quantity("site layer", better="higher", label="|Pearson| of PC1 with entropy")]
-    entropy_r2: Annotated[Estimate, Quantity("site layer", better="higher", label="R² of a linear read-out of entropy")]
-    curve_share: Annotated[Estimate, Quantity("site layer", better="higher", label="share on a curve in entropy")]
-    head_pc1_share: Annotated[Estimate, Quantity("layer kv_head", better="higher", label="PC1 share of each head")]
-    head_spearman: Annotated[
-        Estimate, Quantity("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")
+    pearson: Annotated[Estimate, Share("site layer", better="higher", label="|Pearson| of PC1 with entropy")]
+    entropy_r2: Annotated[
+        Estimate, AtMostOne("site layer", better="higher", label="R² of a linear read-out of entropy")
     ]
+    curve_share: Annotated[Estimate, Share("site layer", better="higher", label="share on a curve in entropy")]
+    head_pc1_share: Annotated[Estimate, Share("layer kv_head", better="higher", label="PC1 share of each head")]
+    head_spearman: Annotated[Estimate, Share("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")]
     shown_points: Float[np.ndarray, "site point component"]
     shown_curve: Float[np.ndarray, "site step component"]
     shown_entropy_bits: Float[np.ndarray, " point"]

@@ -12,6 +12,7 @@ better. Tables, figures, files and checks follow from it.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Self, final
 
 import numpy as np
@@ -19,6 +20,7 @@ from jaxtyping import Float, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, is_any_small, number_text
+from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
@@ -33,7 +35,7 @@ Values = Float[np.ndarray, "..."]
 @final
 @dataclass(frozen=True)
 class Quantity:
-    """Axes, unit, direction and label of an estimate in a report's field.
+    """Axes, unit, direction, label and range of an estimate in a report's field.
 
     Args:
         axes: Names of the axes, in order, separated by spaces; "" for a scalar. An axis `thing` whose entries
@@ -41,17 +43,25 @@ class Quantity:
         unit: Unit of the value, such as "bits"; "" for none.
         better: Which direction is better than a baseline; "" if neither is.
         label: Label in tables and figures.
+        range: Least and greatest possible value. Reports withhold intervals that reach its bounds: see `within`.
     """
 
     axes: str = ""
     unit: str = ""
     better: Better = ""
     label: str = ""
+    range: tuple[float, float] = (-math.inf, math.inf)
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Names of the axes, in order."""
         return tuple(self.axes.split())
+
+
+Share = partial(Quantity, range=(0.0, 1.0))  # also accuracies, probabilities and absolute cosines
+Signed = partial(Quantity, range=(-1.0, 1.0))  # correlations, silhouettes, and differences of shares
+AtMostOne = partial(Quantity, range=(-math.inf, 1.0))  # R² and adjusted indices
+NonNegative = partial(Quantity, range=(0.0, math.inf))  # KL, errors, norms, and ratios of these
 
 
 @final
@@ -88,14 +98,12 @@ class Baseline:
     def broadcast(self, shape: tuple[int, ...]) -> Self:
         """Return the same baseline with the shape of its estimate."""
         low, high = (None if end is None else _to_shape(end, shape, self.name) for end in (self.low, self.high))
-        return type(self)(
-            kind=self.kind, name=self.name, value=_to_shape(self.value, shape, self.name), low=low, high=high
-        )
+        return replace(self, value=_to_shape(self.value, shape, self.name), low=low, high=high)
 
     def __getitem__(self, index: Any) -> Self:
         """Return the baseline of some entries."""
         low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
-        return type(self)(kind=self.kind, name=self.name, value=_array(self.value[index]), low=low, high=high)
+        return replace(self, value=_array(self.value[index]), low=low, high=high)
 
 
 @final
@@ -179,24 +187,14 @@ class Estimate:
     def __getitem__(self, index: Any) -> Self:
         """Return the estimate of some entries, with their ends and baselines."""
         low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
-        return type(self)(
-            value=_array(self.value[index]),
-            low=low,
-            high=high,
-            resampled=self.resampled,
-            n=self.n,
-            baselines=tuple(baseline[index] for baseline in self.baselines),
-            why_not=self.why_not,
-        )
+        baselines = tuple(baseline[index] for baseline in self.baselines)
+        return replace(self, value=_array(self.value[index]), low=low, high=high, baselines=baselines)
 
     def mapped(self, change: Callable[[Values], Values]) -> Self:
         """Return the estimate with its value, its ends and those of its baselines changed by a function.
 
         Args:
             change: A function of an array, applied to each of them.
-
-        Returns:
-            The changed estimate.
         """
 
         def each(own: Values | None) -> Values | None:
@@ -240,12 +238,6 @@ class Estimate:
 
     def baseline(self, name: str) -> Baseline:
         """Return one of the baselines by name.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The baseline.
 
         Raises:
             InvalidArgument: No baseline has that name.
@@ -329,6 +321,22 @@ class Estimate:
             found[has_bar & (sign * near > np.fmax(hardest, least))] = YES
             found[has_bar & (sign * far < hardest)] = NO
         return found
+
+
+def within(own: Estimate, least: float, greatest: float) -> Estimate:
+    """Return an estimate without the intervals that reach a bound of its range; see `reaches_bound`.
+
+    Example:
+        >>> found = within(Estimate.of(0.9, (0.85, 1.1)), 0.0, 1.0)
+        >>> found, found.why_not
+        (Estimate(0.9), "an end of the interval reaches a bound of the quantity's range")
+    """
+    is_out = reaches_bound(own.value, *own.ends, (least, greatest))
+    if not is_out.any():
+        return own
+    low, high = (np.where(is_out, np.nan, end) for end in own.ends)
+    other = f"; or {own.why_not or f'there are {TOO_FEW}'}" if (own.is_withheld & ~is_out).any() else ""
+    return replace(own, low=low, high=high, why_not=WHY_OUTSIDE + other)
 
 
 def reason_of(why_not: str, entry: str) -> str:

@@ -58,12 +58,14 @@ class Report(ABC):
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that axes of the same name have the same length.
+        """Withhold intervals that leave the range of their quantity; check that axes of one name have the same length.
 
         Raises:
             ValueError: They do not, or an estimate has another number of axes than its annotation.
         """
         storage.check_axes(type(self), storage.values_of(self), f"{type(self).__name__}")
+        for name, quantity in quantities_of(type(self)).items():
+            object.__setattr__(self, name, within(self.estimate(name), *quantity.range))
 
     @final
     def estimate(self, name: str) -> Estimate:

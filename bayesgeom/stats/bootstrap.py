@@ -147,14 +147,17 @@ def ratio_interval(
     draws: int = DRAWS,
     level: float = LEVEL_OF_AN_END,
     terms: float = 0.0,
+    is_positive: bool = False,
 ) -> Interval:
     """Return the bootstrap-t interval of Σ numerator / Σ denominator, 95 % by default; both are resampled together.
 
     An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`. `terms` is as in
-    `bootstrap_t`; 0, because numerators have any unit.
+    `bootstrap_t`; 0, because numerators have any unit. `is_positive` says that neither is ever negative: the lower end
+    is then positive. Without it, the lower end of a ratio with unequal denominators can lie below 0.
     """
     above, below = _in_units(numerator), _in_units(denominator)
-    return bootstrap_t(above, below, bootstrap_weights(len(above), seed=seed, draws=draws), level=level, terms=terms)
+    weights = bootstrap_weights(len(above), seed=seed, draws=draws)
+    return bootstrap_t(above, below, weights, level=level, terms=terms, is_positive=is_positive)
 
 
 def r2_interval(
