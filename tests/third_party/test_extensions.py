@@ -142,8 +142,7 @@ def test_without_the_package_the_rest_of_a_diagnosis_loads(folder: Path, monkeyp
     shutil.rmtree(next((folder / "site").glob("*.dist-info")))
     importlib.invalidate_caches()
     restored = bayesgeom.load_report(folder / "run")
-    assert list(restored) == ["calibration"]  # type: ignore[call-overload]
-    assert isinstance(restored, Diagnosis)
+    assert isinstance(restored, Diagnosis) and list(restored) == ["calibration"]
     assert restored.skipped["attention_sink"] == "report of an unknown kind; install the package that made it"
     with pytest.raises(UnknownName, match=r"install the package that made it"):
         restored["attention_sink"]
