@@ -20,7 +20,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
-from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate
+from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate, within
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import MEAN, Headline
 from bayesgeom.results.page import notebook_html, page_of
