@@ -43,7 +43,10 @@ class WriteReport(Report):
 
     The baseline of `strength` is the mean over random subspaces of the same rank, with the least and the greatest of
     them. The baseline of `rank_correlation` is the rank correlation of that mean, which reflects the overall size of a
-    head's output. The rank correlation has no interval, so whether it exceeds the baseline is undecided.
+    head's output; its ends are the least and the greatest correlation of a single random subspace. The rank correlation
+    has no interval, so whether it exceeds the baseline is undecided. `largest_gap` is the largest ratio of two
+    successive strengths in order, of which the stronger is among the strongest third of the heads: a bank of heads that
+    stand apart has a large one.
     """
 
     name: ClassVar[str] = "write_strength"
@@ -60,12 +63,13 @@ class WriteReport(Report):
     rank_correlation: Annotated[
         Estimate, Quantity(better="higher", label="rank correlation of strength and KL increase")
     ]
+    largest_gap: Annotated[Estimate, Quantity(label="largest ratio of successive strengths, strongest third")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         layer, head = self._order()[0]
         most = headline_of(self, "strength", (layer, head), f"strongest writer: L{layer}H{head}")
-        return headline_of(self, "rank_correlation"), most
+        return headline_of(self, "rank_correlation"), most, headline_of(self, "largest_gap")
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, with_baseline
@@ -112,28 +116,42 @@ def write_report(
     """
     if not np.isfinite(kl_increase_bits).all():
         raise InvalidArgument(
-            "write strength needs the KL increase of every head alone: ablate with the battery 'heads'."
+            f"write strength needs the KL increase of every head alone; {int(np.isfinite(kl_increase_bits).sum())} of "
+            f"{kl_increase_bits.size} are known: ablate with the battery 'heads'."
         )
     n_layers, n_heads = kl_increase_bits.shape
     strength, random = np.empty((run.n_recorded, n_layers, n_heads)), np.empty((N_RANDOM, n_layers, n_heads))
     for layer, subspace in subspaces.items():
         weights, z = output_weights(model, layer), run.at(Z)[layer]
         width = weights.shape[2]
-        drawn = random_subspaces(width, subspace.rank, draws=N_RANDOM, seed=seed + layer)
-        by_basis = _strengths(z, weights, torch.cat([subspace.basis[None].to(drawn), drawn]))
+        subspaces_drawn = random_subspaces(width, subspace.rank, draws=N_RANDOM, seed=seed + layer)
+        by_basis = _strengths(z, weights, torch.cat([subspace.basis[None].to(subspaces_drawn), subspaces_drawn]))
         strength[:, layer], random[:, layer] = by_basis[0], by_basis[1:].mean(axis=1)
     means = (strength.mean(axis=0), random.mean(axis=0))
-    own, sheer = (float(spearman(each.ravel(), kl_increase_bits.ravel())) for each in means)
+    effects = kl_increase_bits.ravel()
+    own, sheer = (float(spearman(each.ravel(), effects)) for each in means)
+    drawn = [float(spearman(each.ravel(), effects)) for each in random]  # of every single random subspace
     level = Baseline.of("chance", RANDOM, means[1], low=random.min(axis=0), high=random.max(axis=0))
     return WriteReport(
         subspace=next(iter(subspaces.values())).name,
         strength=mean_estimate(strength, seed=seed, baselines=[level]),
         kl_increase_bits=Estimate.of(kl_increase_bits),
         rank_correlation=Estimate.of(
-            own, (np.nan, np.nan), why_not=WHY_NO_INTERVAL, baselines=[Baseline.of("chance", SHEER, sheer)]
+            own,
+            (np.nan, np.nan),
+            why_not=WHY_NO_INTERVAL,
+            baselines=[Baseline.of("chance", SHEER, sheer, low=min(drawn), high=max(drawn))],
         ),
+        largest_gap=Estimate.of(_largest_gap(means[0])),
         n=run.n_recorded,
     )
+
+
+def _largest_gap(strength: Float64[np.ndarray, "layer head"]) -> float:
+    """Return the largest ratio of successive strengths, the stronger among the strongest third; NaN below 3 heads."""
+    ordered = -np.sort(-strength, axis=None)
+    n_in_bank = len(ordered) // 3
+    return float((ordered[:n_in_bank] / ordered[1 : n_in_bank + 1]).max()) if n_in_bank else float("nan")
 
 
 def _strengths(

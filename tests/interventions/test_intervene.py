@@ -234,6 +234,10 @@ def test_write_strength_is_a_loop_over_heads() -> None:
     assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
     random = report.strength.baseline("random subspaces")
     assert random.high is not None and (random.high > random.value).all(), "the greatest of them has to be exceeded"
+    by_draw = report.rank_correlation.baseline("strength in random subspaces")
+    assert -1 <= float(by_draw.low) < float(by_draw.value) < float(by_draw.high) <= 1  # type: ignore[arg-type]
+    ordered = sorted(report.strength.value.ravel(), reverse=True)
+    assert float(report.largest_gap) == max(ordered[0] / ordered[1], ordered[1] / ordered[2]), "two of six heads"
     (low, high), known = report.strength.ends, ~report.strength.is_withheld
     assert known.sum() >= 4, "11 sequences are just enough for an interval"
     assert (low < report.strength.value)[known].all() and (report.strength.value < high)[known].all()
