@@ -107,8 +107,8 @@ def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: 
     return Criterion(
         id="A1",
         claim="removing any one layer raises the entropy error more than tenfold",
-        rule=f"supported: every block's interval of the increase lies above {BLOCK_TIMES:g} times the unablated error; "
-        f"contradicted: one lies below",
+        rule=f"Supported: every block's interval of the increase lies above {BLOCK_TIMES:g} times the unablated error. "
+        f"Contradicted: one lies below.",
         verdict=verdict,
         reason=reason,
     )
@@ -148,10 +148,10 @@ def one_head_is_unique(
     return Criterion(
         id="A2",
         claim="one head of layer 0 is the unique hypothesis-frame head; removing it is catastrophic",
-        rule=f"supported: the largest KL increase of a head of layer 0 is at least {UNIQUE_RATIO:g} times the second "
-        f"largest of the whole network with disjoint intervals, and its interval lies above {CATASTROPHIC_TIMES:g} "
-        f"times the unablated KL and above {LAYER_SHARE:g} times the effect of all of layer 0's attention; "
-        f"contradicted: its interval lies below one of these",
+        rule=f"Supported: the largest KL increase of a layer-0 head is at least {UNIQUE_RATIO:g} times the second "
+        f"largest of the whole network, with disjoint intervals. Its interval also lies above {CATASTROPHIC_TIMES:g} "
+        f"times the unablated KL and above {LAYER_SHARE:g} times the effect of all of layer 0's attention. "
+        f"Contradicted: its interval lies below one of these.",
         verdict=verdict,
         reason=reason,
     )
@@ -179,8 +179,8 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
     return Criterion(
         id="A3",
         claim="late heads are moderate or redundant",
-        rule=f"supported: for every head of the last layer the interval of the KL increase lies below "
-        f"{UNIFORM_SHARE:g} times the uniform predictor's KL; contradicted: for one it lies above",
+        rule=f"Supported: for every head of the last layer, the interval of the KL increase lies below "
+        f"{UNIFORM_SHARE:g} times the uniform predictor's KL. Contradicted: for one head, it lies above.",
         verdict=verdict,
         reason=reason,
     )
@@ -216,8 +216,8 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     return Criterion(
         id="A5",
         claim="the head with the least key overlap is the head whose removal costs most",
-        rule=f"supported: the KL increase of the head with the least overlap, as a share of the largest of any head, "
-        f"is 1; contradicted: the share lies below {OVERLAP_SHARE:g}; each for every token set",
+        rule=f"The share is the KL increase of the head with the least overlap, divided by the largest of any head. "
+        f"Supported: it is 1 for every token set. Contradicted: it lies below {OVERLAP_SHARE:g} for every token set.",
         verdict=verdict,
         reason=reason,
     )

@@ -1,7 +1,7 @@
-"""Weights of a file that the model of its config has no place for.
+"""Weights in a file that have no place in the model of its config.
 
-transformers drops such tensors. If they belong to the model, for example to a layer that the config does not declare or
-to a bias that it switches off, the model is another one than the file's, and its numbers are wrong.
+transformers drops such tensors. If they belong to the model, its numbers are wrong. Examples are a layer that the
+config does not declare and a bias that it switches off.
 """
 
 import re
