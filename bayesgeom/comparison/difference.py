@@ -144,7 +144,8 @@ def _per_sequence(model: Model, task: WindTunnel, n: int, seed: int) -> Float[np
 def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
     sources = [own.provenance for own in (a, b)]
     if not all(sources):
-        raise InvalidArgument("a diagnosis without provenance does not state its task, n and seed: measure it again.")
+        bare = " and ".join(name for name, own in zip("AB", sources, strict=True) if not own)
+        raise InvalidArgument(f"{bare} has no provenance, so its task, n and seed are unknown: measure it again.")
     again = "Measure both with the same."
     if sources[0].get("task") != sources[1].get("task") or sources[0]["task_label"] != sources[1]["task_label"]:
         _refuse("task", *(own["task_label"] for own in sources), advice=again)

@@ -88,8 +88,10 @@ class JointIntervention:
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
         if not sites or len({place.site for place in sites}) > 1:
+            named = ", ".join(dict.fromkeys(place.site.name for place in sites)) or "(none)"
             raise InvalidArgument(
-                "sites must hold at least one site, all at one hook point: sites=[InterventionSite(RESID_PRE, (1, 3))]."
+                f"sites must hold at least one site, all at one hook point, such as [InterventionSite(RESID_PRE, (1, "
+                f"3))]; got sites at {named}."
             )
         for place in sites:
             place.check_in(model, editable=EDITABLE)

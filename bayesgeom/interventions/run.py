@@ -115,7 +115,9 @@ def intervene(
         place, design = sites or InterventionSite(), Design.of(kind)
         return Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed).report()
     if isinstance(kind, Design):
-        raise InvalidArgument("a list of sites accepts no Design: pass kind='remove', 'keep' or 'add'.")
+        raise InvalidArgument(
+            f"a list of sites accepts no Design, got one of kind {kind.kind!r}: pass kind='remove', 'keep' or 'add'."
+        )
     return JointIntervention.of(subject, chosen, fit, sites=sites, kind=kind, n=n, seed=seed).report()
 
 

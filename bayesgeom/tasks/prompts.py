@@ -71,7 +71,7 @@ class Prompts(TextTask):
     def __post_init__(self) -> None:
         if isinstance(self.texts, str):
             raise InvalidArgument(
-                "texts must be a list of prompts, or lists by domain: put a single prompt into a list."
+                f"texts must be a list of prompts, or lists by domain, got {self.texts!r:.40}: put it into a list."
             )
         check_types(self)
         if self.last < 1:

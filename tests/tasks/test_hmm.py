@@ -210,9 +210,9 @@ def test_no_sequences_are_refused() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"n_states": 1}, r"n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got 1, 5, 20"),
-        ({"n_symbols": 1}, r"got 5, 1, 20"),
-        ({"length": 0}, r"got 5, 5, 0"),
+        ({"n_states": 1}, r"n_states ≥ 2, n_symbols ≥ 2 and length ≥ 1, got HMM\(n_states=1, n_symbols=5, length=20, "),
+        ({"n_symbols": 1}, r"got HMM\(n_states=5, n_symbols=1, length=20, "),
+        ({"length": 0}, r"got HMM\(n_states=5, n_symbols=5, length=0, "),
         ({"grid": 0.03}, r"grid must divide 1 into whole steps.*got 0\.03"),
         ({"grid": 0.0}, r"grid must divide 1.*got 0\.0"),
         ({"floor": 0.055}, r"floor must be a whole number of grid steps \(0\.01\), got 0\.055"),

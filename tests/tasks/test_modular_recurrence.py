@@ -121,5 +121,6 @@ def test_pairs_have_the_same_start_and_kind() -> None:
 
 @pytest.mark.parametrize("parameters", [{"modulus": 1}, {"length": 0}, {"rule_share": 0.0}, {"rule_share": 1.0}])
 def test_impossible_parameters_are_refused(parameters: dict[str, float]) -> None:
-    with pytest.raises(InvalidArgument, match=r"modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got"):
+    ((name, value),) = parameters.items()
+    with pytest.raises(InvalidArgument, match=rf"modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got .*{name}={value}"):
         ModularRecurrence(**parameters)

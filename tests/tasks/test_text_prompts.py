@@ -195,7 +195,7 @@ def test_only_two_different_domains_can_be_joined(domain: str) -> None:
 
 
 def test_texts_that_are_no_lists_of_prompts_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"put a single prompt into a list"):
+    with pytest.raises(InvalidArgument, match=r"got 'apple river': put it into a list"):
         Prompts(texts="apple river")
     with pytest.raises(InvalidArgument, match=r"group 'a' has no prompts, or an empty one"):
         Prompts(texts={"a": []})

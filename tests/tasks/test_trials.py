@@ -211,7 +211,7 @@ def test_what_is_not_written_is_the_trained_tasks_own_where_the_names_agree() ->
     [
         ("hmm:length", r"'length' in 'hmm:length' is not key=value; write a task as NAME:key=value,key=value"),
         ("hmm:n_stats=3", r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "),
-        ("hmm:length=0", r"length ≥ 1, got 5, 5, 0"),
+        ("hmm:length=0", r"length ≥ 1, got HMM\(n_states=5, n_symbols=5, length=0, "),
     ],
 )
 def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
