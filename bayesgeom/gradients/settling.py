@@ -23,12 +23,12 @@ class Lag:
 
     @property
     def verdict(self) -> str:
-        """The verdict on which settles later; each settles between its snapshot and the previous one."""
+        """The verdict on which settles later: open where the spacing of snapshots allows the same step."""
         if np.isnan(self.ratio):
             return "cannot say which settles later, as not both settled before the last snapshot"
-        if self.least >= 1:
+        if self.least > 1:
             return "values settle later than routing"
-        return "routing settles later than values" if self.most <= 1 else "cannot say which settles later"
+        return "routing settles later than values" if self.most < 1 else "cannot say which settles later"
 
     @property
     def reach(self) -> str:

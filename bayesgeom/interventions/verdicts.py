@@ -17,6 +17,7 @@ VERDICTS = (USED, BY_CONSTRUCTION, NOT_USED, UNDECIDED, NOT_IDENTIFIED)
 OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
 _DISUSE = "disuse not shown: "
+_UNMATCHED = "no control subspace has the same share of variance"
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 RULE = (
@@ -186,6 +187,7 @@ def explained(layers: Sequence[int], verdict: str, reasons: Sequence[str]) -> st
     use, disuse = against(reasons[0]), dict.fromkeys(against(own, _DISUSE) for own in reasons)
     if verdict != UNDECIDED or not use:
         return f"{where}: {_without_numbers(reasons[0])}."
+    use = use.replace(_UNMATCHED, f"{_UNMATCHED}; figures and tables show the whole complement instead")
     return f"{where}: use is not shown ({use}), and neither is disuse ({'; or '.join(filter(None, disuse))})."
 
 
@@ -233,7 +235,7 @@ def _against_site(evidence: Evidence) -> list[str]:
     if evidence.indirect is not None:
         found += against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
-        found.append("no control subspace has the same share of variance")
+        found.append(_UNMATCHED)
     for number, kind in ((evidence.n_random, "random"), (evidence.n_matched, "variance-matched")):
         if number < LEAST_CONTROLS:
             found.append(f"{number} distinct {kind} control{'s' * (number != 1)}, {LEAST_CONTROLS} needed")

@@ -93,23 +93,24 @@ def _place(names: Any, first: Any, index: int, title: str) -> str:
 
 
 def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
-    """Return the greatest row with its interval, and how many intervals lie beyond the baseline."""
+    """Return the row that is farthest from the baseline, with its interval; how many intervals lie beyond the line."""
     measured = next((trace for trace in rows if _color(trace) not in (BASELINE, EXACT)), rows[0])
     values = _along(measured)
     if not np.isfinite(values).any():
         return ""
-    at = int(np.nanargmax(values))
+    line = next((float(t.x[0]) for t in levels if _color(t) == BASELINE), np.nan)
+    at = int(np.nanargmax(values if np.isnan(line) else np.abs(values - line)))
+    first = "Measured" if len(values) == 1 else "Largest" if at == np.nanargmax(values) else "Largest in size"
     label, drawn, error = measured.y[at], np.asarray(measured.x, dtype=float), measured.error_x
     known = error.array is not None
     low = drawn - np.asarray(error.arrayminus, dtype=float) if known else np.full(len(drawn), np.nan)
     high = drawn + np.asarray(error.array, dtype=float) if known else low
-    text = f"{'Largest' if len(values) > 1 else 'Measured'}: {_plain(label)}, {number_text(values[at], is_exact=True)}"
+    text = f"{first}: {_plain(label)}, {number_text(values[at], is_exact=True)}"
     text += _interval(low[at], high[at])
     others = [t for t in rows if t is not measured and np.isfinite(np.asarray(t.x, dtype=float)[at])]
     if others:
         at_rows = (_along(t)[at] for t in others)
         text += "; " + ", ".join(f"{_name(t)} {number_text(value)}" for t, value in zip(others, at_rows, strict=True))
-    line = next((float(t.x[0]) for t in levels if _color(t) == BASELINE), np.nan)
     if np.isfinite(line) and np.isfinite(low).any():
         above, below = int((low > line).sum()), int((high < line).sum())
         found = [f"{n} {side}" for n, side in ((above, "above"), (below, "below")) if n] or ["none beyond"]

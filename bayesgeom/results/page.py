@@ -135,6 +135,8 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     """Return a sentence on what was tested; "" if it is unknown."""
     model, task = provenance.get("model"), provenance.get("task_label")
     name = model.get("name") if isinstance(model, Mapping) else None
+    if str(name).startswith("step-"):  # a snapshot of a training
+        name = provenance.get("recipe", {}).get("name", name)
     if not (name and task and sections):
         return ""
     counts = {(section.n, section.counts) for section in sections}

@@ -104,6 +104,13 @@ def test_captions_state_what_the_traces_hold(drawn: go.Figure) -> None:
     ]
 
 
+def test_the_row_farthest_from_the_baseline_is_named(drawn: go.Figure) -> None:
+    values = np.array([0.5, -3.0])
+    figure = panels("Planted", ("rows",))
+    add_forest(figure, (1, 1), ("KL", "error"), values, (values - 0.25, values + 0.25), unit="B − A", baseline=0.0)
+    assert caption_of(figure, "x").startswith("B − A. Largest in size: error, −3 (95 % interval −3.25 … −2.75)")
+
+
 def test_a_band_of_quantiles_is_not_called_an_interval(drawn: go.Figure) -> None:
     drawn.update_traces(name="middle half", selector={"name": "95 % interval"})
     assert "interval" not in caption_of(drawn, "x")

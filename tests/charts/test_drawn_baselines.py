@@ -26,6 +26,13 @@ def test_a_ceiling_is_not_drawn_as_a_baseline(reading: str) -> None:
     assert len({own.line.dash for own in lines}) == len(lines), "each baseline has its own dash"
 
 
+def test_a_finding_says_what_is_drawn_in_place_of_matched_subspaces() -> None:
+    report = load_report(READINGS / "interventions" / "bijection-v20" / "frame")
+    (page,) = report.reports.values()
+    (finding,) = (line.finding for line in page.headlines() if "no control subspace has the same" in line.finding)
+    assert "; figures and tables show the whole complement instead)" in finding
+
+
 def test_the_deciding_baseline_is_drawn_at_every_position() -> None:
     figure = load_report(READINGS / "smollm2-evidence").plot()
     calibration = [t for t in figure.data if t.xaxis == "x2" and (t.name or "").startswith("baseline: position only")]

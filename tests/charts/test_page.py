@@ -214,6 +214,11 @@ def test_the_page_states_what_was_tested_before_the_findings() -> None:
     assert text.index("Tested: ") < text.index('class="findings"')
 
 
+def test_a_snapshot_is_named_by_its_training() -> None:
+    text = load_report(READINGS / "gradient-movement" / "hmm-s5").to_html()
+    assert "Tested: hmm-s5 (transformer) on HMM(" in text and "Tested: step-" not in text
+
+
 @pytest.mark.parametrize(("n", "counts", "text"), [(1, "sequence", "1 sequence."), (2_000, "seed", "2,000 seeds.")])
 def test_a_section_says_what_it_counted(n: int, counts: str, text: str) -> None:
     whole = replace(section("one", "One"), n=n, counts=counts)
@@ -243,7 +248,7 @@ def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> N
     for line in report.headlines()[:2]:
         assert read.row(line.label)[1] == line.value_text
         assert number_text(line.value) in next(row for row in printed if row.startswith(line.label))
-    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.21 (random, most (mean 0.2))", "uniform 0.125", "yes"]
+    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.21 (random, most, with mean 0.2)", "0.125 (uniform)", "yes"]
     assert {report.title, report.about, "19 sequences."} <= set(read.text)
 
 

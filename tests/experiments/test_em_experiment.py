@@ -107,12 +107,12 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
 @pytest.mark.parametrize(
     ("rates", "generalizes", "beginning"),
     [
-        ([0.1, 0.5, 0.2, 0.2, 0.2], True, "beats controls: EM-like: 0.1 on W_V has a lower final loss than every"),
+        ([0.1, 0.5, 0.2, 0.2, 0.2], True, "beats controls: EM-like has a lower final loss than every"),
         ([0.1, 0.5, 0.2, 0.2, 0.2], False, "undecided: no control has a lower final loss"),
         (
             [0.1, 0.2, 0.4, 0.1, 0.1],
             True,
-            "does not beat controls: controls with a lower final loss than EM-like: 0.1 on W_V: SGD 0.1",
+            "does not beat controls: these controls have a lower final loss than EM-like: SGD 0.1",
         ),
     ],
 )
@@ -122,7 +122,11 @@ def test_the_conclusion_is_on_the_controls_and_both_sequences(
     curves = planted(rates, [0.0, 0.3, -0.2], generalizes=generalizes)
     found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
     assert found.conclusion().startswith(beginning)
-    assert found.headlines()[0].ruling == found.verdict() == beginning.partition(":")[0]
+    first, *others = found.headlines()
+    assert first.ruling == found.verdict() == beginning.partition(":")[0]
+    margins = found.em_margin_bits.value[TRAINED, 0, found._controls()]
+    assert first.metric == "em_margin_bits" and first.value == margins.min(), "the control that decides"
+    assert not any(line.verdict for line in others if line.metric == "speedup" and not line.finding)
 
 
 def test_the_authors_speed_is_to_the_mean_final_loss() -> None:

@@ -108,6 +108,8 @@ def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
     [
         (ThresholdStep(40, 20), ThresholdStep(10, 5), (4, 2, 8), "values settle later", "2 … 8"),
         (ThresholdStep(40, 20), ThresholdStep(40, 20), (1, 0.5, 2), "cannot say which", "0.5 … 2"),
+        (ThresholdStep(40, 20), ThresholdStep(20, 10), (2, 1, 4), "cannot say which", "1 … 4"),
+        (ThresholdStep(20, 10), ThresholdStep(40, 20), (0.5, 0.25, 1), "cannot say which", "0.25 … 1"),
         (ThresholdStep(10, 1), ThresholdStep(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.025 … 0.5"),
         (
             ThresholdStep(NAN, 40),

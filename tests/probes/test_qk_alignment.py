@@ -224,7 +224,9 @@ def test_untrained_networks_are_a_baseline(rng: np.random.Generator) -> None:
     most = np.max([np.abs(copy.mass_over_other_by_layer.value).max(axis=1) for copy in copies], axis=0)
     np.testing.assert_array_equal(by_layer.baseline(STRONGEST).value, np.repeat(most[:, None], LAYERS, axis=1))
     first = report.headlines()[0]
-    assert first.baseline == most[0] and first.baseline_name.startswith(f"{STRONGEST}; {OTHER} 0; {UNTRAINED}, most ")
+    names = [line.partition(" (")[2] for line in first.baselines]
+    assert first.baseline == most[0] and names[0] == f"{STRONGEST})" and names[2] == f"{OTHER})"
+    assert names[1].startswith(f"{UNTRAINED}, most, with mean "), "the stronger first"
     assert [own.name for own in copies[0].auc.baselines] == ["no difference"]
     assert [own.name for own in copies[0].mass_over_other_by_layer.baselines] == [OTHER]
 
