@@ -15,7 +15,6 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.interventions.conditions import Conditions
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import (
     DISTANCE,
@@ -39,6 +38,7 @@ from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.pca import covariance
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting
+from bayesgeom.subspaces.conditions import Conditions
 from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads
 from bayesgeom.subspaces.matching import Matched, matched_subspaces
 from bayesgeom.subspaces.overlap import Overlap, overlaps

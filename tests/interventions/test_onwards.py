@@ -9,11 +9,12 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
+from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.scrubbing import Scrubber, Targets, matched_erasers
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from tests.interventions.worlds import TASK, lively, planted_model
