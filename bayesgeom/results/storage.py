@@ -6,7 +6,6 @@ mixed-up report is therefore an error. Fields are then checked against the annot
 
 import hashlib
 import json
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from bayesgeom.checks.arguments import described
 from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
+from bayesgeom.core.json_values import decoded, encoded
 from bayesgeom.core.reading import read_json
 from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
 
@@ -328,40 +328,6 @@ def fits(value: object, hint: Any) -> bool:
         is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return is_whole or (hint is float and isinstance(value, float))
     return isinstance(value, hint)
-
-
-def encoded(value: Any) -> Any:
-    """Return a value as strict JSON, with NaN and infinities as {"float": "nan"}.
-
-    Raises:
-        InvalidArgument: JSON does not support the value.
-    """
-    match value:
-        case float() if not math.isfinite(value):
-            return {"float": str(value)}
-        case np.floating() | np.integer() | np.bool_():
-            return encoded(value.item())
-        case Mapping():
-            return {str(key): encoded(item) for key, item in value.items()}
-        case str() | int() | float() | bool() | None:
-            return value
-        case Sequence():
-            return [encoded(item) for item in value]
-        case _:
-            raise InvalidArgument(f"a report field cannot hold a {type(value).__name__}: use numbers, text, arrays.")
-
-
-def decoded(value: Any) -> Any:
-    """Return the inverse of `encoded`; lists become tuples, as in reports."""
-    match value:
-        case {"float": str(text)} if text in ("nan", "inf", "-inf"):
-            return float(text)
-        case dict():
-            return {key: decoded(item) for key, item in value.items()}
-        case list():
-            return tuple(decoded(item) for item in value)
-        case _:
-            return value
 
 
 def hashed(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.estimate import Baseline, Better, Estimate
 from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate
-from bayesgeom.results.storage import decoded, estimate_of, estimate_parts
+from bayesgeom.results.storage import estimate_of, estimate_parts
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
 
 UNIFORM = Baseline.of("chance", "uniform", 0.5, low=0.4, high=0.6)
