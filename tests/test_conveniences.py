@@ -7,8 +7,10 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import main
+from bayesgeom.commands.base import Command
 from bayesgeom.commands.train import assignments, resized
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from bayesgeom.core.plugins import discover
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
@@ -31,6 +33,14 @@ def test_help_of_diagnose_names_probes_tasks_and_times(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     for named in ("calibration ", "key_overlap ", "bijection, ", "Time: "):
         assert named in out, named
+
+
+def test_every_command_that_measures_states_its_time() -> None:
+    found = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
+    times = re.compile(r"seconds|minute|hours|as long")
+    silent = {name for name, command in found.items() if not times.search(str(command.__doc__))}
+    # `diagnose --help` lists the time by number of sequences; the others list or convert.
+    assert silent == {"checkpoints", "diagnose", "export", "pack"}
 
 
 def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

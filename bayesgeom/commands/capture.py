@@ -12,7 +12,10 @@ from bayesgeom.results.tables import counted
 @final
 @dataclass(frozen=True)
 class Capture(Command):
-    """Record activations and predictions in safetensors files, which `bayesgeom diagnose DIRECTORY` reads."""
+    """Record activations and predictions in safetensors files, which `bayesgeom diagnose DIRECTORY` reads.
+
+    Recording takes about as long as the forward passes of the model on --n sequences.
+    """
 
     name: ClassVar[str] = "capture"
 

@@ -12,7 +12,10 @@ from bayesgeom.results.tables import counted
 @final
 @dataclass(frozen=True)
 class Replicate(Command):
-    """Train a recipe with several seeds, or load existing runs, and report mean, spread and the curve of each seed."""
+    """Train a recipe with several seeds, or load existing runs, and report mean, spread and the curve of each seed.
+
+    Training takes as long as --seeds times `bayesgeom train RECIPE`; existing runs are scored in seconds each.
+    """
 
     name: ClassVar[str] = "replicate"
 

@@ -20,7 +20,11 @@ BATCHES = frozenset({"batch_size", "late_batch_size"})
 @final
 @dataclass(frozen=True)
 class Train(Command):
-    """Train a recipe. An interrupted run continues with --resume and ends with the same weights."""
+    """Train a recipe. An interrupted run continues with --resume and ends with the same weights.
+
+    Recipes take between five minutes and several hours on two CPU cores. The estimate for this machine is printed
+    before the training starts; --status lists those of the training queue.
+    """
 
     name: ClassVar[str] = "train"
 
