@@ -26,10 +26,11 @@ from conversions.merged import COMPUTED
 from conversions.old import Old, numbers
 
 from bayesgeom.core.files import atomic_directory
+from bayesgeom.core.json_values import decoded
 from bayesgeom.results.diagnosis import load_report
 from bayesgeom.results.folder import METRICS, write_parts
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import ARRAYS, HASH, JSON, decoded, hashed, parts_of
+from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed, parts_of
 
 _PARTS = [importlib.import_module(f"conversions.{own.name}") for own in pkgutil.iter_modules(conversions.__path__)]
 CONVERTERS = {kind: of for part in _PARTS for kind, of in vars(part).get("CONVERTERS", {}).items()}

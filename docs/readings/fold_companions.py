@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from conversions.old import numbers
 from conversions.rewriting import convert_folders, replace_parts
 
+from bayesgeom.core.json_values import decoded
 from bayesgeom.probes.pass_thresholds import passed_estimate
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import WHOLE, Estimate
@@ -52,7 +53,7 @@ def fold_ceiling(scalars: Scalars, arrays: Arrays, ceiling: str, own: str) -> No
 def put(scalars: Scalars, arrays: Arrays, name: str, estimate: Estimate) -> None:
     """Add an estimate to the fields of a report."""
     stored, own = storage.estimate_parts(name, estimate)
-    scalars[name] = storage.decoded(stored)
+    scalars[name] = decoded(stored)
     arrays |= own
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.json_values import decoded
 from bayesgeom.results.estimate import Baseline, Better, Estimate
 from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate
 from bayesgeom.results.storage import estimate_of, estimate_parts
