@@ -159,8 +159,8 @@ def found_in(text: str) -> list[str]:
 
 
 def test_the_page_opens_with_what_was_found() -> None:
-    told = replace(section("one", "One: is it?"), verdict="It is <so>.")
-    whole = page("t", [told, section("two", "Two")], skipped={}, provenance={})
+    with_verdict = replace(section("one", "One: is it?"), verdict="It is <so>.")
+    whole = page("t", [with_verdict, section("two", "Two")], skipped={}, provenance={})
     first, second, *rest = found_in(whole)
     assert first.startswith("One : It is <so>. First of one: 0.25 bits (95 % interval 0.125 … 0.5).")
     assert second == (
@@ -238,8 +238,8 @@ def test_without_skipped_probes_there_is_no_such_heading() -> None:
 
 def test_provenance_can_be_read_back(document: str) -> None:
     read = Reader(document)
-    (held,) = [part for part in read.text if part.startswith("{")]
-    assert json.loads(held) == {"model": {"name": "<u>tiny</u>"}, "seed": 3}
+    (shown,) = [part for part in read.text if part.startswith("{")]
+    assert json.loads(shown) == {"model": {"name": "<u>tiny</u>"}, "seed": 3}
 
 
 def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> None:

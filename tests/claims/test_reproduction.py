@@ -297,11 +297,11 @@ def test_a_difference_is_an_exit_status(monkeypatch: pytest.MonkeyPatch, capsys:
     assert claim.measured is not None
     recorded = dict(claim.measured.numbers)
     moved = {name: replace(x, value=2 * x.value, hi=2 * x.hi) for name, x in recorded.items()}
-    for found, status, told in ((recorded, 0, "yes"), (moved, 1, "no")):
+    for found, status, answer in ((recorded, 0, "yes"), (moved, 1, "no")):
         again = compared(claim, found)
         monkeypatch.setattr("bayesgeom.claims.reproduction.reproduce", lambda *_, result=again, **__: result)
         assert main(["reproduce", "B1"]) == status
-        assert capsys.readouterr().out.count(f" {told}\n") == 2
+        assert capsys.readouterr().out.count(f" {answer}\n") == 2
 
 
 def test_python_offers_the_same() -> None:

@@ -92,15 +92,15 @@ def test_it_is_analyzed_by_name_as_the_run_is(run: Path, tmp_path: Path, monkeyp
 def test_what_was_edited_or_is_too_new_is_refused(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     file = folder / pack(run, folder, keep=2)[0].file
-    held = json.loads((folder / "formation.json").read_text())
-    (folder / "formation.json").write_text(json.dumps({**held, "schema": 99}))
+    data = json.loads((folder / "formation.json").read_text())
+    (folder / "formation.json").write_text(json.dumps({**data, "schema": 99}))
     with pytest.raises(CheckpointFault, match=r"has schema 99; .*Upgrade"):
         load_packed(file)
-    held["snapshots"][0]["weights_hash"] = "0" * 16
-    (folder / "formation.json").write_text(json.dumps(held))
+    data["snapshots"][0]["weights_hash"] = "0" * 16
+    (folder / "formation.json").write_text(json.dumps(data))
     with pytest.raises(CheckpointFault, match=r"formation\.json was edited after it was written"):
         load_packed(file)
-    (folder / "formation.json").write_text(json.dumps(hashed(held)))
+    (folder / "formation.json").write_text(json.dumps(hashed(data)))
     with pytest.raises(CheckpointFault, match=r"replaced or edited"):
         load_packed(file)
     (folder / "formation.json").write_text(json.dumps({"schema": 1}))

@@ -50,19 +50,19 @@ def test_an_arm_is_plain_descent_with_torchs_own_optimizer(condition: object) ->
     weights = {name: value[0].double().clone().requires_grad_() for name, value in start.items()}
     groups = [{"params": [weights[name]], "lr": CONDITIONS[index].rate(name)} for name in MATRICES]
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    data, held = (CHAIN.sequence(49, seed=derived_seed(seed, branch)) for branch in (0, 1))
+    data, unseen = (CHAIN.sequence(49, seed=derived_seed(seed, branch)) for branch in (0, 1))
     losses, held_out = [], []
     for step in range(steps + 1):
         loss = plain_loss(weights, data.inputs, data.symbols)
         losses.append(float(loss.detach()))
         if step in recorded_steps(steps, 2):
-            held_out.append(float(plain_loss(weights, held.inputs, held.symbols).detach()))
+            held_out.append(float(plain_loss(weights, unseen.inputs, unseen.symbols).detach()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     np.testing.assert_allclose(curves.loss[index], losses, atol=2e-6)
     np.testing.assert_allclose(curves.held_out[index], held_out, atol=2e-6)
-    assert curves.floors == (data.floor_nats, held.floor_nats)
+    assert curves.floors == (data.floor_nats, unseen.floor_nats)
 
 
 def test_steps_to_a_threshold() -> None:
@@ -81,8 +81,8 @@ def planted(rates: list[float], drops: list[float], *, generalizes: bool = False
     for drop in drops:
         loss = np.stack([2 + drop - rate * steps / 100 for rate in rates])
         rest = {name: np.zeros(len(rates)) for name in ("entropy", "accuracy", "held_out_accuracy")}
-        held = loss[:, ::10] if generalizes else np.full((len(rates), 11), 2.0)
-        found.append(Curves(loss=loss, held_out=held, floors=(1.0, 1.5), **rest))
+        unseen = loss[:, ::10] if generalizes else np.full((len(rates), 11), 2.0)
+        found.append(Curves(loss=loss, held_out=unseen, floors=(1.0, 1.5), **rest))
     return found
 
 

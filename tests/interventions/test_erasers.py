@@ -93,11 +93,11 @@ def test_the_decoder_leaves_the_quantity_and_its_covariance_does_not() -> None:
     # Coordinate 0 holds y and a nuisance, coordinate 1 the nuisance alone, coordinates 2 and 3 y again, faintly.
     parts = [y + 3 * nuisance, 3 * nuisance, y + 0.3 * noise[0], y + 0.3 * noise[1], *noise[2 : D - 2]]
     points, values = torch.stack(parts, dim=-1), y[..., None]
-    fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(41), slice(41, None)))
+    fit, rest = (Read(points=points[rows], values=values[rows]) for rows in (slice(41), slice(41, None)))
     moments = JointMoments.of(points.flatten(0, 1), values.flatten(0, 1))
     weights = torch.linalg.solve(moments.within + 1e-6 * torch.eye(D, dtype=torch.float64), moments.cross)
-    read = erasure(fit, held, Subspace("decoder", weights / weights.norm()), seed=0)
-    erased = erasure(fit, held, covariance_subspace("covariance", moments), seed=0)
+    read = erasure(fit, rest, Subspace("decoder", weights / weights.norm()), seed=0)
+    erased = erasure(fit, rest, covariance_subspace("covariance", moments), seed=0)
     assert read.before > 0.99 and read.after > 0.9 and not read.is_complete
     assert abs(erased.after) < 0.05 and erased.before == read.before
 
@@ -105,18 +105,18 @@ def test_the_decoder_leaves_the_quantity_and_its_covariance_does_not() -> None:
 def test_r2_after_an_edit_is_that_of_least_squares_on_edited_points() -> None:
     x, y = mixed(n=1_001)
     points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
-    fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
+    fit, rest = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
     half = Subspace("half", random_subspaces(D, 5, draws=1, seed=0)[0])
-    found = erasure(fit, held, half, seed=0)
+    found = erasure(fit, rest, half, seed=0)
     for eraser, r2 in ((None, found.before), (half, found.after)):
         a, b = (
             (x if eraser is None else x @ (torch.eye(D, dtype=torch.float64) - eraser.projector()).T)
-            for x in (fit.points.flatten(0, 1), held.points.flatten(0, 1))
+            for x in (fit.points.flatten(0, 1), rest.points.flatten(0, 1))
         )
         target, mean = fit.values.flatten(0, 1), fit.values.mean(dim=(0, 1))
         weights = torch.linalg.lstsq(a - a.mean(0), target - mean, driver="gelsd").solution
-        error = held.values.flatten(0, 1) - mean - (b - a.mean(0)) @ weights
-        expected = 1 - error.square().sum() / (held.values.flatten(0, 1) - mean).square().sum()
+        error = rest.values.flatten(0, 1) - mean - (b - a.mean(0)) @ weights
+        expected = 1 - error.square().sum() / (rest.values.flatten(0, 1) - mean).square().sum()
         assert r2 == pytest.approx(float(expected), abs=1e-3)
     assert found.permuted < 0.02 < found.after
 
@@ -127,8 +127,8 @@ def test_r2_of_activations_that_are_not_finite_is_undefined() -> None:
     points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
     eraser = covariance_subspace("covariance", JointMoments.of(x, y))
     points[3, 2, 1] = torch.inf
-    fit, held = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
-    found = erasure(fit, held, eraser, seed=0)
+    fit, rest = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
+    found = erasure(fit, rest, eraser, seed=0)
     assert math.isnan(found.before) and not found.is_complete and not found.has_quantity
 
 
@@ -168,8 +168,8 @@ def test_where_the_complement_lacks_variance_controls_come_from_the_whole_site()
     assert float((last.T @ own.basis).abs().max()) < 1e-9 and last.shape == (13, 10), "the whole complement"
     part = torch.stack([basis.T @ own.basis for basis in drawn])
     own_values = torch.from_numpy(values[::-1][:3].copy())
-    held = [(own_values * cross.square().sum(dim=0)).sum() / own_values.sum() for cross in part]
-    assert found.own_share == pytest.approx(float(np.mean(held))) and 0.3 < found.own_share < 0.95
+    shares = [(own_values * cross.square().sum(dim=0)).sum() / own_values.sum() for cross in part]
+    assert found.own_share == pytest.approx(float(np.mean(shares))) and 0.3 < found.own_share < 0.95
     assert drawn_text(found) == (
         f"19 from the whole site, rank {drawn[0].shape[1]}, which hold {found.own_share:.0%} of the subspace's own "
         "variance on average, and the whole complement, rank 10"

@@ -137,15 +137,15 @@ def test_sites_layers_and_types_are_chosen(tmp_path: Path) -> None:
     model, selection = lively(), bayesgeom.Selection(sites=["k", "pattern"], layers=[1], dtype="bfloat16")
     out = bayesgeom.capture(model, out=tmp_path / "c", n=7, sites=selection)
     (shard,) = out.glob("shard-*")
-    held = load_file(shard)
-    assert set(held) == {"k", "pattern", "tokens", "log_answers", "off_answer_prob"}
+    data = load_file(shard)
+    assert set(data) == {"k", "pattern", "tokens", "log_answers", "off_answer_prob"}
     blocks = list(TASK.stream(7, seed=bayesgeom.tasks.base.derived_seed(0, 0)))
     run = model.run(blocks, record=[s.K, s.PATTERN], n_recorded=7)
     for site in (s.K, s.PATTERN):
-        assert held[site.name].dtype == torch.bfloat16 and len(held[site.name]) == 1
-        torch.testing.assert_close(held[site.name][0], run.at(site)[1].bfloat16())
-    assert torch.equal(held["tokens"], blocks[0].tokens)
-    np.testing.assert_allclose(held["off_answer_prob"], run.behavior.off_answer_prob, rtol=1e-5)
+        assert data[site.name].dtype == torch.bfloat16 and len(data[site.name]) == 1
+        torch.testing.assert_close(data[site.name][0], run.at(site)[1].bfloat16())
+    assert torch.equal(data["tokens"], blocks[0].tokens)
+    np.testing.assert_allclose(data["off_answer_prob"], run.behavior.off_answer_prob, rtol=1e-5)
     loaded = bayesgeom.load(out)
     assert loaded.partial_sites == {s.K: (1,), s.PATTERN: (1,)} and not loaded.sites
     found = bayesgeom.diagnose(out, n_untrained=0)
@@ -184,10 +184,10 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def change(folder: Path, **fields: Any) -> None:
     for path in folder.rglob(MANIFEST):
-        held = json.loads(path.read_text())
-        del held["hash"]
-        held |= fields | {"spec": held["spec"] | fields.get("spec", {})}
-        path.write_text(json.dumps({**held, "hash": config_hash(held)}))
+        data = json.loads(path.read_text())
+        del data["hash"]
+        data |= fields | {"spec": data["spec"] | fields.get("spec", {})}
+        path.write_text(json.dumps({**data, "hash": config_hash(data)}))
 
 
 def test_a_capture_from_an_accelerator_is_read_on_a_cpu(folder: Path) -> None:
@@ -234,7 +234,7 @@ def test_untrained_networks_are_tried_first_and_may_be_added(tmp_path: Path, mon
     for n_untrained in (1, 2):
         bayesgeom.capture(lively(), out=out, n=5, sites="k", n_untrained=n_untrained)
     after = files_of(out)
-    assert {name for name, held in before.items() if after[name] != held} == {MANIFEST}
+    assert {name for name, data in before.items() if after[name] != data} == {MANIFEST}
     found = bayesgeom.diagnose(out, n_untrained=2, probes="key_overlap")
     assert found["key_overlap"].mean_overlap.baselines and not found.skipped
 
@@ -266,9 +266,9 @@ def test_a_shard_is_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("small_shards")
 def test_damage_is_noticed(folder: Path) -> None:
     shard = sorted(folder.glob("shard-*"))[1]
-    held = bytearray(shard.read_bytes())
-    held[-5] ^= 1
-    shard.write_bytes(bytes(held))
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(bytes(data))
     with pytest.raises(CheckpointFault, match=r"shard-00001\.safetensors is damaged: its hash is not that in"):
         bayesgeom.diagnose(folder, probes="calibration", n_untrained=0)
     with pytest.raises(CheckpointFault, match="is damaged"):
@@ -293,23 +293,23 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "layers exchanged": lambda held: held["layers"].update(k=[1, 0]),
-    "another model's name": lambda held: held["spec"].update(name="another"),
-    "fewer layers": lambda held: held["spec"].update(n_layers=1),
-    "fewer sequences": lambda held: held.update(n=3),
-    "other baselines": lambda held: held.update(untrained=[5]),
-    "no foreign hooks": lambda held: held.update(foreign_hooks=["x"]),
+    "layers exchanged": lambda data: data["layers"].update(k=[1, 0]),
+    "another model's name": lambda data: data["spec"].update(name="another"),
+    "fewer layers": lambda data: data["spec"].update(n_layers=1),
+    "fewer sequences": lambda data: data.update(n=3),
+    "other baselines": lambda data: data.update(untrained=[5]),
+    "no foreign hooks": lambda data: data.update(foreign_hooks=["x"]),
 }
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "layers exchanged": EDITS["layers exchanged"],
-    "no such layer": lambda held: held["layers"].update(k=[0, 7]),
-    "shards without end": lambda held: held.update(n=10**12, rows=1),
-    "shards of no rows": lambda held: held.update(rows=-1),
-    "layers without end": lambda held: held["spec"].update(n_layers=10**12),
-    "layers in text": lambda held: held["spec"].update(n_layers="2"),
-    "a task in text": lambda held: held.update(task="bijection"),
-    "a list of shards": lambda held: held.update(shards=[]),
-    "versions in text": lambda held: held.update(versions="x"),
+    "no such layer": lambda data: data["layers"].update(k=[0, 7]),
+    "shards without end": lambda data: data.update(n=10**12, rows=1),
+    "shards of no rows": lambda data: data.update(rows=-1),
+    "layers without end": lambda data: data["spec"].update(n_layers=10**12),
+    "layers in text": lambda data: data["spec"].update(n_layers="2"),
+    "a task in text": lambda data: data.update(task="bijection"),
+    "a list of shards": lambda data: data.update(shards=[]),
+    "versions in text": lambda data: data.update(versions="x"),
 }
 
 
@@ -324,16 +324,16 @@ def test_an_edited_manifest_is_refused(small_capture: Path) -> None:
     file = small_capture / MANIFEST
     whole = file.read_text()
     for edit in EDITS.values():
-        held = json.loads(whole)
-        edit(held)
-        file.write_text(json.dumps(held))
+        data = json.loads(whole)
+        edit(data)
+        file.write_text(json.dumps(data))
         with pytest.raises(CheckpointFault, match=r"capture\.json was changed after it was written"):
             CapturedModel(small_capture)
     for forge in FORGED.values():
-        held = json.loads(whole)
-        del held["hash"]
-        forge(held)
-        file.write_text(json.dumps({**held, "hash": config_hash(held)}))
+        data = json.loads(whole)
+        del data["hash"]
+        forge(data)
+        file.write_text(json.dumps({**data, "hash": config_hash(data)}))
         with pytest.raises(CheckpointFault, match="is not the manifest of a capture"):
             CapturedModel(small_capture)
 

@@ -113,11 +113,11 @@ def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterato
                 for r in ranks
             ]
             if acts.form == "legacy":
-                held: Any = {"top_logprobs": [{text: value for text, _, value in pairs}]}
+                logprobs: Any = {"top_logprobs": [{text: value for text, _, value in pairs}]}
             else:
                 listed = [{"token": text, "id": own, "logprob": value} for text, own, value in pairs]
-                held = {"content": [{"token": "x", "logprob": 0.0, "top_logprobs": listed}]}
-            return self._send(200, {"choices": [{"text": "x", "logprobs": held}]})
+                logprobs = {"content": [{"token": "x", "logprob": 0.0, "top_logprobs": listed}]}
+            return self._send(200, {"choices": [{"text": "x", "logprobs": logprobs}]})
 
         def _send(self, code: int, body: Any) -> None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -135,8 +135,8 @@ def test_an_optimizer_state_that_is_not_finite_is_an_event() -> None:
     module, optimizer = trained_by()
     watch = watching(module, optimizer=optimizer)
     assert watch(1) == ()
-    held = next(iter(optimizer.state.values()))["exp_avg_sq"]
-    held[0] = torch.inf  # every step of AdamW is 0 from here on
+    moment = next(iter(optimizer.state.values()))["exp_avg_sq"]
+    moment[0] = torch.inf  # every step of AdamW is 0 from here on
     events = watch(2)
     assert [(event.kind, event.metric) for event in events] == [
         ("not finite", "optimizer"),

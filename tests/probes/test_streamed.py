@@ -118,8 +118,8 @@ class Peak:
         self.n_bytes, own = 0, Recorder.finished
 
         def finished(recorder: Recorder) -> Any:
-            held = [*recorder._storage.values()]
-            self.n_bytes = max(self.n_bytes, sum(part.numel() * part.element_size() for part in held))
+            stored = [*recorder._storage.values()]
+            self.n_bytes = max(self.n_bytes, sum(part.numel() * part.element_size() for part in stored))
             return own(recorder)
 
         patched.setattr(Recorder, "finished", finished)
