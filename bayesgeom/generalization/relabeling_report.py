@@ -21,12 +21,12 @@ STUCK = "answers do not change"
 Verdict = Literal["invariant", "invariant on average only", "not invariant", "undecided"]
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
 RULE = (
-    f"the bound is {SHARE:.0%} of the model's own KL, or {CEILING_SHARE:.0%} of the KL of a uniform prediction if that "
-    f"is less. invariant: the 95 % interval of the mean difference in KL lies within ± the bound and contains 0 (up to "
-    f"a thousandth of the bound), and the interval of the mean size of the difference per sequence lies below the "
-    f"bound; invariant on average only: the mean difference as before, the size above the bound; not invariant: the "
-    f"mean difference lies beyond the bound; undecided: an interval is missing or reaches across the bound, or the "
-    f"mean difference is significant and within the bound"
+    f"The bound is {SHARE:.0%} of the model's own KL, or {CEILING_SHARE:.0%} of the KL of a uniform prediction if that "
+    f"is less. Invariant: the 95 % interval of the mean difference in KL is within ± the bound and contains 0 (up to a "
+    f"thousandth of the bound), and the interval of the mean size of the difference per sequence is below the bound. "
+    f"Invariant on average only: the same, but the size is above the bound. Not invariant: the mean difference is "
+    f"beyond the bound. Undecided: an interval is missing or includes the bound, or the mean difference is significant "
+    f"and within the bound."
 )
 
 
@@ -51,7 +51,7 @@ class RelabelingReport(Report):
         "because losses on some sequences cancel gains on others. The baseline is a "
         "model whose answers do not change."
     )
-    rule: ClassVar[str] = f"{RULE[0].upper()}{RULE[1:]}."
+    rule: ClassVar[str] = RULE
 
     verdict: str
     verdict_reason: str = ""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 STAGES = ("before", "after")
 RULE = (
-    "Not used (linearly) from a layer on: before erasure, R² of a linear map in that layer is at least "
-    f"{FLOOR:g} above that of shuffled values; in every layer from there on, it is at most {SLACK:g} above after "
-    f"erasure; and the 95 % interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own KL and within "
+    "Not used (linearly) from a layer on requires three conditions. Before erasure, R² of a linear map in that layer "
+    f"is at least {FLOOR:g} above that of shuffled values. After erasure, it is at most {SLACK:g} above in every layer "
+    f"from there on. The 95 % interval of the KL increase is within ±{OWN_KL_SHARE:g} of the model's own KL and within "
     f"±{CEILING_SHARE:.0%} of the ceiling. Removal alone never shows use."
 )
 

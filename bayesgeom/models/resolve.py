@@ -64,9 +64,9 @@ def load(
 ) -> Model:
     """Load a shipped checkpoint, a checkpoint directory, or any Hugging Face causal language model.
 
-    A GGUF file, or a directory that holds one, is dequantized; its tokenizer comes with it (`pip install
-    'bayesgeom[gguf]'`). A directory that `capture` wrote, a PEFT adapter and the address of an inference server are
-    models too.
+    It also accepts a directory written by `capture`, a PEFT adapter, or the address of an inference server. A GGUF
+    file, or a directory that contains one, is dequantized, and its tokenizer is loaded (`pip install
+    'bayesgeom[gguf]'`).
 
     Args:
         name: Name of a shipped checkpoint, a directory, a GGUF file, owner/name on the Hugging Face hub, or the address
@@ -77,11 +77,11 @@ def load(
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
             `bayesgeom.models.budget`).
-        **options: `batch_size`: most sequences in a forward pass. For Hugging Face models also `revision`, `token`,
+        **options: All: `batch_size`, most sequences in a forward pass. Hugging Face models: `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
-            `from_pretrained`; a tokenizer named by `tokenizer` gets `token` and `local_files_only` too, and `revision`
-            if the model is a server or of the same name. For a server, `server_key` is its key, and `top` the number of
-            most probable tokens to request (20).
+            `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and `local_files_only`, and `revision`
+            if the model is a server or has the same name. Servers: `server_key`, the key, and `top`, the number of most
+            probable tokens to request (20).
 
     Returns:
         The model, with its task if known.

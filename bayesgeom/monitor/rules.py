@@ -126,8 +126,12 @@ class RisingKL:
     """Detects a lasting rise of KL.
 
     The current level is the median of the last five measurements (in log), the best level the least median of any five.
-    KL has risen if the level is higher by a factor of 1.5, by five standard deviations of the noise between successive
-    measurements, by more than three paired standard errors over the sequences, and by `least_bits`.
+    KL has risen if the current level exceeds the best one by all of these:
+
+    - a factor of 1.5;
+    - five standard deviations of the noise between successive measurements;
+    - three paired standard errors over the sequences;
+    - `least_bits`.
     """
 
     def __init__(self, least_bits: float) -> None:

@@ -53,7 +53,7 @@ class KeyOverlapReport(Report):
         "which they used. Random directions do not score 0: their level depends on the width of the head. The same "
         "embeddings through random W_K show the effect of the embedding, and untrained networks that of the "
         "architecture. Each head is reported as below, at or above each of these levels. “Mean key removed” subtracts "
-        "the part shared by all keys, which adds the same to every score and does not change the softmax."
+        "the part shared by all keys, which adds a constant to every score and does not change the softmax."
     )
 
     views: tuple[str, ...]

@@ -128,8 +128,8 @@ class QKAlignmentReport(Report):
             relation: Index of the relation.
 
         Returns:
-            "above" or "below" if the interval of that layer excludes 0 and the range ± the strongest layer of untrained
-            networks, "at baseline" if it does not, otherwise the reason why there is no verdict.
+            "above" or "below": the interval of that layer excludes 0 and ± the strongest layer of untrained networks.
+            "at baseline": it does not. Otherwise the reason why there is no verdict.
         """
         own = self.mass_over_other_by_layer[relation]
         if self.rows[relation] == 0:

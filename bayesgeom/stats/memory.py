@@ -138,7 +138,7 @@ def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float
     """Return the width of the window observer with which a model's KL has to be compared.
 
     This is the narrowest one that the model does not beat. If it beats all of up to ten symbols, or if that is not
-    decided, it is the one of ten symbols, or the widest that is at least 1e-6 bits from the posterior.
+    decided, it is the observer of ten symbols, or the widest within that whose KL is at least 1e-6 bits.
 
     Args:
         kl_bits: KL of every window observer.
