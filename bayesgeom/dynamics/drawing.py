@@ -11,7 +11,7 @@ from jaxtyping import Float
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
-from bayesgeom.dynamics.threshold_steps import settled
+from bayesgeom.dynamics.threshold_steps import stable
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import label_axes, layer_colors, log_axes, name_once, panels, with_room_for_legend
 
@@ -86,12 +86,14 @@ def by_layer(values: Float[np.ndarray, "run step layer"]) -> list[Curve]:
     return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
 
 
-def settling(what: str, steps: Sequence[str], names: Sequence[str], distances: Float[np.ndarray, "name step"]) -> str:
+def stable_from(
+    what: str, steps: Sequence[str], names: Sequence[str], distances: Float[np.ndarray, "name step"]
+) -> str:
     """Return from which step on each distance stays within a tenth of its first value, as a caption; "" if unknown."""
     if not np.isfinite(distances).all(axis=1).any():
         return ""
     at = [int(step) for step in steps]
-    found = {name: settled(at, own, counts_last=False).step for name, own in zip(names, distances, strict=True)}
+    found = {name: stable(at, own).step for name, own in zip(names, distances, strict=True)}
     texts = (f"{f'step {step:,.0f}' if step > 0 else 'the last snapshot'} ({name})" for name, step in found.items())
     return f"{what.capitalize()} stay within a tenth of their first distance to the last from {', '.join(texts)} on."
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.settling import MIN_SEEDS, Dissociation, dissociation
-from bayesgeom.dynamics.threshold_steps import NEVER, Steps, ThresholdStep, settled
+from bayesgeom.dynamics.threshold_steps import Steps, ThresholdStep, settled
 from bayesgeom.results.tables import counted
 
 FRAME, PRECISION = "the frame", "precision"
@@ -31,26 +31,6 @@ ORDER_RULE = (
     f"the order is decided if over {MIN_SEEDS} trainings or more it is the same on the scales {', '.join(SCALES)} and "
     f"for at least {MIN_MEASURES} frame measures, with intervals that exclude 0; else it is not decided"
 )
-
-
-def settled_moment(steps: Steps, curve: Float[np.ndarray, " step"]) -> ThresholdStep:
-    """Return the first snapshot from which on at most a tenth of the distance from first to last value remains.
-
-    Args:
-        steps: Training step of every snapshot.
-        curve: A number at every snapshot.
-
-    Returns:
-        That step and the previous one; NaN for a curve that ends at its first value, or was not measured.
-
-    Example:
-        >>> settled_moment((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0])).step
-        40.0
-    """
-    left = np.abs(curve - curve[-1])
-    if not left[0] > 0 or not np.isfinite(left).all():
-        return NEVER
-    return settled(steps, left, counts_last=True)
 
 
 @final
@@ -81,18 +61,16 @@ class Order:
             for scale, row in zip(SCALES, self.verdicts, strict=True)
             for measure, outcome in zip(self.frame_measures, row, strict=True)
         }
-        first = {
-            who: [at for at, outcome in found.items() if outcome.startswith(f"{who} settles first")] for who in _BOTH
-        }
+        first = {who: [at for at, outcome in found.items() if outcome.startswith(f"{who} is first")] for who in _BOTH}
         for who in _BOTH:
             if len(first[who]) == len(found):
-                return f"{who} settles first on all scales and measures"
+                return f"{who} is first on all scales and measures"
         counts = f"the frame first in {len(first[FRAME])}, precision first in {len(first[PRECISION])}"
         reason = "the order changes with the scale or the measure" if all(first.values()) else "some pairs are open"
         return f"not decided: {reason} ({counts} of {len(found)} pairs)"
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the report on what settles first."""
+        """Return the fields of the report on what settles first: the order of the steps from `settled`."""
         shape = (len(SCALES), len(self.frame_measures))
 
         def table(values: list[list[float]]) -> Float[np.ndarray, "scale frame_measure"]:
@@ -138,8 +116,8 @@ def order_of(steps: Steps, curves: Mapping[str, np.ndarray]) -> Order:
         "manifold curve fit": curves["curve_share"],
     }
     measures = {name: own for name, own in measures.items() if np.isfinite(own).all()}
-    precise = [[settled_moment(steps, own) for own in scale(kl)] for scale in SCALES.values()]
-    framed = [[settled_moment(steps, own) for own in values] for values in measures.values()]
+    precise = [[settled(steps, own) for own in scale(kl)] for scale in SCALES.values()]
+    framed = [[settled(steps, own) for own in values] for values in measures.values()]
     return Order(
         frame_measures=tuple(measures),
         precision_steps=_steps_of(precise, len(kl)),

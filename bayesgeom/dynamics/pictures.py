@@ -91,8 +91,8 @@ class AttentionMapsReport(Report):
     limit: ClassVar[str] = "the maps show one example"
     about: ClassVar[str] = (
         "Attention from the scored positions (rows) to all positions (columns) of one sequence, mean over heads, at a "
-        "few steps of training. A map that looks like the last one has settled. The number is the largest weight of a "
-        "row, mean over rows; the baseline is the first snapshot."
+        "few steps of training. A map that looks like the last one hardly changes later. The number is the largest "
+        "weight of a row, mean over rows; the baseline is the first snapshot."
     )
 
     run: str

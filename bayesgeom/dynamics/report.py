@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.dynamics.threshold_steps import SETTLED
+from bayesgeom.dynamics.threshold_steps import NEARBY
 from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -84,12 +84,12 @@ class DynamicsReport(Report):
         return (headline_of(self, "kl_bits_mean", at=(last,), label=label),)
 
     def plot(self) -> "Figure":
-        from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, settling
+        from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, stable_from
         from bayesgeom.results.captions import with_captions
 
         patterns_of = self.pattern_distance_bits.value
         at_layers = self.pattern_distance_bits_by_layer.mean(axis=0).T
-        settle = ("", settling("patterns", self.steps, self.runs, patterns_of))
+        settle = ("", stable_from("patterns", self.steps, self.runs, patterns_of))
         drawn = (
             Curves(
                 title="Error of the answers",
@@ -102,7 +102,7 @@ class DynamicsReport(Report):
                 title="Patterns: distance from the last, share of the first",
                 unit="share of the first",
                 curves=by_run(self.runs, self.pattern_distance_bits, patterns_of[:, :1]),
-                levels=(("settled", SETTLED), ("start", 1.0)),
+                levels=(("stable: a tenth", NEARBY), ("start", 1.0)),
             ),
             Curves(
                 title="Belief read-out, last layer",
@@ -114,7 +114,7 @@ class DynamicsReport(Report):
             *self._further(),
         )
         layers = [f"layer {layer}" for layer in range(len(at_layers))]
-        by_layers = settling("patterns", self.steps, layers, at_layers)
+        by_layers = stable_from("patterns", self.steps, layers, at_layers)
         figure = curves_figure(self.title, self.steps, drawn)
         return with_captions(figure, (*settle, "", "", "", by_layers), n_shown=_SHOWN)
 

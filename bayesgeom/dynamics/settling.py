@@ -1,4 +1,4 @@
-"""When a curve first reaches its level, which of two curves does so first, and whether a curve falls again.
+"""When a curve reaches a fixed threshold, which of two curves does so first, and whether a curve falls again.
 
     frame_step       first snapshot whose pattern distance is at most 10 % of the first one's
     precision_step   first snapshot whose KL is at most twice the last one's
@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.dynamics.rows import interval_of
-from bayesgeom.dynamics.threshold_steps import NEVER, SETTLED, Steps, ThresholdStep, reached, times_later
+from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, reached, times_later
 from bayesgeom.results.tables import counted
 from bayesgeom.stats.bootstrap import seed_interval
 
@@ -27,7 +27,7 @@ MIN_SEEDS = 3
 
 def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:
     """Return when the attention distance first falls to a tenth of its first value; NaN if it starts at 0."""
-    return reached(steps, distance <= SETTLED * distance[0]) if distance[0] > 0 else NEVER
+    return reached(steps, distance <= NEARBY * distance[0]) if distance[0] > 0 else NEVER
 
 
 def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> ThresholdStep:
@@ -38,13 +38,13 @@ def precision_moment(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> Thres
 def precision_by_share(steps: Steps, kl_bits: Float[np.ndarray, " step"]) -> ThresholdStep:
     """Return when a tenth of the error's decrease first remains (the frame's rule); NaN without a decrease."""
     way = kl_bits - kl_bits[-1]
-    return reached(steps, way <= SETTLED * way[0]) if way[0] > 0 else NEVER
+    return reached(steps, way <= NEARBY * way[0]) if way[0] > 0 else NEVER
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Dissociation:
-    """log2 of the ratio of two settling steps per training, with bounds from the spacing of snapshots.
+    """log2 of the ratio of two steps per training, with bounds from the spacing of snapshots.
 
     `lo` and `hi` are Student's interval over trainings, widened by those bounds.
     """
@@ -57,21 +57,21 @@ class Dissociation:
     hi: float
 
     def verdict(self, *, first: str, second: str) -> str:
-        """Return which of the two settles first, or "cannot decide" with the reason."""
+        """Return which of the two is first, or "cannot decide" with the reason."""
         known, trainings = np.isfinite(self.per_run), counted(len(self.per_run), "training")
         if not known.all():
             return f"cannot decide: in {int((~known).sum())} of {trainings} one of the two has no moment"
         if len(known) < MIN_SEEDS:
             return f"cannot decide: {trainings}, and at least {MIN_SEEDS} are needed"
         if self.lo > 0:
-            return f"{first} settles first, by a factor of {2**self.mean:.3g}"
+            return f"{first} is first, by a factor of {2**self.mean:.3g}"
         if self.hi < 0:
-            return f"{second} settles first, by a factor of {2**-self.mean:.3g}"
+            return f"{second} is first, by a factor of {2**-self.mean:.3g}"
         return "cannot decide: the interval holds 0"
 
 
 def dissociation(later: Sequence[ThresholdStep], earlier: Sequence[ThresholdStep]) -> Dissociation:
-    """Return the log2 ratio of settling steps, one entry per training."""
+    """Return the log2 ratio of two steps, one entry per training."""
     ratios = [times_later(own, other) for own, other in zip(later, earlier, strict=True)]
     per_run, least, most = np.log2(ratios).T
     lo, hi = seed_interval(least)[0], seed_interval(most)[1]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.dynamics.order import ORDER_RULE
 from bayesgeom.dynamics.settling import FALL_RULE, NEAR
-from bayesgeom.dynamics.threshold_steps import SETTLED
+from bayesgeom.dynamics.threshold_steps import NEARBY
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RULES = ("stated thresholds", "nine tenths of the way")
-TOGETHER = "both settle together"  # a log2 ratio of 0
+TOGETHER = "both at the same step"  # a log2 ratio of 0
 SPACING = "spacing of snapshots"  # source of the bounds of one training's log2 ratio
 _RATIO = "log2(precision step / frame step)"
 
@@ -30,9 +30,9 @@ _CANNOT = "cannot decide"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SettlingReport(Report):
-    """Settling steps of frame and precision in each training, their order, and the falls of every curve.
+    """When frame and precision reach thresholds and settle in each training, their order, and the falls of every curve.
 
-    - `frame_step`, `precision_step`: settling steps as defined in `dynamics.settling`; precision by the stated
+    - `frame_step`, `precision_step`: when each reaches its threshold (`dynamics.settling`); precision by the stated
       threshold and by the frame's rule. `dissociation`: log2 of their ratio, mean over trainings with Student's
       interval, widened by the spacing of snapshots. `dissociation_by_run`: the ratio in each training, with the bounds
       from the spacing. `verdicts`: the verdict by each rule alone.
@@ -49,9 +49,9 @@ class SettlingReport(Report):
         "The claim is that the key frame (attention patterns, layer-0 keys) settles long before the answers are "
         "precise. The order depends on the scale of the error: KL, √KL and log KL cover nine tenths of their decrease "
         "at different steps. So all three scales are compared with every frame measure. "
-        f"The stated thresholds, patterns within {SETTLED:.0%} of their first distance and KL at most "
+        f"The stated thresholds, patterns within {NEARBY:.0%} of their first distance and KL at most "
         f"{NEAR:g} times the last one, are reported, too; they are not equally strict. A log2 ratio of 0 means that "
-        "both settle together."
+        "both are at the same step."
     )
     rule: ClassVar[str] = f"{ORDER_RULE[0].upper()}{ORDER_RULE[1:]}. Falls: {FALL_RULE}."
 
@@ -115,7 +115,7 @@ class SettlingReport(Report):
         return forests_figure(self.title, (ratios, falls))
 
     def table(self) -> str:
-        """Return the settling steps of each training, then every scale and frame measure."""
+        """Return the steps at the stated thresholds in each training, then every scale and frame measure."""
         moments: list[tuple[str, ...]] = [
             ("training", "frame step", "precision step", "by the frame's rule", "log2 ratio", "spacing allows")
         ]

@@ -76,7 +76,7 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
 
 
 def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> SettlingReport:
-    """Return the report on settling steps, their order, and falls."""
+    """Return the report on thresholds that are reached, curves that settle, their order, and falls."""
     steps = [int(step) for step in curves.steps]
     kl = curves.kl_bits.value
     frames = [frame_moment(steps, own) for own in curves.pattern_distance_bits.value]

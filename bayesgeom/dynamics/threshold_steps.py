@@ -1,7 +1,9 @@
 """Find when a curve over training snapshots first reaches a level, and when it stays there.
 
 reached    the first snapshot at which a condition holds, even if it fails later
-settled    the first snapshot after which at most a tenth of the first distance is left
+settled    the first snapshot from which on at most a tenth of the way from first to last value is left
+stable     the first snapshot from which on a distance to the last snapshot is at most a tenth of the first distance;
+           the last snapshot does not count, because its distance is 0 by definition
 """
 
 from collections.abc import Sequence
@@ -9,9 +11,9 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-SETTLED = 0.1  # share of the first distance
+NEARBY = 0.1  # share of the first distance
 Steps = Sequence[int]
 
 
@@ -43,28 +45,51 @@ def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> ThresholdStep:
     return ThresholdStep(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
 
 
-def settled(steps: Steps, distance: Float[np.ndarray, " step"], *, counts_last: bool) -> ThresholdStep:
-    """Return the first snapshot after which a distance stays at most a tenth of its first value.
+def settled(steps: Steps, curve: Float[np.ndarray, " step"]) -> ThresholdStep:
+    """Return the first snapshot from which on at most a tenth of the distance from first to last value remains.
 
     Args:
         steps: Training step of every snapshot.
-        distance: A distance over these snapshots, such as that to the last one. NaN counts as far.
-        counts_last: Whether a distance may settle at the last snapshot. A distance *to* the last snapshot is 0 there
-            by definition. Without `counts_last` the step is then NaN and `before` is the second-to-last snapshot.
+        curve: A number at every snapshot.
 
     Returns:
-        The snapshot; `NEVER` if the distance is within a tenth from the start.
+        The snapshot; `NEVER` for a curve that ends at its first value, or was not measured.
 
     Example:
-        >>> settled((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]), counts_last=True)
+        >>> settled((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]))
         ThresholdStep(step=40.0, before=20.0)
     """
-    outside = np.flatnonzero(~(distance[: None if counts_last else -1] <= SETTLED * distance[0]))
+    left = np.abs(curve - curve[-1])
+    if not left[0] > 0 or not np.isfinite(left).all():
+        return NEVER
+    return _after(steps, np.flatnonzero(left > NEARBY * left[0]))
+
+
+def stable(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:
+    """Return the first snapshot before the last one from which on a distance is at most a tenth of its first value.
+
+    Args:
+        steps: Training step of every snapshot.
+        distance: The distance to the last snapshot, which is 0 there by definition. NaN counts as far.
+
+    Returns:
+        The snapshot; `NEVER` if the distance is within a tenth from the start. If only the last snapshot is within a
+        tenth, the step is NaN and `before` is the second-to-last snapshot.
+
+    Example:
+        >>> stable((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]))
+        ThresholdStep(step=40.0, before=20.0)
+    """
+    found = _after(steps, np.flatnonzero(~(distance[:-1] <= NEARBY * distance[0])))
+    return ThresholdStep(step=float("nan"), before=found.before) if found.step == steps[-1] else found
+
+
+def _after(steps: Steps, outside: Int[np.ndarray, " far"]) -> ThresholdStep:
+    """Return the snapshot after the last one of these indices; `NEVER` if there are none."""
     if len(outside) == 0:
         return NEVER
     at = int(outside[-1])
-    is_open = at + (1 if counts_last else 2) == len(steps)
-    return ThresholdStep(step=float("nan") if is_open else float(steps[at + 1]), before=float(max(steps[at], 1)))
+    return ThresholdStep(step=float(steps[at + 1]), before=float(max(steps[at], 1)))
 
 
 def times_later(later: ThresholdStep, earlier: ThresholdStep) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
-from bayesgeom.dynamics.threshold_steps import SETTLED, ThresholdStep, settled
+from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.settling import lag
 from bayesgeom.gradients.tally import OTHER, layer_tally
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bayesgeom.charts.curves import Curve
 
-TOGETHER = "both settle together"
+TOGETHER = "both stable at the same step"
 _WITHIN = "within a tenth of their first distance"
 
 
@@ -64,19 +64,19 @@ class GradientMovementReport(Report):
     - `pattern_distance_bits`: mean Jensen–Shannon divergence of attention rows, at scored positions, to the last
       snapshot. `value_distance`: ‖v − v_last‖ / ‖v_last‖. `pattern_moved_bits`, `value_moved`: the same to the previous
       snapshot (NaN at the first).
-    - `routing_settled_step`, `values_settled_step`: first snapshot from which on the distance is at most a tenth of the
-      first one; NaN if only the last snapshot qualifies, whose distance is always 0. `settled_ratio` is values over
-      routing: above 1, routing settles first.
+    - `routing_stable_step`, `values_stable_step`: first snapshot from which on the distance is at most a tenth of the
+      first one; NaN if only the last snapshot qualifies, whose distance is always 0. `stable_ratio` is values over
+      routing: above 1, routing is stable first.
     """
 
     name: ClassVar[str] = "gradient_movement"
-    title: ClassVar[str] = "Routing and values over training: which settles first?"
+    title: ClassVar[str] = "Routing and values over training: which is stable first?"
     about: ClassVar[str] = (
-        "The gradient laws predict that attention settles early while values continue to change. The panels show the "
+        "The gradient laws predict that attention is stable early while values continue to change. The panels show the "
         "gradient norms of scores and of values at each snapshot. They also show the distances of patterns and values "
-        "from the last snapshot, as a share of the first distance: training starts at 1, and a curve has settled when "
-        "it stays below 0.1 from a snapshot before the last, which has distance 0 by definition. This is one run: "
-        "another seed may differ."
+        "from the last snapshot, as a share of the first distance: training starts at 1, and a curve is stable when it "
+        "stays below 0.1 from a snapshot before the last, which has distance 0 by definition. This is one run: another "
+        "seed may differ."
     )
 
     targets: Targets
@@ -92,19 +92,19 @@ class GradientMovementReport(Report):
     value_moved: Float[np.ndarray, " step"]
     pattern_distance_bits_by_layer: Float[np.ndarray, "step layer"]
     value_distance_by_layer: Float[np.ndarray, "step layer"]
-    routing_settled_step: Annotated[Estimate, Quantity(unit="steps", label=f"patterns {_WITHIN}")]
-    values_settled_step: Annotated[Estimate, Quantity(unit="steps", label=f"values {_WITHIN}")]
-    settled_ratio: Annotated[Estimate, Quantity(label="settled step of values / of routing")]
+    routing_stable_step: Annotated[Estimate, Quantity(unit="steps", label=f"patterns {_WITHIN}")]
+    values_stable_step: Annotated[Estimate, Quantity(unit="steps", label=f"values {_WITHIN}")]
+    stable_ratio: Annotated[Estimate, Quantity(label="stable step of values / of routing")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        routing, values = self._settled()
+        routing, values = self._stable()
         found = lag(values, routing)
-        ratio = f"settled step of values / of routing (spacing of snapshots allows {found.reach})"
+        ratio = f"stable step of values / of routing (spacing of snapshots allows {found.reach})"
         return (
-            replace(headline_of(self, "settled_ratio", label=ratio), ruling=found.verdict),
-            headline_of(self, "routing_settled_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
-            headline_of(self, "values_settled_step", label=f"values {_WITHIN}{self._censored(values)}"),
+            replace(headline_of(self, "stable_ratio", label=ratio), ruling=found.verdict),
+            headline_of(self, "routing_stable_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
+            headline_of(self, "values_stable_step", label=f"values {_WITHIN}{self._censored(values)}"),
         )
 
     def plot(self) -> "Figure":
@@ -120,7 +120,7 @@ class GradientMovementReport(Report):
         )
         figure, at = panels(self.title, titles, row_height=380), np.array([int(step) for step in self.steps])
         shares = [_curve(own, name, own.value[0]) for name, own in self._distances()]
-        levels = [("settled: a tenth", SETTLED), ("start", 1.0)]
+        levels = [("stable: a tenth", NEARBY), ("start", 1.0)]
         add_curves(figure, (1, 1), at, shares, unit="share", levels=levels, log_steps=True)
         norms = (
             _curve(self.routing_norm, "routing: ∂L/∂s", color=SERIES[2]),
@@ -137,26 +137,24 @@ class GradientMovementReport(Report):
         related = _curve(self.correlation, "correlation")
         other = [(own.name, own.value) for own in self.correlation.baselines]
         add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=other, log_steps=True)
-        return with_captions(with_room_for_legend(figure), (self._settled_text(),))
+        return with_captions(with_room_for_legend(figure), (self._stable_text(),))
 
-    def _settled_text(self) -> str:
-        """Return when patterns and values settled, as a sentence."""
+    def _stable_text(self) -> str:
+        """Return from when on patterns and values were stable, as a sentence."""
         last = f"not before the last snapshot, step {int(self.steps[-1]):,}"
-        steps = (last if np.isnan(own.step) else f"from step {int(own.step):,} on" for own in self._settled())
+        steps = (last if np.isnan(own.step) else f"from step {int(own.step):,} on" for own in self._stable())
         texts = (f"{name} {when}" for (name, _), when in zip(self._distances(), steps, strict=True))
         return f"Within a tenth of their first distance: {'; '.join(texts)}."
 
-    def _settled(self) -> tuple[ThresholdStep, ...]:
+    def _stable(self) -> tuple[ThresholdStep, ...]:
         steps = [int(step) for step in self.steps]
-        return tuple(settled(steps, own.value, counts_last=False) for _, own in self._distances())
+        return tuple(stable(steps, own.value) for _, own in self._distances())
 
     def _distances(self) -> tuple[tuple[str, Estimate], ...]:
         return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
 
     def _censored(self, found: ThresholdStep) -> str:
-        return (
-            f": not settled before the last snapshot, at step {int(self.steps[-1]):,}" if np.isnan(found.step) else ""
-        )
+        return f": not stable before the last snapshot, at step {int(self.steps[-1]):,}" if np.isnan(found.step) else ""
 
     def table(self) -> str:
         """Return one line per snapshot."""
@@ -230,7 +228,7 @@ def moment_of(
 
 
 def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:
-    """Return the report: means over sequences with intervals, and the step at which each distance settled."""
+    """Return the report: means over sequences with intervals, and the step from which on each distance is stable."""
     n = len(moments[0].per_sequence["loss_nats"])
 
     def over_steps(name: str, *baselines: Baseline) -> Estimate:
@@ -239,7 +237,7 @@ def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -
 
     steps = [moment.step for moment in moments]
     patterns, values = over_steps("pattern_distance_bits"), over_steps("value_distance")
-    routing_at, values_at = (settled(steps, own.value, counts_last=False) for own in (patterns, values))
+    routing_at, values_at = (stable(steps, own.value) for own in (patterns, values))
     ratio = lag(values_at, routing_at).ratio
     other = np.array([moment.per_sequence["other_correlation"].mean() for moment in moments])
     return GradientMovementReport(
@@ -256,9 +254,9 @@ def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -
         value_moved=np.array([moment.moved[1] for moment in moments]),
         pattern_distance_bits_by_layer=np.stack([moment.pattern_by_layer for moment in moments]),
         value_distance_by_layer=np.stack([moment.values_by_layer for moment in moments]),
-        routing_settled_step=Estimate.of(routing_at.step, n=n),
-        values_settled_step=Estimate.of(values_at.step, n=n),
-        settled_ratio=Estimate.of(
+        routing_stable_step=Estimate.of(routing_at.step, n=n),
+        values_stable_step=Estimate.of(values_at.step, n=n),
+        stable_ratio=Estimate.of(
             ratio, n=n, baselines=[Baseline.of("baseline", TOGETHER, 1.0)] if np.isfinite(ratio) else []
         ),
         n=n,

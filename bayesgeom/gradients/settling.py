@@ -1,4 +1,4 @@
-"""The delay between the settling of two distances."""
+"""The delay between the steps from which on two distances are stable."""
 
 from dataclasses import dataclass
 from typing import final
@@ -12,9 +12,9 @@ from bayesgeom.dynamics.threshold_steps import ThresholdStep, times_later
 @final
 @dataclass(frozen=True)
 class Lag:
-    """Ratio of the settling steps of values and routing, with the bounds set by the spacing of snapshots.
+    """Ratio of the steps from which on values and routing are stable, with the bounds that snapshots allow.
 
-    The ratio and unknown bounds are NaN if either has not settled.
+    The ratio and unknown bounds are NaN if either is not stable before the last snapshot.
     """
 
     ratio: float
@@ -23,12 +23,12 @@ class Lag:
 
     @property
     def verdict(self) -> str:
-        """The verdict on which settles later: open where the spacing of snapshots allows the same step."""
+        """The verdict on which is stable later: open where the spacing of snapshots allows the same step."""
         if np.isnan(self.ratio):
-            return "cannot say which settles later, as not both settled before the last snapshot"
+            return "cannot say which is stable later, as not both were stable before the last snapshot"
         if self.least > 1:
-            return "values settle later than routing"
-        return "routing settles later than values" if self.most < 1 else "cannot say which settles later"
+            return "values are stable later than routing"
+        return "routing is stable later than values" if self.most < 1 else "cannot say which is stable later"
 
     @property
     def reach(self) -> str:
@@ -40,5 +40,5 @@ class Lag:
 
 
 def lag(values: ThresholdStep, routing: ThresholdStep) -> Lag:
-    """Return how much later the first settles than the second."""
+    """Return how much later the first is stable than the second."""
     return Lag(*times_later(values, routing))

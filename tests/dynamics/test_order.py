@@ -10,8 +10,9 @@ import pytest
 from bayesgeom.cli import main
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.dynamics.again import decided_again
-from bayesgeom.dynamics.order import SCALES, order_of, settled_moment
+from bayesgeom.dynamics.order import SCALES, order_of
 from bayesgeom.dynamics.settling_report import SettlingReport
+from bayesgeom.dynamics.threshold_steps import settled
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS
 
@@ -32,13 +33,11 @@ def slow_moment(steps: tuple[int, ...], curve: list[float]) -> float:
 def test_a_moment_is_where_a_curve_settles_for_good(rng: np.random.Generator) -> None:
     for _ in range(50):
         curve = rng.normal(size=7) * np.array([9, 7, 5, 0.5, 0.5, 0.5, 0.1])
-        found = settled_moment(STEPS, curve)
+        found = settled(STEPS, curve)
         assert found.step == pytest.approx(slow_moment(STEPS, curve.tolist()), nan_ok=True)
-    passing = settled_moment(STEPS, np.array([1.0, 0.0, 0.5, 0.05, 0.0, 0.0, 0.0]))
+    passing = settled(STEPS, np.array([1.0, 0.0, 0.5, 0.05, 0.0, 0.0, 0.0]))
     assert (passing.step, passing.before) == (40.0, 20.0), "where it only passes by, it has not settled"
-    assert math.isnan(settled_moment(STEPS, np.ones(7)).step) and math.isnan(
-        settled_moment(STEPS, np.full(7, np.nan)).step
-    )
+    assert math.isnan(settled(STEPS, np.ones(7)).step) and math.isnan(settled(STEPS, np.full(7, np.nan)).step)
 
 
 def curves(kl: list[float], frame: list[float], n_runs: int = 3) -> dict[str, np.ndarray]:
@@ -53,10 +52,8 @@ EXPONENTIAL = [2.0 ** (-2 * k) for k in range(7)]
 
 def test_an_order_on_all_scales_is_decided_and_one_that_changes_is_not() -> None:
     abrupt = [1.0, 1.0, 1.0, 1.0, 1.0, 1e-3, 1e-3]
-    assert order_of(STEPS, curves(abrupt, EARLY)).verdict == "the frame settles first on all scales and measures"
-    assert (
-        order_of(STEPS, curves([1, *[1e-3] * 6], LATE)).verdict == "precision settles first on all scales and measures"
-    )
+    assert order_of(STEPS, curves(abrupt, EARLY)).verdict == "the frame is first on all scales and measures"
+    assert order_of(STEPS, curves([1, *[1e-3] * 6], LATE)).verdict == "precision is first on all scales and measures"
     between = order_of(STEPS, curves(EXPONENTIAL, [1, 0.9, 0.8, 0.7, 0.05, 0, 0]))
     assert [int(step) for step in between.precision_steps[0]] == [20, 80, 320]
     assert between.verdict.startswith(
@@ -88,7 +85,7 @@ def test_fields_agree_with_their_pairs() -> None:
     assert found_mean.value == pytest.approx(np.array([[1] * 3, [3] * 3, [5] * 3]))
     assert found_mean.resampled == "trainings" and found_mean.n == 3
     assert [[pair.lo for pair in row] for row in found.pairs] == found_mean.low.tolist()
-    assert len(own["order_by_scale"]) == 9 and own["order_by_scale"][8].startswith("the frame settles first")
+    assert len(own["order_by_scale"]) == 9 and own["order_by_scale"][8].startswith("the frame is first")
     assert tuple(SCALES) == ("KL", "√KL", "log KL")
 
 

@@ -40,9 +40,9 @@ def test_the_interval_holds_what_the_spacing_allows() -> None:
     later, earlier = [ThresholdStep(80.0, 40.0)] * 3, [ThresholdStep(20.0, 10.0)] * 3
     found = dissociation(later, earlier)
     assert found.per_run == pytest.approx(2.0) and (found.lo, found.hi) == (1.0, 3.0)
-    assert found.verdict(first="the frame", second="precision") == "the frame settles first, by a factor of 4"
+    assert found.verdict(first="the frame", second="precision") == "the frame is first, by a factor of 4"
     back = dissociation(earlier, later)
-    assert back.verdict(first="the frame", second="precision") == "precision settles first, by a factor of 4"
+    assert back.verdict(first="the frame", second="precision") == "precision is first, by a factor of 4"
 
 
 def test_the_interval_over_seeds_is_students() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayesgeom.dynamics.threshold_steps import settled
+from bayesgeom.dynamics.threshold_steps import stable
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport
 from bayesgeom.experiments.em.run import SEEDS
 from bayesgeom.gradients.movement import GradientMovementReport
@@ -49,9 +49,9 @@ def test_the_shares_of_the_movement_are_the_reports() -> None:
             i = report.steps.index(step.replace(",", ""))
             np.testing.assert_allclose(numbers(cell), [s[i] for s in shares], atol=6e-3)
         steps = [int(step) for step in report.steps]
-        routing, values = (settled(steps, v, counts_last=False) for v in distances)
+        routing, values = (stable(steps, v) for v in distances)
         found, cell = lag(values, routing), lines[at + 1][-1]
-        stored = [float(own) for own in (report.routing_settled_step, report.values_settled_step, report.settled_ratio)]
+        stored = [float(own) for own in (report.routing_stable_step, report.values_stable_step, report.stable_ratio)]
         np.testing.assert_equal(stored, [routing.step, values.step, found.ratio])
         ended = steps[-1] if np.isnan(values.step) else values.step
         known = np.array([routing.step, ended, found.ratio, found.least, found.most])

@@ -18,7 +18,7 @@ import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics import runs
-from bayesgeom.dynamics.threshold_steps import ThresholdStep, settled
+from bayesgeom.dynamics.threshold_steps import ThresholdStep, stable
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
 from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.settling import lag
@@ -91,38 +91,38 @@ STEPS, NAN = (0, 10, 20, 40, 80), math.nan
     ("distance", "known"),
     [
         ([5.0, 0.5, 0.4, 0.3, 0.0], (10, 1)),
-        ([5.0, 0.4, 0.6, 0.5, 0.0], (40, 20)),  # a curve that leaves again has not settled
+        ([5.0, 0.4, 0.6, 0.5, 0.0], (40, 20)),  # a curve that leaves again is not stable
         ([5.0, 4.0, 3.0, 0.51, 0.0], (NAN, 40)),  # the last snapshot is at distance 0 whatever happened
         ([0.0] * 5, (NAN, NAN)),
     ],
 )
-def test_settled_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
+def test_stable_is_the_first_step_within_a_tenth_for_good_and_before_the_last(
     distance: list[float], known: tuple[float, float]
 ) -> None:
-    found = settled(STEPS, np.array(distance), counts_last=False)
+    found = stable(STEPS, np.array(distance))
     np.testing.assert_equal((found.step, found.before), known)
 
 
 @pytest.mark.parametrize(
     ("values", "routing", "known", "verdict", "reach"),
     [
-        (ThresholdStep(40, 20), ThresholdStep(10, 5), (4, 2, 8), "values settle later", "2 … 8"),
+        (ThresholdStep(40, 20), ThresholdStep(10, 5), (4, 2, 8), "values are stable later", "2 … 8"),
         (ThresholdStep(40, 20), ThresholdStep(40, 20), (1, 0.5, 2), "cannot say which", "0.5 … 2"),
         (ThresholdStep(40, 20), ThresholdStep(20, 10), (2, 1, 4), "cannot say which", "1 … 4"),
         (ThresholdStep(20, 10), ThresholdStep(40, 20), (0.5, 0.25, 1), "cannot say which", "0.25 … 1"),
-        (ThresholdStep(10, 1), ThresholdStep(40, 20), (0.25, 0.025, 0.5), "routing settles later", "0.025 … 0.5"),
+        (ThresholdStep(10, 1), ThresholdStep(40, 20), (0.25, 0.025, 0.5), "routing is stable later", "0.025 … 0.5"),
         (
             ThresholdStep(NAN, 40),
             ThresholdStep(20, 10),
             (NAN, 2, NAN),
-            "cannot say .* not both settled before",
+            "cannot say .* not both were stable before",
             "2 or more",
         ),
         (
             ThresholdStep(10, 1),
             ThresholdStep(NAN, 40),
             (NAN, NAN, 0.25),
-            "cannot say .* not both settled before",
+            "cannot say .* not both were stable before",
             "0.25 or less",
         ),
         (ThresholdStep(NAN, 40), ThresholdStep(NAN, 40), (NAN, NAN, NAN), "cannot say", "anything"),
@@ -136,8 +136,8 @@ def test_the_spacing_of_snapshots_bounds_the_ratio(
     assert re.match(verdict, found.verdict) and found.reach == reach
 
 
-def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
-    """Distances as frames would give them: patterns settle at step 20, values only where training ends."""
+def test_what_is_within_a_tenth_at_the_last_snapshot_alone_is_not_stable() -> None:
+    """Distances as frames would give them: patterns are stable from step 20 on, values only where training ends."""
     distances = {"pattern_distance_bits": (5.0, 4.0, 0.5, 0.4, 0.0), "value_distance": (5.0, 4.0, 3.0, 2.0, 0.0)}
     flat = dict.fromkeys(
         ("loss_nats", "routing_norm", "value_norm", "value_elasticity", "correlation", "other_correlation"), np.ones(3)
@@ -153,12 +153,12 @@ def test_what_only_the_last_snapshot_has_settled_is_no_settled_step() -> None:
         for at, step in enumerate(STEPS)
     ]
     found = movement_report(moments, targets="sampled", seed=0)
-    assert float(found.routing_settled_step) == 20 and found.settled_ratio.baselines == ()
-    assert math.isnan(float(found.values_settled_step)) and math.isnan(float(found.settled_ratio))
+    assert float(found.routing_stable_step) == 20 and found.stable_ratio.baselines == ()
+    assert math.isnan(float(found.values_stable_step)) and math.isnan(float(found.stable_ratio))
     ratio, patterns, values = map(str, found.headlines())
     assert "spacing of snapshots allows 2 or more" in ratio and "together" not in ratio
     assert patterns.endswith("first distance 20 steps")
-    assert "values within a tenth of their first distance: not settled before the last snapshot, at step 80" in values
+    assert "values within a tenth of their first distance: not stable before the last snapshot, at step 80" in values
 
 
 def test_planted_frames_move_as_planted() -> None:
@@ -206,7 +206,7 @@ def test_directories_may_be_named_in_any_order(run: Path, report: GradientMoveme
 def test_the_command_takes_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "moved"
     assert cli.main(["gradients", str(run), "--over-training", "--n", "2", "--out", str(out)]) == 0
-    assert "settled step of values / of routing" in capsys.readouterr().out
+    assert "stable step of values / of routing" in capsys.readouterr().out
     found = Diagnosis.load(out)
     assert isinstance(found["gradient_movement"], GradientMovementReport)
     assert found.provenance["recipe"]["seed"] == 0
@@ -221,7 +221,7 @@ def test_a_packed_training_is_followed_as_the_run_is(
     assert packed.steps == report.steps
     np.testing.assert_allclose(packed.value_distance.value, report.value_distance.value, atol=1e-3)  # half precision
     assert cli.main(["gradients", str(tmp_path / "packed"), "--over-training", "--n", "2"]) == 0
-    assert "settled step of values / of routing" in capsys.readouterr().out
+    assert "stable step of values / of routing" in capsys.readouterr().out
 
 
 def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureF
         ("--device", "foo"): "device 'foo' cannot be used here",
         ("--dtype", "float16"): "dtype is for Hugging Face models",
         ("--device-map", "auto"): "device_map is for Hugging Face models",
-        ("--n", "0"): "got 'sampled', 0",
+        ("--n", "0"): "got 'sampled' and n=0",
         ("--seed", "-1"): "seed must be a non-negative integer below 2^63, got -1",
     }
     for arguments, message in refused.items():
@@ -255,7 +255,7 @@ def test_the_figure_has_the_step_of_the_start(report: GradientMovementReport) ->
     distance = report.pattern_distance_bits.value
     np.testing.assert_allclose(curve.y, distance / distance[0])
     assert any(trace.name == OTHER for trace in figure.data)
-    assert any(trace.name == "settled: a tenth" for trace in figure.data)
+    assert any(trace.name == "stable: a tenth" for trace in figure.data)
 
 
 def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:

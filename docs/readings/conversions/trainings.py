@@ -66,9 +66,9 @@ def gradient_movement(old: Old) -> GradientMovementReport:
         value_moved=old["value_moved"],
         pattern_distance_bits_by_layer=old["pattern_distance_bits_by_layer"],
         value_distance_by_layer=old["value_distance_by_layer"],
-        routing_settled_step=old.estimate("routing_settled_step"),
-        values_settled_step=old.estimate("values_settled_step"),
-        settled_ratio=old.estimate("settled_ratio", Baseline.of("baseline", BOTH, old.null("settled_ratio"))),
+        routing_stable_step=old.estimate("routing_settled_step"),
+        values_stable_step=old.estimate("values_settled_step"),
+        stable_ratio=old.estimate("settled_ratio", Baseline.of("baseline", BOTH, old.null("settled_ratio"))),
         n=int(old["n"]),
     )
 
@@ -90,7 +90,8 @@ def monitor(old: Old) -> MonitorReport:
         key_orthogonality_by_head=old["key_orthogonality_by_head"],
         coverage_by_head=old["coverage_by_head"],
         attention_entropy_bits_by_head=old["attention_entropy_bits_by_head"],
-        thresholds=old["thresholds"],
+        rules=tuple(old["thresholds"]),
+        threshold=np.array([*old["thresholds"].values()], dtype=np.float64),
         events=old["events"],
         marked_steps=old["marked_steps"],
         n=int(old["n"]),
