@@ -115,9 +115,7 @@ def intervene(
         place, design = sites or InterventionSite(), Design.of(kind)
         return Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed).report()
     if isinstance(kind, Design):
-        raise InvalidArgument(
-            f"a list of sites accepts no Design, got one of kind {kind.kind!r}: pass kind='remove', 'keep' or 'add'."
-        )
+        raise InvalidArgument(f"a list of sites takes kind='remove', 'keep' or 'add', got Design({kind.kind!r}).")
     return JointIntervention.of(subject, chosen, fit, sites=sites, kind=kind, n=n, seed=seed).report()
 
 

@@ -17,7 +17,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import N_FIT, JointIntervention, orthogonal_to
-from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, verdict_of
+from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInterventionReport, verdict_of
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
@@ -226,9 +226,9 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, text
     [
         ({"kind": "swap"}, InvalidArgument, r"kind must be one of remove, keep, add; 'swap' edits one layer at a time"),
         ({"kind": "rotate"}, InvalidArgument, r"'rotate' edits one layer at a time"),
-        ({"kind": Design("remove")}, InvalidArgument, r"accepts no Design: pass kind='remove', 'keep' or 'add'"),
+        ({"kind": Design("remove")}, InvalidArgument, r"takes kind='remove', 'keep' or 'add', got Design\('remove'\)"),
         ({"n": 1}, InvalidArgument, r"at least 2 for a correlation; got 1"),
-        ({"sites": []}, InvalidArgument, r"sites must hold at least one site, all at one hook point"),
+        ({"sites": []}, InvalidArgument, r"at least one site, all at one hook point, .*; got sites at \(none\)"),
         (
             {"sites": [BOTH, InterventionSite(V, (0,))]},
             InvalidArgument,
@@ -280,7 +280,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     printed = capsys.readouterr().out
     assert "remove decoder (entropy) at v, bits, n = 4" in printed and "layers 1+2: " in printed
     found = Diagnosis.load(out)
-    assert list(found) == ["joint_intervention"] and vars(found["joint_intervention"])["sets"] == ("1", "1+2")
+    assert list(found) == ["joint_intervention"] and found[JointInterventionReport].sets == ("1", "1+2")
     assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"
 
 
