@@ -16,7 +16,7 @@ from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
 from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable
 from bayesgeom.gradients.capture import LayerGradients, Targets
-from bayesgeom.gradients.settling import lag
+from bayesgeom.gradients.delay import lag
 from bayesgeom.gradients.tally import OTHER, layer_tally
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
 from bayesgeom.results.estimators import mean_estimate
