@@ -189,16 +189,19 @@ def test_labels_name_every_id() -> None:
     assert labels[:5] == ["k0", "k1", "k2", "k3", "v0"] and labels[9:14] == ["STORE", "SEP", "QUERY", "FILL", "_"]
 
 
+SIZES = r"AssociativeRecall\(n_pairs=8, n_keys=16, n_values=16, "
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"n_pairs": 17}, r"17 pairs need distinct keys and values, got 16 and 16.*choose n_pairs ≤ n_keys ≤ n_values"),
         ({"n_keys": 17}, r"8 pairs need distinct keys and values, got 17 and 16"),
         ({"n_pairs": 16}, r"all 16 keys are stored.*unstored_share=0\.25: use more keys, or unstored_share=0"),
-        ({"n_queries": 0}, r"n_queries ≥ 1.*got AssociativeRecall\(n_pairs=8, .*n_queries=0, n_filler=2, "),
-        ({"n_filler": -1}, r"n_filler ≥ 0.*got .*n_queries=8, n_filler=-1"),
-        ({"unstored_share": 1.0}, r"unstored_share < 1, got .*n_filler=2, unstored_share=1\.0"),
-        ({"unstored_share": float("nan")}, r"got .*n_filler=2, unstored_share=nan"),
+        ({"n_queries": 0}, rf"n_queries ≥ 1.*got {SIZES}n_queries=0, n_filler=2, unstored_share=0\.25"),
+        ({"n_filler": -1}, rf"n_filler ≥ 0.*got {SIZES}n_queries=8, n_filler=-1"),
+        ({"unstored_share": 1.0}, rf"unstored_share < 1, got {SIZES}n_queries=8, n_filler=2, unstored_share=1\.0"),
+        ({"unstored_share": float("nan")}, rf"got {SIZES}n_queries=8, n_filler=2, unstored_share=nan"),
     ],
 )
 def test_impossible_parameters_are_refused(parameters: dict[str, float], message: str) -> None:
