@@ -74,11 +74,15 @@ _MATRIX = """## What was measured
 
 *stream*: the residual stream, scored at all positions; *later*: the same, one position edited and later ones scored;
 *onwards*: erased in a layer and all later ones; *carried*: the state (h, c) that an LSTM carries, scored at later
-positions. Not measured, because it cannot be edited or fitted: heads of an LSTM (it has none), trained
-swaps of a carried state (they train through hook points), and the state inside a Mamba's scan (6,144 numbers or more
-in a layer: too many for the 1,024 sequences that a fit uses). So a Mamba has no *carried*. `slow-hmm-lstm` did
-not learn its task: no use in it says little about LSTMs. Second seeds are left out. On bijections without returning
-keys the entropy is a function of the position, so that erasing it *onwards* identifies nothing.
+positions. Not measured, because it cannot be edited or fitted:
+
+- heads of an LSTM, which has none;
+- trained swaps of a carried state, because they train through hook points;
+- the state inside a Mamba's scan: 6,144 numbers or more in a layer are too many for the 1,024 sequences of a fit. A
+  Mamba therefore has no *carried*.
+
+`slow-hmm-lstm` did not learn its task, so its verdicts show little about LSTMs. Second seeds are left out. On
+bijections without returning keys the entropy is a function of the position, so erasing it *onwards* identifies nothing.
 """
 _FITS = """## Fits of entropy and belief in transformers
 
