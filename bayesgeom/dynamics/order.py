@@ -28,8 +28,8 @@ SCALES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "log KL": np.log,
 }
 ORDER_RULE = (
-    f"the order is decided if over {MIN_SEEDS} trainings or more it is the same on the scales {', '.join(SCALES)} and "
-    f"for at least {MIN_MEASURES} frame measures, with intervals that exclude 0; else it is not decided"
+    f"The order needs {MIN_SEEDS} trainings or more. It is decided if it is the same on the scales {', '.join(SCALES)} "
+    f"and for at least {MIN_MEASURES} frame measures, with intervals that exclude 0. Otherwise it is not decided."
 )
 
 

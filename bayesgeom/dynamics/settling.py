@@ -108,8 +108,8 @@ class Fall:
 
 
 FALL_RULE = (
-    f"a fall is there if its 95 % interval lies above {THERE:.0%} of the curve's rise, and not there if it lies below; "
-    f"over {MIN_SEEDS} seeds or more the steps are chosen on the other seeds, else the interval is over sequences"
+    f"A fall is there if its 95 % interval lies above {THERE:.0%} of the curve's rise, and not there if it lies below. "
+    f"With {MIN_SEEDS} seeds or more, steps are chosen on the other seeds. Otherwise intervals are over sequences."
 )
 
 

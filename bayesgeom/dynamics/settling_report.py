@@ -53,7 +53,7 @@ class SettlingReport(Report):
         f"{NEAR:g} times the last one, are reported, too; they are not equally strict. A log2 ratio of 0 means that "
         "both are at the same step."
     )
-    rule: ClassVar[str] = f"{ORDER_RULE[0].upper()}{ORDER_RULE[1:]}. Falls: {FALL_RULE}."
+    rule: ClassVar[str] = f"{ORDER_RULE} {FALL_RULE}"
 
     runs: tuple[str, ...]
     rules: tuple[str, ...]
