@@ -307,19 +307,19 @@ class _Subject:
 
         A named model is kept if its parameters fit in `room` bytes. An object of the caller is always kept.
         """
-        is_unmade = isinstance(model, Unmade)
-        own = _silenced(model.like() if is_unmade else as_model(model), top_attention_off)
+        own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
         stretch = stretch_of(chosen)
         known = own.task if own.task is not None and own.task.name == chosen.name else chosen
         has_room = not isinstance(model, str | Path) or PARAMETER_BYTES * own.spec.n_parameters <= room
+        is_kept = has_room and not isinstance(model, Unmade)
         return cls(
             source=model,
             spec=own.spec,
             task=chosen,
             stretch=stretch,
             trained=stretch.of(known),
-            model=None if is_unmade or not has_room else own,
+            model=own if is_kept else None,
         )
 
     def resolved(self, top_attention_off: int) -> Model:
