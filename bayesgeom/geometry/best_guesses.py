@@ -14,7 +14,14 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.geometry.clusters import Clusters, adjusted_rand, cluster_clouds, meetings, resampled_agreement
+from bayesgeom.geometry.clusters import (
+    Clusters,
+    adjusted_rand,
+    cluster_clouds,
+    left_out_silhouettes,
+    meetings,
+    resampled_agreement,
+)
 from bayesgeom.geometry.readout import LABEL, BeliefTargets, Readout, Scored, commonest, in_bands
 from bayesgeom.stats.bootstrap import ratio_interval, statistic_interval
 from bayesgeom.stats.intervals import Interval
@@ -57,7 +64,7 @@ def cluster_scores(
         ends = statistic_interval(_resampled_agreement(found, others[:, 0], owner, weights), seed=seed)
         return _scored(indices[:, 0], ends, indices[:, 1:].mean(axis=1))
 
-    silhouettes = statistic_interval(_resampled_silhouettes(found, owner, weights), seed=seed)
+    silhouettes = statistic_interval(_resampled_silhouettes(found, counts, owner, weights), seed=seed)
     return ClusterScores(
         silhouette=_scored(
             found.point_scores.mean(dim=2).cpu().numpy(), silhouettes, found.gaussian_scores.cpu().numpy()
@@ -98,13 +105,18 @@ def _scored(value: Float64[np.ndarray, "*cloud"], interval: Interval, level: Flo
 
 
 def _resampled_silhouettes(
-    found: Clusters, owner: Int64[Tensor, " point"], weights: Float64[np.ndarray, "draw sequence"]
+    found: Clusters,
+    counts: Sequence[int],
+    owner: Int64[Tensor, " point"],
+    weights: Float64[np.ndarray, "draw sequence"],
 ) -> Float64[np.ndarray, "draw cloud count"]:
-    """Return means over points, each counted as often as its sequence."""
+    """Return silhouettes with the points of sequences left out."""
     counted = weights[:, owner.numpy()]
-    total = np.tensordot(counted, found.point_scores.movedim(2, 0).cpu().numpy(), axes=1)
-    n_points = counted.sum(axis=1)[:, None, None]
-    return _ratio(total, np.broadcast_to(n_points, total.shape))
+    parts = (
+        left_out_silhouettes(found.distances, labels, k, counted)
+        for labels, k in zip(found.labels, counts, strict=True)
+    )
+    return np.stack(list(parts), axis=2)
 
 
 def _resampled_agreement(

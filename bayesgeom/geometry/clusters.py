@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
@@ -28,9 +29,10 @@ class Clusters:
     """k-means in several clouds: labels of the points, their silhouettes, and silhouettes of Gaussian clouds.
 
     The mean of `point_scores` over points is the cloud's silhouette. `gaussian_scores` are means over Gaussian clouds
-    of the same covariances.
+    of the same covariances. `distances` are those on which the silhouettes rest.
     """
 
+    distances: Float[Tensor, "cloud point point"]
     labels: Int64[Tensor, "count cloud point"]
     point_scores: Float64[Tensor, "cloud count point"]
     gaussian_scores: Float64[Tensor, "cloud count"]
@@ -49,7 +51,10 @@ def cluster_clouds(
         [point_silhouettes(distances, found, k) for found, k in zip(labels, counts, strict=True)], dim=1
     )
     return Clusters(
-        labels=labels[:, :n_clouds], point_scores=scores[:n_clouds], gaussian_scores=scores[n_clouds:].mean(dim=2)
+        distances=distances[:n_clouds],
+        labels=labels[:, :n_clouds],
+        point_scores=scores[:n_clouds],
+        gaussian_scores=scores[n_clouds:].mean(dim=2),
     )
 
 
@@ -86,12 +91,47 @@ def point_silhouettes(
     0 for points alone in their cluster; NaN with only one cluster.
     """
     member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
-    size = member.sum(dim=1, keepdim=True)
-    total = distances @ member
+    return _silhouettes(distances @ member, member, member.sum(dim=1, keepdim=True))
+
+
+def left_out_silhouettes(
+    distances: Float[Tensor, "cloud point point"],
+    labels: Int64[Tensor, "cloud point"],
+    n_labels: int,
+    weights: Float64[np.ndarray, "replicate point"],
+) -> Float64[np.ndarray, "replicate cloud"]:
+    """Return each cloud's silhouette under rows of jackknife weights, with the labels fixed.
+
+    A point that is left out counts neither as a point nor in the distances of the others. If only the mean of the
+    scores were resampled, the interval would hold the true silhouette in 72 to 78 % of planted data sets.
+
+    Args:
+        distances: Between the points of each cloud.
+        labels: Cluster of every point.
+        n_labels: Number of clusters.
+        weights: Rows of `jackknife_weights` for the sequences of the points; 0 for a point that is left out.
+    """
+    member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
+    total, size, found = distances @ member, member.sum(dim=1, keepdim=True), []
+    for out in torch.from_numpy(weights == 0):
+        left, kept = member[:, out], ~out
+        scores = _silhouettes(
+            (total - distances[:, :, out] @ left)[:, kept], member[:, kept], size - left.sum(dim=1, keepdim=True)
+        )
+        found.append(scores.mean(dim=1))
+    return torch.stack(found).cpu().numpy()
+
+
+def _silhouettes(
+    total: Float[Tensor, "cloud point label"],
+    member: Float[Tensor, "cloud point label"],
+    size: Float[Tensor, "cloud 1 label"],
+) -> Float64[Tensor, "cloud point"]:
+    """Return the score of each point from its total distance to each cluster."""
     own_size = (member * size).sum(dim=2)
     own = (total * member).sum(dim=2) / (own_size - 1).clamp_min(1)
     other = torch.where((member > 0) | (size == 0), torch.inf, total / size.clamp_min(1)).amin(dim=2)
-    score = (other - own) / torch.maximum(own, other).clamp_min(torch.finfo(distances.dtype).tiny)
+    score = (other - own) / torch.maximum(own, other).clamp_min(torch.finfo(total.dtype).tiny)
     score = torch.where(own_size > 1, score, 0.0).double()
     return torch.where((size > 0).sum(dim=2) > 1, score, torch.nan)
 

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.clusters import point_silhouettes
+from bayesgeom.geometry.clusters import left_out_silhouettes, point_silhouettes
 from bayesgeom.geometry.planes import planes_of_groups
 from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
 from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
@@ -40,7 +40,7 @@ class Preparation:
 class Separation:
     """One layer; the first labeling is the true one, the others exchange domains."""
 
-    per_sequence: Float64[np.ndarray, " sequence"]
+    silhouette_rows: Float64[np.ndarray, " replicate"]
     silhouettes: Float64[np.ndarray, " labeling"]
     angles: Float64[np.ndarray, " labeling"]
     shares: Float64[np.ndarray, "labeling group"]
@@ -69,7 +69,7 @@ def separation(
     silhouettes = point_silhouettes(distances, labels, n_groups)
     angles, shares = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=preparation.prepared)
     return Separation(
-        per_sequence=silhouettes[0].numpy(),
+        silhouette_rows=left_out_silhouettes(distances[:1], labels[:1], n_groups, jackknife_weights(len(points)))[:, 0],
         silhouettes=silhouettes.mean(dim=1).numpy(),
         angles=angles,
         shares=shares,

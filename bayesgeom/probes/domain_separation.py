@@ -24,10 +24,9 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.geometry.separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
-from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
+from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
-from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
             np.stack(part) for part in zip(*((own.silhouettes, own.angles, own.shares) for own in layers), strict=True)
         )
         n, mixed = len(labels), shares[:, 1:].mean(axis=1)
-        low, high = mean_interval(np.stack([own.per_sequence for own in layers], axis=1), seed=run.seed)
+        rows = np.stack([own.silhouette_rows for own in layers], axis=1)
         share_low, share_high = np.stack([own.share_ends for own in layers], axis=1)
         gain_low, gain_high = np.stack([own.gain_ends for own in layers], axis=1)
         silhouette_levels = (
@@ -164,7 +163,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
             *of_untrained([copy.pc12_gain.value for copy in untrained]),
         )
         return DomainSeparationReport(
-            silhouette=Estimate.of(silhouettes[:, 0], (low, high), n=n, baselines=silhouette_levels),
+            silhouette=smooth_estimate(rows, seed=run.seed, n=n, baselines=silhouette_levels),
             angle_degrees=Estimate.of(angles[:, 0], n=n, baselines=angle_levels),
             pc12_share=Estimate.of(
                 shares[:, 0], (share_low, share_high), n=n, baselines=share_levels, why_not=FLAT_OR_BIASED

@@ -30,6 +30,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("withhold_biased.py",),  # intervals that ended at their estimate
     ("withhold_kinks.py",),  # intervals of key overlaps where noise decides the size of many cosines
     ("withhold_outside.py",),  # intervals that reached a bound of their range
+    ("withhold_silhouettes.py",),  # intervals of silhouettes with the distances fixed
 )
 
 

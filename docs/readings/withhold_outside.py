@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from conversions.rewriting import convert_intervals
 
-from bayesgeom.results.estimate import Estimate, within
 from bayesgeom.results.diagnosis import report_kinds
+from bayesgeom.results.estimate import Estimate, within
 from bayesgeom.results.storage import quantities_of
 
 PARTS = ("value", "low", "high")

@@ -11,6 +11,7 @@ from bayesgeom.geometry.clusters import (
     adjusted_rand,
     cluster_clouds,
     k_means,
+    left_out_silhouettes,
     meetings,
     nearest_centroid_labels,
     point_silhouettes,
@@ -150,3 +151,15 @@ def test_blobs_stand_out_from_a_gaussian_cloud_and_a_gaussian_cloud_does_not(rng
     scores, baseline = found.point_scores.mean(2), found.gaussian_scores
     assert scores[0, 1] > 0.8 > 0.6 > baseline[0, 1]
     assert (scores[1] - baseline[1]).abs().max() < 0.08
+
+
+def test_a_sequence_that_is_left_out_counts_neither_as_points_nor_in_distances(rng: np.random.Generator) -> None:
+    points = torch.from_numpy(rng.normal(size=(CLOUDS, POINTS, D)))
+    labels, owner = torch.from_numpy(rng.integers(3, size=(CLOUDS, POINTS))), np.arange(POINTS) % 7
+    weights = jackknife_weights(7)[:, owner]
+    found = left_out_silhouettes(torch.cdist(points, points), labels, 3, weights)
+    for row, weight in zip(found, weights, strict=True):
+        kept = weight > 0
+        for cloud, score in enumerate(row):
+            expected = silhouette_samples(points[cloud, kept], labels[cloud, kept]).mean()
+            assert float(score) == pytest.approx(expected, abs=1e-6)
