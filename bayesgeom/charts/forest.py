@@ -1,5 +1,6 @@
 """The forest plot: one row per estimate with its interval, and the baseline as a vertical line."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +9,8 @@ from jaxtyping import Float
 
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, MEASURED, label_axes
+
+_LABEL = 26  # letters of a line of a label
 
 
 def add_forest(
@@ -54,10 +57,16 @@ def add_forest(
         )
         # The trace above is for the legend; the line itself spans the whole height of the panel.
         figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"}, row=panel[0], col=panel[1])
-    every = {"tickmode": "linear", "dtick": 1, "tickfont_size": 13 if len(labels) < 12 else 11}
-    every["range"] = [len(labels) - 0.5, -0.5]
+    every = {"tickfont_size": 13 if len(labels) < 12 else 11, "range": [len(labels) - 0.5, -0.5], **_ticks(labels)}
     figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)
     label_axes(figure, panel, unit, "")
+
+
+def _ticks(labels: Sequence[str]) -> dict[str, object]:
+    """Return one tick per row, with long labels on several lines: on a small screen they take the room of the plot."""
+    if max(map(len, labels), default=0) <= _LABEL:
+        return {"tickmode": "linear", "dtick": 1}
+    return {"tickvals": list(labels), "ticktext": ["<br>".join(textwrap.wrap(label, _LABEL)) for label in labels]}
 
 
 def add_again(

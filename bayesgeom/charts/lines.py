@@ -105,13 +105,18 @@ def add_baseline(
     y: float | Float[np.ndarray, " x"],
     *,
     name: str,
+    color: str = "",
 ) -> None:
-    """Add a baseline level as a gray dashed line, constant or varying; a level known at one place alone is a marker."""
+    """Add a baseline as a gray dashed line, constant or varying; a level known at one place alone is a marker.
+
+    With the `color` of a series the line is pale and dashed, where several series have a baseline each.
+    """
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     mode = "lines+markers" if any(len(run) == 1 for run in _runs(np.isfinite(levels))) else "lines"
-    line, marker = {"color": BASELINE, "dash": "dash"}, {"size": 6} if "markers" in mode else None
+    line, marker = {"color": color or BASELINE, "dash": "dash"}, {"size": 6} if "markers" in mode else None
+    drawn = {"line": line, "marker": marker, "opacity": 0.6 if color else None}
     figure.add_trace(
-        go.Scatter(x=list(x), y=levels, name=name, mode=mode, line=line, marker=marker),
+        go.Scatter(x=list(x), y=levels, name=name, mode=mode, **drawn),
         row=panel[0],
         col=panel[1],
     )

@@ -65,7 +65,7 @@ def manifold_figure(
     label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
     _profiles(figure, (bottom, 2), order, _ORDER_COLORS, baseline_labels[1])
     lowest = min(float(np.nanmin(own.values, initial=0.0)) for own in order)
-    cut = "; below −1 cut off" if lowest < -1 else ""  # a share far below 0 would hide all other lines
+    cut = "; cut at −1" if lowest < -1 else ""  # a share far below 0 would hide all other lines
     figure.update_yaxes(range=[-1.02, 1.02] if cut else None, row=bottom, col=2)
     label_axes(figure, (bottom, 2), "layer", f"|correlation| or share (0 to 1{cut})")
     _color_bars(figure, n_rows=bottom)
@@ -93,7 +93,7 @@ def _scatter(
             x=x,
             y=y,
             mode="markers",
-            name="scored position",
+            name="position",
             showlegend=False,
             marker={"size": 5, "opacity": 0.75, "color": color, "coloraxis": axis},
         ),
@@ -121,17 +121,19 @@ def _curve(
 def _profiles(
     figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], baseline_label: str
 ) -> None:
-    """Add measured lines in color, and their baselines in gray under one legend entry; hovering names each."""
-    layers, is_named = range(len(profiles[0].values)), False
+    """Add measured lines and their baselines; if there are several, each is dashed and in the color of its line."""
+    layers, name = range(len(profiles[0].values)), f"baseline: {baseline_label}"
     for color, profile in zip(colors, profiles, strict=False):
         if np.isfinite(profile.values).any():
             add_line(figure, panel, layers, profile.values, name=profile.name, color=color)
     # On top, so that a baseline equal to the measured line stays visible.
-    for profile in profiles:
-        if not np.isnan(profile.baseline).all():
-            add_baseline(figure, panel, layers, profile.baseline, name=f"baseline: {baseline_label}")
-            figure.data[-1].update(showlegend=not is_named, hovertext=f"{profile.name}, {baseline_label}")
-            is_named = True
+    known = [(color, own) for color, own in zip(colors, profiles, strict=False) if not np.isnan(own.baseline).all()]
+    if len(known) > 1:
+        name += " (in the line's color)"
+        add_baseline(figure, panel, [0], np.full(1, np.nan), name=name)  # for the legend alone
+    for color, profile in known:
+        add_baseline(figure, panel, layers, profile.baseline, name=name, color=color if len(known) > 1 else "")
+        figure.data[-1].update(showlegend=len(known) == 1, hovertext=f"{profile.name}, {baseline_label}")
     figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
 
 
@@ -140,5 +142,5 @@ def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
-        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "token position", "y": 1 - 1 / n_rows}},
+        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "position", "y": 1 - 1 / n_rows}},
     )

@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from bayesgeom.results.captions import with_captions
 from bayesgeom.results.theme import SHADES, label_axes, panels
 
 _DIGITS = 3
@@ -16,8 +17,12 @@ def maps_figure(
     maps: Float[np.ndarray, "column row query_pos key_pos"],
     columns: Sequence[str],
     rows: Sequence[str],
+    captions: Sequence[str],
 ) -> go.Figure:
-    """Draw queries downward and keys to the right, counted from 1; invisible positions are 0."""
+    """Draw queries downward and keys to the right, counted from 1; invisible positions are 0.
+
+    The first row does not extend the scale of colors: in a causal model it has few keys, so its weights are large.
+    """
     titles = tuple(f"layer {row}, step {column}" for row in rows for column in columns)
     figure = panels(title, titles, n_columns=len(columns), row_height=300)
     for row in range(len(rows)):
@@ -40,7 +45,7 @@ def maps_figure(
     scale = {
         "colorscale": SHADES,
         "cmin": 0.0,
-        "cmax": float(maps.max()),
+        "cmax": float(maps[:, :, 1:].max(initial=0.0) or maps.max()),
         "colorbar": {"title": "weight", "thickness": 12},
     }
-    return figure.update_layout(coloraxis=scale)
+    return with_captions(figure.update_layout(coloraxis=scale), captions)

@@ -106,7 +106,8 @@ class DifferenceReport(Report):
         chosen = [row for row in range(len(self.rows)) if np.isfinite(self.difference.value[row])][:_DRAWN]
         units = list(dict.fromkeys(self.units[row] for row in chosen)) or [""]
         titles = tuple(f"B − A ({unit})" if unit else "B − A" for unit in units)
-        figure = panels(self.title, titles, n_columns=1)
+        most = max((sum(self.units[row] == unit for row in chosen) for unit in units), default=0)
+        figure = panels(self.title, titles, n_columns=1, row_height=max(340, 160 + 34 * most))
         low, high = self.difference.ends
         for panel, unit in enumerate(units, start=1):
             own = [row for row in chosen if self.units[row] == unit]

@@ -117,7 +117,12 @@ class AttentionMapsReport(Report):
         from bayesgeom.charts.maps import maps_figure
 
         steps = [f"{int(step):,}" for step in self.shown_steps]
-        return maps_figure(f"{self.title} — {self.run}", self.maps, steps, self.shown_layers)
+        captions = [
+            f"Largest weight of a row, mean over rows: {own.text()}; at the first snapshot {layer[0].text()}."
+            for layer in (self.focus[:, row] for row in range(len(self.shown_layers)))
+            for own in (layer[column] for column in range(len(steps)))
+        ]
+        return maps_figure(f"{self.title} — {self.run}", self.maps, steps, self.shown_layers, captions)
 
 
 def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:

@@ -78,7 +78,7 @@ class ReplicationReport(Report):
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.heads import add_note
-        from bayesgeom.results.theme import name_once, panels, with_room_for_legend
+        from bayesgeom.results.theme import log_axes, name_once, panels, with_room_for_legend
 
         titles = ("KL over training", "Loss over training", "KL by seed", "Entropy error by seed")
         figure = panels(f"{self.title} — {self.recipe}", titles, row_height=380)
@@ -92,7 +92,7 @@ class ReplicationReport(Report):
                 add_curves(figure, (1, column), steps, curves, unit=unit, log_steps=True)
             else:
                 add_note(figure, (1, column), "no training kept its log")
-        figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
+        log_axes(figure, (1, 1))
         # The title names the recipe; repeated before every seed it would overlap the left panel.
         labels = [name.removeprefix(self.recipe).lstrip("-") or "seed0" for name in self.replicas]
         labels = [*labels, "mean over seeds"]
@@ -101,6 +101,7 @@ class ReplicationReport(Report):
             low, high = (np.append(*ends) for ends in zip(rows.ends, mean.ends, strict=True))
             values = np.append(rows.value, mean.value)
             add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", baseline=None)
+        figure.update_xaxes(rangemode="tozero", row=2)  # a difference of 1e-5 bits is no split between seeds
         name_once(figure)
         return with_room_for_legend(figure)
 

@@ -76,11 +76,12 @@ def _add_layer(figure: "Figure", panel: tuple[int, int], binned: Binned, layer: 
     if not is_enough.any():
         add_note(figure, panel, "too few pairs of positions to draw")
         return
-    named = {trace.name for trace in figure.data if trace.showlegend}
-    for values, count in zip(binned.other[layer], is_enough, strict=True):
-        add_baseline(figure, panel, x, np.where(count, values, np.nan), name=OTHER)
-        figure.data[-1].update(showlegend=OTHER not in named, line_width=1)
-        named.add(OTHER)
+    named, other = {trace.name for trace in figure.data if trace.showlegend}, f"{OTHER} (in the line's color)"
+    add_baseline(figure, panel, x[:1], np.full(1, np.nan), name=other)  # for the legend alone
+    figure.data[-1].showlegend = other not in named
+    for head, (values, count) in enumerate(zip(binned.other[layer], is_enough, strict=True)):
+        add_baseline(figure, panel, x, np.where(count, values, np.nan), name=other, color=series(head)["color"])
+        figure.data[-1].update(showlegend=False, line_width=1)
     for head, (values, count) in enumerate(zip(binned.values[layer], is_enough, strict=True)):
         name = f"head {head}"
         add_line(figure, panel, x, np.where(count, values, np.nan), name=name, **series(head))

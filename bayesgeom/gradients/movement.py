@@ -115,7 +115,8 @@ class GradientMovementReport(Report):
         titles = (
             "Distance to the last snapshot, share of the first",
             "Gradient norms",
-            "Movement since the snapshot before",
+            "Patterns: movement since the snapshot before",
+            "Values: movement since the snapshot before",
             "Attention with advantage, within rows",
         )
         figure, at = panels(self.title, titles, row_height=380), np.array([int(step) for step in self.steps])
@@ -129,14 +130,13 @@ class GradientMovementReport(Report):
         )
         add_curves(figure, (1, 2), at, norms, unit="nats (log)", log_steps=True)
         log_axes(figure, (1, 2))
-        moved = (
-            Curve(name="patterns", values=self.pattern_moved_bits),
-            Curve(name="values", values=self.value_moved),
-        )
-        add_curves(figure, (2, 1), at, moved, unit="patterns (bits), values (relative)", log_steps=True)
+        drawn = (("patterns", self.pattern_moved_bits, "bits"), ("values", self.value_moved, "share of their norm"))
+        for column, (name, moved, unit) in enumerate(drawn, start=1):
+            curve = Curve(name=name, values=moved, color=SERIES[column - 1])
+            add_curves(figure, (2, column), at, [curve], unit=unit, log_steps=True)
         related = _curve(self.correlation, "correlation")
         other = [(own.name, own.value) for own in self.correlation.baselines]
-        add_curves(figure, (2, 2), at, [related], unit="rank correlation", levels=other, log_steps=True)
+        add_curves(figure, (3, 1), at, [related], unit="rank correlation", levels=other, log_steps=True)
         return with_captions(with_room_for_legend(figure), (self._stable_text(),))
 
     def _stable_text(self) -> str:

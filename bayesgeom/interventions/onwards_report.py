@@ -150,7 +150,8 @@ class OnwardsReport(Report):
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
             add_line(figure, (1, 2), at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(figure, (1, 2), "first erased layer", "held-out R²")
-        figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8))
+        ends = [at[0] - 0.5, at[-1] + 0.5] if at else None  # with one layer, its interval is a whisker
+        figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8), range=ends)
         return with_captions(with_room_for_legend(figure), (numbers(self.headlines()[0]),))
 
     def table(self) -> str:

@@ -172,7 +172,7 @@ class ValueManifoldReport(Report):
                 for site, at in shown
             ],
             entropy=self.shown_entropy_bits,
-            position=self.shown_position,
+            position=self.shown_position + 1,  # counted from 1
             shape=[
                 Profile(name=site, values=own.value, baseline=_level(own, UNTRAINED))
                 for site, own in ((site, self.pc1_share[at]) for at, site in enumerate(self.sites))

@@ -27,7 +27,8 @@ _INTRODUCTION = (
     "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
     "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise. Layers and heads are "
     "counted from 0, positions from 1. In figures blue is the measured number, gray a baseline, black (white on dark "
-    "pages) an exact value or a ceiling; other colors name series and keep their meaning within a section."
+    "pages) an exact value (a wide, pale line where another covers it) or a ceiling. Other colors name series and keep "
+    "their meaning within a section."
 )
 
 

@@ -4,6 +4,7 @@ import html
 import json
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -24,6 +25,7 @@ _DASHES = {
     "longdashdot": "11,3,2,3",
 }
 _MARGIN = {"l": 54, "r": 14, "t": 10, "b": 44}
+_TITLE_LINE = 40  # letters of an axis title that fit along a panel of a small screen
 _HEIGHT = 320  # pixels of a plot that states no height
 
 
@@ -209,6 +211,8 @@ def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
         own[name] = figure.layout[_axis_name(axis)].to_plotly_json()
         own[name].pop("domain", None)
         own[name] |= {"anchor": "y" if name == "xaxis" else "x", "automargin": True}
+        if text := (own[name].get("title") or {}).get("text"):
+            own[name]["title"] = {**own[name]["title"], "text": "<br>".join(textwrap.wrap(text, _TITLE_LINE))}
         if (anchor := own[name].get("scaleanchor")) is not None:
             own[name]["scaleanchor"] = anchor[0]
     for kind in ("shapes", "annotations"):
@@ -254,14 +258,19 @@ def _swatch(trace: Any) -> str:
     """Return a sample of the trace as a small SVG; theme colors follow the page's light or dark mode."""
     line, marker = trace.line, trace.marker
     color = line.color or (marker.color if isinstance(marker.color, str) else None) or EXACT
-    paint = f"var(--c{color[1:]}, {color})" if color in DARK else color
-    if trace.fill and not line.width:
-        paint = re.sub(r"[^\w(),.%# -]", "", trace.fillcolor or "")
-        inside = f'<rect x="2" y="1" width="22" height="9" style="fill:{paint}"/>'
+    is_band = bool(trace.fill and not line.width)
+    if is_band and (ends := re.match(r"rgba\((\d+),(\d+),(\d+),", trace.fillcolor or "")):
+        color = f"#{''.join(f'{int(part):02x}' for part in ends.groups())}"
+    paint = f"var(--c{color[1:]}, {color})" if color in DARK else re.sub(r"[^\w(),.%# -]", "", color)
+    if is_band and trace.error_y.array is not None and len(trace.x) == 2:  # one interval, drawn as a whisker
+        inside = f'<path d="M13 0V11M9 .7H17M9 10.3H17" style="stroke:{paint};stroke-width:1.4"/>'
+    elif is_band:
+        inside = f'<rect x="2" y="1" width="22" height="9" style="fill:{paint};fill-opacity:.3;stroke:{paint}"/>'
     else:
         dash = _DASHES.get(line.dash or "solid", (line.dash or "").replace("px", ""))
         mode = trace.mode or "lines"
-        stroke = f'<path d="M1 5.5H25" style="stroke:{paint};stroke-width:2;stroke-dasharray:{dash or "none"}"/>'
+        width = f"{min(line.width or 2, 7):g};stroke-opacity:{trace.opacity or 1:g}"
+        stroke = f'<path d="M1 5.5H25" style="stroke:{paint};stroke-width:{width};stroke-dasharray:{dash or "none"}"/>'
         inside = stroke * ("lines" in mode)
         if "markers" in mode:
             inside += _symbol(str(marker.symbol or "circle"), paint)

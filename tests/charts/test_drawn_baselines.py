@@ -4,10 +4,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bayesgeom.charts.lines import add_band, add_baseline, add_line, log_baseline, log_floor
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference, log_baseline, log_floor
 from bayesgeom.results.captions import caption_of
 from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.theme import label_axes, log_axes, panels
+from bayesgeom.results.split import split
+from bayesgeom.results.theme import MEASURED, label_axes, log_axes, panels, with_room_for_legend
 from tests.pages import READINGS
 
 
@@ -110,3 +111,54 @@ def test_a_baseline_of_one_layer_is_a_marker() -> None:
 def test_a_level_below_the_axis_does_not_touch_the_model() -> None:
     assert log_floor(np.array([8.618e-7]), np.array([5e-10])) == pytest.approx(5e-7)
     assert log_floor(np.array([0.3]), np.zeros(3)) == 0.2 and log_floor(np.zeros(3), np.zeros(3)) == 1e-6
+
+
+def test_each_of_several_baselines_has_the_color_of_its_line() -> None:
+    report = load_report(READINGS / "claims" / "value-manifold-bijection-v20-repeats")["value_manifold"]
+    figure = report.plot()
+    for axis in ("x5", "x6"):
+        own = [t for t in figure.data if t.xaxis == axis and len(t.x) > 1]
+        lines, baselines = ([t for t in own if t.name.startswith("baseline") == wanted] for wanted in (False, True))
+        colors = [t.line.color for t in baselines]
+        assert len(set(colors)) == len(colors) >= 2 and set(colors) <= {t.line.color for t in lines}, axis
+        assert all(t.line.dash == "dash" and t.opacity < 1 for t in baselines)
+    positions = [t.marker.color for t in figure.data if t.name == "position" and t.marker.coloraxis == "coloraxis2"]
+    assert positions and all(min(own) >= 1 for own in positions), "positions are counted from 1"
+
+
+def test_captions_of_attention_maps_state_the_rows_largest_weight() -> None:
+    (report,) = (own for own in load_report(READINGS / "formation").reports.values() if own.name == "attention_maps")
+    figure = report.plot()
+    captions = figure.layout.meta["captions"]
+    assert len(captions) == len(figure.data) == report.focus.value.size and len(set(captions)) == len(captions)
+    assert all("Largest weight of a row" in own for own in captions)
+    assert figure.layout.coloraxis.cmax == pytest.approx(report.maps[:, :, 1:].max())
+
+
+def test_bits_and_shares_have_axes_of_their_own() -> None:
+    figure = load_report(READINGS / "gradient-movement" / "hmm-s5").plot()
+    assert not any("bits" in (y.title.text or "") and "relative" in y.title.text for y in figure.select_yaxes())
+
+
+def test_samples_in_legends_are_as_drawn() -> None:
+    figure = panels("Whole", ("a", "b"))
+    add_reference(figure, (1, 1), [1, 2], np.ones(2), name="exact")
+    add_band(figure, (1, 2), [1, 2], np.zeros(2), np.ones(2), name="95 % interval")
+    exact, band = (panel.keys[0].swatch for panel in split(with_room_for_legend(figure), "x").panels)
+    assert "stroke-width:7;stroke-opacity:0.3" in exact
+    assert f"fill:var(--c{MEASURED[1:]}" in band and "rgba" not in band, "dark pages replace the color"
+
+
+def test_the_only_interval_of_a_figure_is_visible() -> None:
+    figure = load_report(READINGS / "smollm2-onwards-entropy").plot()
+    (band,) = (t for t in figure.data if t.name == "95 % interval")
+    assert np.nansum(band.error_y.arrayminus) > 0.5 and figure.layout.xaxis.range is not None
+
+
+def test_long_axis_titles_have_two_lines() -> None:
+    figure = panels("Whole", ("a",))
+    add_line(figure, (1, 1), [1, 2], np.ones(2), name="model")
+    label_axes(figure, (1, 1), "layer", "|correlation| or share of variance (0 to 1; below −1 cut off)")
+    (panel,) = split(figure, "x").panels
+    lines = panel.drawn["layout"]["yaxis"]["title"]["text"].split("<br>")
+    assert len(lines) == 2 and max(map(len, lines)) <= 40
