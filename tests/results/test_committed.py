@@ -1,5 +1,6 @@
 """The committed reports."""
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import JSON, quantities_of
+from bayesgeom.results.storage import JSON, quantities_of, read
 from tests.pages import READINGS
 
 FOLDERS = sorted(path.parent for path in READINGS.glob(f"**/{JSON}"))
@@ -55,3 +56,16 @@ def test_intervals_contain_their_estimates() -> None:
                 outside.append(f"{where}.{metric}")
     assert outside == []
     assert n_intervals > 30_000
+
+
+@pytest.mark.exhaustive
+def test_no_interval_in_a_file_reaches_a_bound_of_its_range() -> None:
+    """Reports withhold such intervals when they are read; the files must not hold them either."""
+    spec = importlib.util.spec_from_file_location("readings_withhold_outside", READINGS / "withhold_outside.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = {
+        folder.name: script.converted(kind, *own)[2] for folder in FOLDERS for kind, own in read(folder)[0].items()
+    }
+    assert len(found) > 100 and not any(found.values()), "run docs/readings/withhold_outside.py"

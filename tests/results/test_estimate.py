@@ -1,17 +1,24 @@
 """Estimates: shapes that fit, verdicts against baselines, and files that hold every part."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar, final
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.json_values import decoded
-from bayesgeom.results.estimate import Baseline, Better, Estimate
+from bayesgeom.results.estimate import TOO_FEW, Baseline, Better, Estimate, Share, within
 from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report
 from bayesgeom.results.storage import estimate_of, estimate_parts
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
+from bayesgeom.stats.bounds import WHY_OUTSIDE
 
 UNIFORM = Baseline.of("chance", "uniform", 0.5, low=0.4, high=0.6)
 SHUFFLED = Baseline.of("permutation", "shuffled", 0.1)
@@ -163,3 +170,32 @@ def test_a_ceiling_is_no_baseline_to_beat() -> None:
     assert own.clears("higher").tolist() == ["yes", "undecided"]
     assert own.compared == own.baselines[:1] and own[0].hardest_baseline("higher").name == "random subspaces"  # type: ignore[union-attr]
     assert np.isnan(Estimate.of([0.5, 0.2]).ceiling).all()
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Accuracies(Report):
+    name: ClassVar[str] = "accuracies"
+    title: ClassVar[str] = "Accuracies"
+    about: ClassVar[str] = "For tests."
+
+    accuracy: Annotated[Estimate, Share("layer")]
+
+    def headlines(self) -> Sequence[Headline]:
+        return ()
+
+    def plot(self) -> go.Figure:
+        return go.Figure()
+
+
+def test_a_report_withholds_intervals_that_leave_the_range_of_their_quantity() -> None:
+    ends = ([0.8, 0.87, -0.1, np.nan], [0.95, 1.0, 0.3, np.nan])
+    own = Accuracies(accuracy=Estimate.of([0.9, 0.896, 0.1, 0.5], ends, n=31), n=31).accuracy
+    np.testing.assert_array_equal(own.ends, [[0.8, np.nan, np.nan, np.nan], [0.95, np.nan, np.nan, np.nan]])
+    assert own.why_not == f"{WHY_OUTSIDE}; or there are {TOO_FEW}", "the last one had another reason"
+    assert within(own, 0.0, 1.0) is own
+
+
+def test_why_an_interval_was_withheld_before_is_kept() -> None:
+    own = within(Estimate.of([0.9, 0.5], ([0.8, np.nan], [1.1, np.nan]), why_not="biased"), 0.0, 1.0)
+    assert own.why_not == f"{WHY_OUTSIDE}; or biased"

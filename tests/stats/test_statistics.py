@@ -91,6 +91,31 @@ def test_ratio_interval_equals_a_loop_over_resamples(rng: np.random.Generator) -
         assert (lo[i], hi[i]) == pytest.approx(twin_of_a_ratio(top[:, i], bottom[:, i], 7, 101), abs=1e-9)
 
 
+def test_the_lower_end_of_a_positive_ratio_is_that_of_its_log(rng: np.random.Generator) -> None:
+    """With even tails, no end is moved outward: t* of log R is that of R by the delta method, resample by resample."""
+    top, bottom = rng.uniform(1, 2, size=(64, 3)), rng.uniform(0.1, 2, size=(64, 3))
+    plain, own = ratio_interval(top, bottom, seed=7), ratio_interval(top, bottom, seed=7, is_positive=True)
+    np.testing.assert_array_equal(own.hi, plain.hi)
+    ratio = top.sum(axis=0) / bottom.sum(axis=0)
+    weights = bootstrap_weights(64, seed=7)
+    for i in range(3):
+        influence = (top[:, i] - ratio[i] * bottom[:, i]) / bottom[:, i].mean()
+        assert tail_weight(-(influence - np.median(influence))[:, None])[0] < 0.7
+        t = []
+        for share in weights:
+            again = share @ top[:, i] / (share @ bottom[:, i])
+            error = np.sqrt(share @ (top[:, i] - again * bottom[:, i]) ** 2 / 64) / (share @ bottom[:, i])
+            t.append(np.log(again / ratio[i]) / (error / again))
+        reach = np.quantile(t, 0.975) * np.sqrt((influence**2).mean() / 64)
+        assert own.lo[i] == pytest.approx(ratio[i] * np.exp(-reach / ratio[i]), rel=1e-9)
+
+
+def test_unequal_denominators_leave_a_ratio_positive(rng: np.random.Generator) -> None:
+    top, bottom = rng.gamma(4.0, size=(64, 41)), rng.lognormal(0, 2, size=(64, 41))
+    plain, own = ratio_interval(top, bottom, seed=7), ratio_interval(top, bottom, seed=7, is_positive=True)
+    assert (plain.lo < 0).sum() > 20 and (own.lo > 0).all() and (own.lo < top.sum(axis=0) / bottom.sum(axis=0)).all()
+
+
 def test_ratios_are_resampled_together(rng: np.random.Generator) -> None:
     bottom = 1 + rng.gamma(2.0, size=(17, 3))
     lo, hi = ratio_interval(0.7 * bottom, bottom, seed=1)
