@@ -7,7 +7,7 @@ import numpy as np
 from interval_row import Ends, Row
 
 from bayesgeom.generalization.convergence import tokens_to_converge
-from bayesgeom.generalization.curves import WHOLE, critical_length, mean_along
+from bayesgeom.generalization.curves import WHOLE, critical_length, discontinuity, mean_along
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
@@ -121,11 +121,20 @@ def memory(n: int, m: int, rng: np.random.Generator, factor: float = 4.0) -> tup
     return (lo, hi, np.isfinite(lo) & np.isfinite(hi)), 3.0
 
 
+def jump(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """The discontinuity at the training length, 15 of 30 positions: the mean error doubles there."""
+    places, growth = np.arange(1, 31), np.where(np.arange(30) < 15, 1.0, 2.0)
+    means = growth * 0.1 * 1.1 ** np.arange(30)
+    truth = float(discontinuity(means[None].repeat(2, axis=0), places, 15, seed=1))
+    return as_reported([discontinuity(growth * errors_that_grow(n, rng), places, 15, seed=1) for _ in range(m)]), truth
+
+
 def curve_rows() -> Iterator[Row]:
     """What is read off curves: memory, orders of layers, first places."""
     users, no_gain = "calibration, length, comparison", "an observer's gain has none"
     yield Row("effective memory", users, memory, True, why=no_gain)
     yield Row("effective memory, observers alike", users, partial(memory, factor=1.02), True, why=no_gain)
+    yield Row("discontinuity at the training length", "length", jump)
     yield Row("Spearman of layer with value", "query–key alignment", no_order, why=WHY_NO_ORDER)
     yield Row("first position above a threshold", "length", first_above, why=WHOLE)
     yield Row("tokens to converge", "sweep", converged, why=WHOLE)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from interval_row import Ends, Row, shown
+from interval_row import FEW_SIZES, Ends, Row, inside, shown
 
 from bayesgeom.models.resolve import as_model, task_of
 from bayesgeom.stats.bootstrap import (
@@ -17,6 +17,7 @@ from bayesgeom.stats.bootstrap import (
     seed_interval,
     statistic_interval,
 )
+from bayesgeom.stats.bounds import WHY_OUTSIDE
 
 POOL = 4_096  # sequences behind the KL of a shipped model
 CHECKPOINTS = ("hmm-s5", "bijection-v20", "bijection-v20-repeats")
@@ -25,7 +26,11 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
 def mean_row(name: str, draw: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], truth: float) -> Row:
     """The bootstrap-t interval of a mean."""
-    return Row(f"mean, {name}", "", lambda n, m, rng: (shown(mean_interval(draw(rng, (n, m)), seed=1)), truth), True)
+
+    def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        return shown(mean_interval(draw(rng, (n, m)), seed=1)), truth
+
+    return Row(f"mean, {name}", "", measure, True, sizes=FEW_SIZES)
 
 
 def percentile_row(name: str, draw: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], truth: float) -> Row:
@@ -87,7 +92,47 @@ def ratio(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     """Correlated lognormal numerators and denominators, as an extrapolation ratio or a ratio to baseline KL."""
     shared = rng.normal(size=(n, m))
     above, below = (np.exp(0.7 * shared + 0.7 * rng.normal(size=(n, m))) for _ in range(2))
-    return shown(ratio_interval(3 * above, below, seed=1)), 3.0
+    return shown(ratio_interval(3 * above, below, seed=1, is_positive=True)), 3.0
+
+
+def ratio_row(name: str, above: Draw, below: Draw) -> Row:
+    """A ratio of two independent means whose sequences are unequal: of 1 and 1, as KL beyond over KL within."""
+
+    def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        interval = ratio_interval(above(rng, (n, m)), below(rng, (n, m)), seed=1, is_positive=True)
+        return shown(interval), 1.0
+
+    return Row(f"ratio of means, {name}", "length, ablation", measure, True, sizes=(12, *FEW_SIZES))
+
+
+def ratio_rows() -> Iterator[Row]:
+    """The tails that KL within and beyond the training length have, on either side."""
+
+    def even(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+        return rng.gamma(4.0, 0.25, size)
+
+    def lognormal(sigma: float) -> Draw:
+        return lambda rng, size: rng.lognormal(-(sigma**2) / 2, sigma, size)
+
+    for sigma in (1.5, 2.0):
+        yield ratio_row(f"denominators lognormal σ = {sigma}", even, lognormal(sigma))
+        yield ratio_row(f"numerators lognormal σ = {sigma}", lognormal(sigma), even)
+    yield ratio_row("both lognormal σ = 1.5", lognormal(1.5), lognormal(1.5))
+
+
+def slope(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """Movement toward the donor, Σ moved / Σ distance: sequences with a small distance count little."""
+    target = rng.normal(size=(n, m)) * rng.lognormal(0, 0.5, (n, m))
+    moved = 0.6 * target + 0.5 * rng.normal(size=(n, m))
+    return shown(ratio_interval(moved * target, target**2, seed=1)), 0.6
+
+
+def in_band(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """Accuracy in a band of confidence: one point per sequence on average, from 0 to many."""
+    known = rng.binomial(8, rng.beta(0.5, 3.5, (n, m)))
+    hits = rng.binomial(known, rng.beta(9.0, 1.0, (n, m))).astype(float)
+    interval = ratio_interval(hits, known.astype(float), seed=1)
+    return inside(hits.sum(axis=0) / known.sum(axis=0), interval, (0.0, 1.0)), 0.9
 
 
 def accuracy(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -120,7 +165,10 @@ def mean_rows(named: Iterable[tuple[str, Draw, float]]) -> Iterator[Row]:
     for name, draw, truth in named:
         yield mean_row(name, draw, truth)
     yield Row("ratio of correlated lognormal means", "length, ablation", ratio, True)
+    yield from ratio_rows()
+    yield Row("movement, a ratio of signed sums", "interventions", slope, True)
     yield Row("accuracy where known", "comparison", accuracy, True)
+    yield Row("accuracy in a band of confidence", "belief read-out", in_band, True, why=WHY_OUTSIDE)
     yield Row("share of the gap closed", "comparison", share_closed, True)
     yield Row("reduction, 1 − last / first", "attention entropy", reduction, True)
     yield Row("mean over trainings", "dynamics, replication, EM", over_seeds, True, sizes=(3, 5))

@@ -4,10 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from interval_row import SIZES, Ends, Row, stacked
+from interval_row import FEW_SIZES, Ends, Row, stacked
 
 from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.clusters import adjusted_rand, meetings, resampled_agreement
+from bayesgeom.geometry.clusters import (
+    adjusted_rand,
+    left_out_silhouettes,
+    meetings,
+    point_silhouettes,
+    resampled_agreement,
+)
 from bayesgeom.geometry.readout import balanced_accuracy
 from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES
 from bayesgeom.stats.bootstrap import (
@@ -29,6 +35,8 @@ from bayesgeom.stats.resampling import (
     resampled_spearman,
     standardized_axis_shares,
 )
+
+CLUSTERED = 500  # points, as in the probe
 
 
 def fixed_map(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -93,7 +101,7 @@ def spearman_row(slope: float, *, is_absolute: bool = False) -> Row:
 
     name = "before: percentile bootstrap, |Spearman|" if is_absolute else "Spearman, signed"
     users = "nothing any more" if is_absolute else "value manifold, joint interventions"
-    return Row(f"{name}, true value {truth:.2f}", users, measure, sizes=(64, 256) if is_absolute else SIZES)
+    return Row(f"{name}, true value {truth:.2f}", users, measure, sizes=(64, 256) if is_absolute else FEW_SIZES)
 
 
 def at_position(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
@@ -195,6 +203,26 @@ def rand_index(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return stacked(found), truth
 
 
+def silhouette(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+    """Silhouette of three fixed clusters, of at most 500 points: 5 dependent points a sequence."""
+    centers = 2 * np.eye(3, 5)
+
+    def drawn(size: int) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+        labels = rng.integers(3, size=(size, 5))
+        points = centers[labels] + 0.5 * (rng.normal(size=(size, 1, 5)) + rng.normal(size=(size, 5, 5)))
+        kept = np.sort(rng.permutation(size * 5)[:CLUSTERED])
+        some, of = (torch.from_numpy(own.reshape(size * 5, -1)[kept])[None] for own in (points, labels))
+        return kept // 5, torch.cdist(some, some), of[..., 0]
+
+    truth = float(np.mean([point_silhouettes(*drawn(5_000)[1:], 3).mean() for _ in range(200)]))
+    weights, found = jackknife_weights(n), []
+    for _ in range(m):
+        owner, distances, labels = drawn(n)
+        rows = left_out_silhouettes(distances, labels, 3, weights[:, owner])[:, 0]
+        found.append(statistic_interval(rows, seed=1))
+    return stacked(found), truth
+
+
 def read_out_rows() -> Iterator[Row]:
     """Maps, correlations, axes, decisions and clusters."""
     yield Row("R² of this map, held out", "belief read-out", fixed_map)
@@ -208,3 +236,4 @@ def read_out_rows() -> Iterator[Row]:
     yield Row("share of PC1 + PC2, standardized values", "pass thresholds", standardized_shares)
     yield Row("balanced accuracy", "belief read-out", accuracy_balanced)
     yield Row("adjusted Rand index, clusters fixed", "belief read-out", rand_index)
+    yield Row("silhouette, clusters fixed", "belief read-out, domain separation", silhouette)

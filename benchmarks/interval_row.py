@@ -6,9 +6,11 @@ from typing import final
 
 import numpy as np
 
-from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, HEAVY, MISSING, Interval
+from bayesgeom.stats.bounds import reaches_bound
+from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
 
 SIZES = (64, 256, 2_000)
+FEW_SIZES = (16, 32, *SIZES)  # of rows that are also measured below 64 sequences
 REASONS = {
     MISSING: "a value is missing",
     CONSTANT: "all at 0 or at 1",
@@ -35,6 +37,12 @@ class Row:
 def shown(interval: Interval) -> Ends:
     """Both ends, and the code of each interval."""
     return interval.lo, interval.hi, interval.code
+
+
+def inside(value: np.ndarray, interval: Interval, bounds: tuple[float, float]) -> Ends:
+    """Both ends, and which intervals a report of a quantity with this range shows."""
+    is_shown = (interval.code == FINE) & ~reaches_bound(value, interval.lo, interval.hi, bounds)
+    return interval.lo, interval.hi, is_shown
 
 
 def stacked(intervals: list[Interval]) -> Ends:
