@@ -1,13 +1,19 @@
 """The generated page of interventions, and the committed verdicts that it shows."""
 
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from bayesgeom.claims.subspace_page import FOLDER, MEASURED, SINGLE, page
+from bayesgeom.claims.subspace_page import FOLDER, MEASURED, NOT_MEASURED, SINGLE, page
+from bayesgeom.core.numbers import interval_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import AFTER, BEFORE, SHUFFLED, InterventionReport
-from bayesgeom.interventions.verdicts import NOT_USED, USED
+from bayesgeom.interventions.verdicts import NOT_USED, UNDECIDED, USED
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
+from bayesgeom.subspaces.fits import fit_from_text
 from bayesgeom.subspaces.readout import FLOOR
 from tests.structure.source import ROOT
 
@@ -67,3 +73,82 @@ def test_the_page_says_what_the_reports_hold(committed: dict[str, InterventionRe
     assert text.count("| R² shuffled |") == sum(isinstance(own, InterventionReport) for own in committed.values())
     assert text.count("| R² excess |") == sum(isinstance(own, OnwardsReport) for own in committed.values())
     assert "1 variance-matched control (the whole complement) in layers 1, 2" in text
+
+
+def test_the_page_says_which_uses_survive(
+    committed: dict[str, InterventionReport | OnwardsReport], tmp_path: Path
+) -> None:
+    """Used in layers 1 and 2: one survives with everything held fixed, none of a quantity without such a report."""
+    own = committed["recall-transformer/leace-entropy"]
+    assert isinstance(own, InterventionReport)
+    used = replace(own, verdict_by_layer=(UNDECIDED, USED, USED))
+    reports = {
+        "entropy": used,
+        "entropy-given": replace(
+            used, subspace="LEACE (entropy, given position and answer)", verdict_by_layer=(UNDECIDED, UNDECIDED, USED)
+        ),
+        "belief": replace(used, subspace="LEACE (belief)", quantity="belief"),
+        "belief-given": replace(used, subspace="LEACE (belief, given position)", quantity="belief"),
+        "elsewhere": replace(
+            used,
+            subspace="LEACE (belief, given position and answer)",
+            where=f"carried, {used.where.partition(', ')[2]}",
+        ),
+        "idle": replace(used, subspace="covariance (entropy)", verdict_by_layer=(UNDECIDED,) * 3),
+    }
+    for name, report in reports.items():
+        Diagnosis.of(report).save(tmp_path / "recall-transformer" / name)
+    uses = page(tmp_path).partition("## Uses")[2].partition("\n## ")[0]
+    at = "resid_pre | scored positions | layers 1, 2 |"
+    assert f"| LEACE (entropy) | {at} undecided in layer 1; yes in layer 2 |" in uses
+    assert f"| LEACE (belief) | {at} {NOT_MEASURED}; given position alone: yes in layers 1, 2 |" in uses
+    assert uses.count("| `recall-transformer` |") == 2
+
+
+def test_the_page_lists_the_fits_that_were_not_measured(
+    committed: dict[str, InterventionReport | OnwardsReport], tmp_path: Path
+) -> None:
+    for model, name in (("bijection-transformer", "entropy"), ("recall-transformer", "belief"), ("hmm-lstm", "belief")):
+        Diagnosis.of(committed[f"{model}/leace-{name}"]).save(tmp_path / model / name)
+    fits = page(tmp_path).partition("## Fits")[2].partition("\n## ")[0]
+    assert f"| `bijection-transformer` |{' not identified |' * 3}{' not measured |' * 3}" in fits and "lstm" not in fits
+    assert "- covariance of entropy: `recall-transformer`\n" in fits
+    assert "- covariance of belief: `bijection-transformer`, `recall-transformer`\n" in fits
+
+
+def test_every_effect_on_the_page_has_its_interval(committed: dict[str, InterventionReport | OnwardsReport]) -> None:
+    lines = (ROOT / FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
+    names = [line.split(" | ")[1] if line.startswith("| ") else "" for line in lines]
+    effects = [at for at, name in enumerate(names) if name in ("movement", "indirect", "KL increase (bits)")]
+    assert len(effects) > 400 and all(names[at + 1] == "95 % interval" for at in effects)
+    report = committed["hmm-s5/leace-belief"]
+    assert isinstance(report, InterventionReport)
+    low, high = (end[:, 0] for end in report.movement.ends)
+    assert " ".join(f"[{interval_text(*ends)}]" for ends in zip(low, high, strict=True)) in "\n".join(lines)
+
+
+def test_every_use_of_entropy_says_whether_it_survives(
+    committed: dict[str, InterventionReport | OnwardsReport],
+) -> None:
+    """Of LEACE in the residual stream; on `mess3-small` holding position and answer fixed leaves nothing."""
+    for name, report in committed.items():
+        if name.endswith("/leace-entropy") and USED in report.verdict_by_layer and not name.startswith("mess3"):
+            assert f"{name}-given-position+answer" in committed, name
+
+
+def test_every_committed_report_has_the_command_that_makes_it_again(
+    committed: dict[str, InterventionReport | OnwardsReport],
+) -> None:
+    spec = importlib.util.spec_from_file_location("measuring", ROOT / "docs/readings/measure_interventions.py")
+    assert spec and spec.loader
+    measuring = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measuring)
+    for name, report in committed.items():
+        asked = measuring.command(name)
+        subspace = fit_from_text(asked[asked.index("--subspace") + 1])
+        assert isinstance(report, OnwardsReport) or subspace.label == report.subspace, name
+    new = measuring.command("mess3-small/trained_swap-3-entropy")
+    assert "--subspace trained_swap:3,entropy --kind swap --site resid_pre" in " ".join(new)
+    assert measuring.form_of_name("x/leace-entropy-given-position+answer") == "leace:entropy,given=position+answer"
+    with pytest.raises(SystemExit, match="No report mess3-small/frames below"):
+        measuring.command("mess3-small/frames")

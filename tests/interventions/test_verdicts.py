@@ -261,7 +261,9 @@ def test_a_layer_in_which_nothing_is_left_is_undecided_with_the_reason() -> None
 def test_where_no_layer_has_anything_left_the_request_is_refused() -> None:
     """Seven tokens vary in six dimensions: two of positions, by sampling, and four of answers take all of them."""
     job = checked(planted_model(), fits.leace("belief", given=("position", "answer")), kind=FEW, n=17)
-    with pytest.raises(InvalidArgument, match=r"exists in no layer: in layers 0, 1, erasing position and answer \(6 of 13"):
+    with pytest.raises(
+        InvalidArgument, match=r"exists in no layer: in layers 0, 1, erasing position and answer \(6 of 13"
+    ):
         job.report()
     with pytest.raises(InvalidArgument, match=r"layer 1: erasing position .* Choose other layers, or hold fewer"):
         job.fit.fitted(job.sample(), (1,))
