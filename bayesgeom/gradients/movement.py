@@ -74,8 +74,8 @@ class GradientMovementReport(Report):
     about: ClassVar[str] = (
         "The gradient laws predict that attention is stable early while values continue to change. The panels show the "
         "gradient norms of scores and of values at each snapshot. They also show the distances of patterns and values "
-        "from the last snapshot, as a share of the first distance: training starts at 1, and a curve is stable when it "
-        "stays below 0.1 from a snapshot before the last, which has distance 0 by definition. This is one run: another "
+        "from the last snapshot. Distances are shares of the first one, so they start at 1. A curve is stable when it "
+        "stays below 0.1. The last snapshot has distance 0 by definition and does not count. This is one run: another "
         "seed may differ."
     )
 
