@@ -224,9 +224,9 @@ def _verdicts(report: InterventionReport, layers: Sequence[int]) -> str:
 
 def _rows(reports: Sequence[InterventionReport | OnwardsReport]) -> Iterator[tuple[str, ...]]:
     for report in reports:
-        is_single = isinstance(report, InterventionReport)
-        rows = _of_intervention(report) if is_single else _of_erasure(report)
-        survives = _survives(report, reports) if is_single else ""
+        survives, rows = "", _of_erasure(report) if isinstance(report, OnwardsReport) else _of_intervention(report)
+        if isinstance(report, InterventionReport):
+            survives = _survives(report, reports)
         for number, row in enumerate(rows):
             yield *row, survives if number == 0 else ""
 

@@ -108,6 +108,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     error, (removal, removal_ceiling) = scores.changes(_entropy_error), scores.removal
     verdicts = {at: verdict_of(scores.evidence(at)) for at in context.subspaces}
     reasons = {at: reason_text(why, drawn_text(context.controls.found[at])) for at, (_, why) in verdicts.items()}
+    reasons |= context.empty
     verdicts |= {at: (UNDECIDED, reason) for at, reason in context.empty.items()}
     unknown, layers, n = np.full_like(removal_ceiling, np.nan), range(context.n_layers), context.n
     ceilings = (shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling, unknown, unknown)
@@ -130,7 +131,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         parts=PARTS,
         share=_share(context),
         verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
-        reason_by_layer=tuple((reasons | context.empty).get(at, "") for at in layers),
+        reason_by_layer=tuple(reasons.get(at, "") for at in layers),
         n=n,
     )
 
