@@ -1,8 +1,8 @@
 """Findings at the top of a page: three to six sentences with number, interval and strongest baseline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, zip_longest
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import final
 
 from bayesgeom.results.headline import Headline
@@ -55,13 +55,29 @@ class Finding:
 def findings(sections: Sequence[Section]) -> list[Finding]:
     """Return at most six findings: the first of every section, then the second of every section, and so on.
 
-    Numbers without a verdict appear only if there are fewer than three findings with one.
+    Conclusions of reports come first, then decided findings, then others. Numbers without a verdict appear only if
+    there are fewer than three findings with one, and missing numbers only if there is nothing else.
     """
-    rounds = zip_longest(*(_of_section(section) for section in sections))
-    found = [own for own in chain.from_iterable(rounds) if own is not None]
+    of_sections = [_of_section(section) for section in sections]
+    rounds = zip_longest(*map(_paired, of_sections) if len(sections) > FEWEST else of_sections)
+    found = [own for each in rounds for own in sorted(filter(None, each), key=_rank)]
+    found = [own for own in found if own.line.value_text != "–" or own.line.finding or own.verdict] or found
     judged = [own for own in found if own.is_conclusion or own.sentence or own.verdict]
     unjudged = [own for own in found if own not in judged][: max(0, FEWEST - len(judged))]
     return [own for own in found if own in judged or own in unjudged][:MOST]
+
+
+def _rank(own: Finding) -> tuple[bool, bool, bool]:
+    """Return the order of findings of several sections; a verdict by a threshold repeats a number of another section."""
+    return not own.is_conclusion, own.tone == "open", bool(own.line.ruling)
+
+
+def _paired(found: list[Finding]) -> list[Finding]:
+    """Return the first two numbers with the same verdict as one finding: many sections leave one for each."""
+    first, second = (*found, None, None)[:2]
+    if not (first and second and first.verdict == second.verdict) or first.sentence or second.sentence:
+        return found
+    return [replace(second, sentence=numbers(first.line)), *found[2:]]
 
 
 def caption(section: Section) -> str:
@@ -107,12 +123,14 @@ def _judged(line: Headline) -> str:
 
 
 def _of_section(section: Section) -> list[Finding]:
-    """Return the headlines that state a finding; without any, those with a verdict, then others, up to three."""
+    """Return the headlines that state a finding, then up to three those with a verdict, then others."""
     known = [line for line in section.headlines if line.value_text != "–" or line.ruling] or list(section.headlines)
-    lines = [line for line in section.headlines if line.finding]
-    if not lines:
-        judged = [line for line in known if line.verdict or line.ruling]
-        lines = judged if len(judged) >= FEWEST else sorted(known, key=lambda line: line not in judged)[:FEWEST]
+    stated = [line for line in section.headlines if line.finding]
+    others = sorted(
+        (line for line in known if line not in stated), key=lambda line: not line.verdict and not line.ruling
+    )
+    judged = [line for line in others if line.verdict or line.ruling]
+    lines = judged if not stated and len(judged) >= FEWEST else [*stated, *others[: max(0, FEWEST - len(stated))]]
     found = [Finding(section=section, line=line, sentence=line.finding or _without_number(line)) for line in lines]
     if section.verdict and lines:
         concluded = section.verdict.rstrip(".") + "."

@@ -176,13 +176,32 @@ def test_a_page_has_three_to_six_findings() -> None:
     assert len(found_in(many)) == 6 and len(set(found_in(many))) == 6
 
 
+def test_a_page_of_many_sections_states_conclusions_and_what_is_decided_first() -> None:
+    level = {"baseline": 2.0, "baseline_name": "flat"}
+    open_, error, kl, missing = (
+        Headline(metric=name, label=name, value=value, verdict=verdict, **level)
+        for name, value, verdict in (
+            ("open", 1.5, "undecided"),
+            ("error", 0.5, "yes"),
+            ("KL", 0.25, "yes"),
+            ("missing", math.nan, ""),
+        )
+    )
+    ruled = replace(section("last", "Last"), headlines=(replace(open_, ruling="invariant"),), verdict="All the same.")
+    rows = {"one": (open_,), "two": (error, kl), "three": (missing,)}
+    sections = [*(replace(section(name, name), headlines=own) for name, own in rows.items()), ruled]
+    found = found_in(page("t", sections, skipped={}, provenance={}))
+    assert [text.split(" ")[0] for text in found] == ["invariant", "beats", "undecided"], "and none for what is missing"
+    assert "Error: 0.5." in found[1] and "KL: 0.25." in found[1], "two numbers with one verdict are one finding"
+
+
 def test_a_report_states_its_own_findings_and_verdicts() -> None:
     lines = (
         Headline(metric="x", label="shift", value=0.5, finding="Layer 2: it moves.", ruling="used", published="unused"),
         Headline(metric="y", label="other", value=0.25, verdict="yes"),
     )
     text = page("t", [replace(section("one", "One"), headlines=lines)], skipped={}, provenance={})
-    assert found_in(text) == ["used Layer 2: it moves."], "a number without interval and baseline is in the table"
+    assert found_in(text) == ["used Layer 2: it moves.", "beats baselines Other: 0.25."], "three, where there are three"
     compared = replace(lines[0], low=0.25, high=1.0, baseline=2.0, baseline_name="flat", verdict="no")
     own = page("t", [replace(section("one", "One"), headlines=(compared,))], skipped={}, provenance={})
     assert found_in(own) == [

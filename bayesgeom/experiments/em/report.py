@@ -150,8 +150,9 @@ class EMReport(Report):
             ),
             replace(
                 line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
-                finding=f"The fastest control is {self.conditions[fastest]}: "
-                f"{number_text(self.speedup.value[TRAINED, 0, fastest])} times as fast as {BASELINE}.",
+                finding=f"Compared with {BASELINE} alone, {_EM_SHORT} is "
+                f"{number_text(self.speedup.value[TRAINED, 0, _EM])} times as fast; the fastest control, "
+                f"{self.conditions[fastest]}, {number_text(self.speedup.value[TRAINED, 0, fastest])} times.",
             ),
             # The controls are not under test: that they are faster than the baseline is no verdict.
             *(replace(line("speedup", TRAINED, i, "speed-up to SGD's final loss"), verdict="") for i in controls),
