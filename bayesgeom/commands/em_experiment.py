@@ -32,4 +32,4 @@ class EMExperiment(Command):
 
         check_target(self.out)
         report = em_experiment(seeds=self.seeds, steps=self.steps, length=self.length)
-        return conclude(Diagnosis.of(report), self.out, f"{report.table()}\n", *map(str, report.headlines()))
+        return conclude(Diagnosis.of(report), self.out, f"{report.table()}\n", str(report))

@@ -45,7 +45,7 @@ class Gradients(Command):
         report = gradient_laws(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
         diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {counted(report.n, 'sequence')}, {report.targets} targets\n\n{report.table()}\n"
-        return conclude(diagnosis, self.out, title, *map(str, report.headlines()))
+        return conclude(diagnosis, self.out, title, str(report))
 
     def _over_training(self) -> int:
         from bayesgeom.gradients.run_movement import gradient_movement
@@ -69,4 +69,4 @@ class Gradients(Command):
             device=self.source.device,
         )
         title = f"{counted(report.n, 'sequence')}, {report.targets} targets\n\n{report.table()}\n"
-        return conclude(Diagnosis.of(report), self.out, title, *map(str, report.headlines()))
+        return conclude(Diagnosis.of(report), self.out, title, str(report))

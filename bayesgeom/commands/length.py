@@ -97,7 +97,7 @@ class Length(Command):
                 executor=executor,
             )
         trained = report.provenance["trained_task"]
-        lines = [f"{trained}, {counted(report.n, 'sequence')}\n\n{report.table()}\n", *map(str, report.headlines())]
+        lines = [f"{trained}, {counted(report.n, 'sequence')}\n\n{report.table()}\n", str(report)]
         if plan.missing:
             lines.append(f"missing: {', '.join(recipe.name for recipe in plan.missing)}")
         return conclude(Diagnosis.of(report), self.out, *lines)

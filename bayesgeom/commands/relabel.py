@@ -1,5 +1,6 @@
 """`bayesgeom relabel`."""
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
@@ -38,10 +39,8 @@ class Relabel(Command):
         before, after, bound = (
             number_text(own, is_exact=True) for own in (report.kl_before_bits, report.kl_after_bits, report.bound_bits)
         )
-        measured = (
-            f"{diagnosis.title}, {counted(report.n, 'sequence')}: {report.verdict}\n"
-            f"({report.verdict_reason})\n\n"
-            f"KL before {before}, after {after} bits; bound {bound} bits; correlation over sequences "
-            f"{number_text(report.sequence_correlation)}"
+        levels = (
+            f"\nKL before {before}, after {after} bits; bound {bound} bits; correlation over "
+            f"{counted(report.n, 'sequence')} {number_text(report.sequence_correlation)}\n"
         )
-        return conclude(diagnosis, self.out, measured, *map(str, report.headlines()), f"\n{report.rule}")
+        return conclude(diagnosis, self.out, str(report), levels, textwrap.fill(report.rule, 100))

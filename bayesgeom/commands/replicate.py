@@ -59,7 +59,7 @@ class Replicate(Command):
             )
         lines = [
             f"{report.recipe}, {counted(report.n, 'sequence')}\n\n{report.table()}\n",
-            *map(str, report.headlines()),
+            str(report),
         ]
         if report.missing:
             lines.append(f"missing: {', '.join(report.missing)}")
