@@ -145,7 +145,7 @@ class InterventionReport(Report):
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.change_bits.value[KL, :, 0]))]
 
     @property
-    def judged(self) -> list[int]:
+    def _judged(self) -> list[int]:
         """The layers with a verdict: those that were edited, and those in which there is nothing to edit."""
         return [layer for layer, verdict in enumerate(self.verdict_by_layer) if verdict]
 
@@ -203,7 +203,7 @@ class InterventionReport(Report):
             if (rest := [layer for layer in group if layer != strongest])
         ]
         lines = [self._ruling(strongest)]
-        for layer in (layer for layer in self.judged if layer != strongest):
+        for layer in (layer for layer in self._judged if layer != strongest):
             line = self._ruling(layer)
             lines.append(line if layer in others else replace(line, finding=""))
         return lines
@@ -211,7 +211,7 @@ class InterventionReport(Report):
     def _groups(self) -> list[list[int]]:
         """Return layers with the same verdict and the same reason against use."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for layer in self.judged:
+        for layer in self._judged:
             reason = with_minus(self.reason_by_layer[layer])
             key = against(reason) or reason if self.verdict_by_layer[layer] == UNDECIDED else ""
             groups.setdefault((self.verdict_by_layer[layer], key), []).append(layer)
@@ -280,7 +280,7 @@ class InterventionReport(Report):
         level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
-        reasons_of = zip(self.judged, (with_minus(self.reason_by_layer[at]) for at in self.judged), strict=True)
+        reasons_of = zip(self._judged, (with_minus(self.reason_by_layer[at]) for at in self._judged), strict=True)
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in reasons_of]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         effects = aligned([self._head(), *map(self._effect, self.layers)])

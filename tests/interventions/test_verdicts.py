@@ -251,7 +251,7 @@ def test_a_layer_in_which_nothing_is_left_is_undecided_with_the_reason() -> None
     reason = "leaves nothing that covaries with the entropy"
     assert report.verdict_by_layer[0] == "undecided" and reason in report.reason_by_layer[0]
     assert "erasing position and answer (" in report.reason_by_layer[0] and report.rank.tolist() == [0, 1]
-    assert report.layers == [1] and report.judged == [0, 1] and reason not in report.reason_by_layer[1]
+    assert report.layers == [1] and reason not in report.reason_by_layer[1]
     assert np.isnan(report.movement.value[0]).all() and np.isfinite(report.movement.value[1]).all()
     assert f"layer 0: undecided: {report.reason_by_layer[0]}" in report.table()
     told = [own.sentence for own in findings([section_of("intervention", report)])]
