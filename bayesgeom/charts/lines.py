@@ -84,7 +84,8 @@ def add_band(
     if any(len(run) == 1 for run in runs):
         reach = np.concatenate(down)
         bar = {"type": "data", "symmetric": False, "array": 0 * reach, "arrayminus": reach}
-        figure.data[-1].error_y = {**bar, "color": color, "thickness": 1.4, "width": 3}
+        line = {"color": f"rgba({red},{green},{blue},0.45)", "thickness": 6, "width": 0}
+        figure.data[-1].error_y = {**bar, **(line if color == BASELINE else {"color": color, "thickness": 1.4})}
 
 
 def _runs(known: Bool[np.ndarray, " x"]) -> list[Int[np.ndarray, " run"]]:

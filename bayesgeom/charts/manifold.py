@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_baseline, add_line
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
 LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
@@ -76,8 +77,7 @@ def _cloud_title(cloud: Cloud) -> str:
     """Return the title of a cloud, and the reason if its curve is not drawn."""
     if cloud.curve_share >= LEAST_SHARE:
         return f"{cloud.site}, last layer"
-    share = f"{cloud.curve_share:.0%}".replace("-", "−")
-    return f"{cloud.site}, last layer (no curve: it explains {share})"
+    return f"{cloud.site}, last layer (no curve: it explains {percent_text(cloud.curve_share)})"
 
 
 def _scatter(

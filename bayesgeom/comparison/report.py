@@ -24,7 +24,7 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.numbers import is_small, number_text
+from bayesgeom.core.numbers import is_small, number_text, percent_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.estimators import mean_estimate, with_interval
@@ -381,7 +381,7 @@ def _published(cell: Cell) -> str:
     """Return the published verdict, for recall with the published accuracy."""
     found = _verdict_published(cell) or ""
     if found and PRIMITIVE_OF[cell.task] == "binding" and cell.architecture in PUBLISHED_ACCURACY:
-        return f"{found} ({PUBLISHED_ACCURACY[cell.architecture]:.1%} at 64 pairs)"
+        return f"{found} ({percent_text(PUBLISHED_ACCURACY[cell.architecture], 1)} at 64 pairs)"
     return found
 
 

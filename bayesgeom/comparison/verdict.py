@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
@@ -15,9 +16,10 @@ Verdict = Literal["realized", "limited", "not realized"]
 REALIZED, LIMITED = 0.95, 0.5
 NOT_TESTABLE = "not testable on this task"
 RULE = (
-    f"One training is realized if it closes at least {REALIZED:.0%} of the gap between the best context-free "
-    f"predictor and the exact posterior, and limited at {LIMITED:.0%} or more. Transport is realized if the model "
-    f"beats every observer of up to {TRANSPORT_WINDOW} symbols. The task must be one on which the stationary observer "
+    f"One training is realized if it closes at least {percent_text(REALIZED)} of the gap between the best context-free "
+    f"predictor and the exact posterior, and limited at {percent_text(LIMITED)} or more. Transport is realized if the "
+    f"model beats every observer of up to {TRANSPORT_WINDOW} symbols. The task must be one on which the "
+    f"stationary observer "
     f"of the last {TRANSPORT_WINDOW} symbols loses at least {TRANSPORT_BITS} bits. A cell has a verdict if two seeds "
     "at the same budget agree; three are required where a training takes less than a quarter of an hour with native "
     "bfloat16. Verdicts hold at this training budget only; they do not show inability."

@@ -41,6 +41,17 @@ def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
     return f"{MINUS if number < 0 else ''}{mantissa}{power}"
 
 
+def percent_text(share: SupportsFloat, digits: int = 0) -> str:
+    """Return a share in percent, with a space as in "95 % interval".
+
+    Example:
+        >>> percent_text(0.266), percent_text(-0.03), percent_text(float("nan"))
+        ('27 %', '−3 %', '–')
+    """
+    number = 100 * float(share)
+    return "–" if math.isnan(number) else f"{number:.{digits}f} %".replace("-", MINUS)
+
+
 def with_minus(text: str) -> str:
     """Return a text whose negative numbers have a minus sign in place of a hyphen; names and ranges are not changed.
 

@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, reached, times_later
 from bayesgeom.results.tables import counted
@@ -108,8 +109,10 @@ class Fall:
 
 
 FALL_RULE = (
-    f"A fall is there if its 95 % interval lies above {THERE:.0%} of the curve's rise, and not there if it lies below. "
-    f"With {MIN_SEEDS} seeds or more, steps are chosen on the other seeds. Otherwise intervals are over sequences."
+    f"A fall is there if its 95 % interval lies above {percent_text(THERE)} of the curve's rise, and not "
+    f"there if it lies "
+    f"below. With {MIN_SEEDS} seeds or more, steps are chosen on the other seeds. Otherwise intervals are "
+    f"over sequences."
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.dynamics.order import ORDER_RULE
 from bayesgeom.dynamics.settling import FALL_RULE, NEAR
 from bayesgeom.dynamics.threshold_steps import NEARBY
@@ -49,7 +49,7 @@ class SettlingReport(Report):
         "The claim is that the key frame (attention patterns, layer-0 keys) settles long before the answers are "
         "precise. The order depends on the scale of the error: KL, √KL and log KL cover nine tenths of their decrease "
         "at different steps. So all three scales are compared with every frame measure. "
-        f"The stated thresholds, patterns within {NEARBY:.0%} of their first distance and KL at most "
+        f"The stated thresholds, patterns within {percent_text(NEARBY)} of their first distance and KL at most "
         f"{NEAR:g} times the last one, are reported, too; they are not equally strict. A log2 ratio of 0 means that "
         "both are at the same step."
     )
@@ -81,7 +81,10 @@ class SettlingReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         falls = (
-            headline_of(self, "fall", at=(at,), label=f"{name}, largest fall: {self._fall_text(at)}")
+            replace(
+                headline_of(self, "fall", at=(at,), label=f"{name}, largest fall{self._fall_text(at)}"),
+                ruling=self.fall_verdicts[at],
+            )
             for at, name in enumerate(self.curves)
             if np.isfinite(self.fall.value[at])
         )
@@ -146,9 +149,10 @@ class SettlingReport(Report):
         return [*aligned(rows), f"frame or precision first: {self.order}"]
 
     def _fall_text(self, at: int) -> str:
+        """Return between which steps a curve falls and by how much, for a label; "" without a fall."""
         first, last = self.fall_steps[:, at]
-        where = f"from step {first:g} to {last:g}, {self.fall_share[at]:.0%} of its rise"
-        return f"{self.fall_verdicts[at]} ({where})" if self.fall_share[at] > 0 else self.fall_verdicts[at]
+        where = f" (from step {first:,.0f} to {last:,.0f}, {percent_text(self.fall_share[at])} of its rise)"
+        return where if self.fall_share[at] > 0 else ""
 
 
 def _steps(of: Float[np.ndarray, " run"]) -> str:

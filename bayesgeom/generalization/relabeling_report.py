@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.findings import numbers
@@ -21,9 +21,11 @@ STUCK = "answers do not change"
 Verdict = Literal["invariant", "invariant on average only", "not invariant", "undecided"]
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
 RULE = (
-    f"The bound is {SHARE:.0%} of the model's own KL, or {CEILING_SHARE:.0%} of the KL of a uniform prediction if that "
-    f"is less. Invariant: the 95 % interval of the mean difference in KL is within ± the bound and contains 0 (up to a "
-    f"thousandth of the bound), and the interval of the mean size of the difference per sequence is below the bound. "
+    f"The bound is {percent_text(SHARE)} of the model's own KL, or {percent_text(CEILING_SHARE)} of the KL of "
+    f"a uniform "
+    f"prediction if that is less. Invariant: the 95 % interval of the mean difference in KL is within ± the bound and "
+    f"contains 0 (up to a thousandth of the bound), and the interval of the mean size of the difference per "
+    f"sequence is below the bound. "
     f"Invariant on average only: the same, but the size is above the bound. Not invariant: the mean difference is "
     f"beyond the bound. Undecided: an interval is missing or includes the bound, or the mean difference is significant "
     f"and within the bound."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.verdicts import (
     CEILING_SHARE,
@@ -33,7 +33,7 @@ RULE = (
     "Not used (linearly) from a layer on requires three conditions. Before erasure, R² of a linear map in that layer "
     f"is at least {FLOOR:g} above that of shuffled values. After erasure, it is at most {SLACK:g} above in every layer "
     f"from there on. The 95 % interval of the KL increase is within ±{OWN_KL_SHARE:g} of the model's own KL and within "
-    f"±{CEILING_SHARE:.0%} of the ceiling. Removal alone never shows use."
+    f"±{percent_text(CEILING_SHARE)} of the ceiling. Removal alone never shows use."
 )
 
 

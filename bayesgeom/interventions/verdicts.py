@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from bayesgeom.core.numbers import with_minus
+from bayesgeom.core.numbers import percent_text, with_minus
 from bayesgeom.interventions.design import LEAST_CONTROLS
 from bayesgeom.subspaces.matching import SAME
 from bayesgeom.subspaces.readout import FLOOR, SLACK, Erasure
@@ -24,16 +24,17 @@ RULE = (
     "Used: A swap moves the model's own value toward the donor's. The 95 % interval of that movement (and, for a "
     "belief or log-odds, of the answer shift) lies above zero and above every control. Controls are random subspaces "
     f"of the same rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. No two have "
-    f"{SAME:.0%} of their variance in common. Untrained networks reach less of the ceiling, and ablating the whole "
-    f"activation costs more than {OWN_KL_SHARE:g} of the model's own KL. Where the site has a direct path to the "
+    f"{percent_text(SAME)} of their variance in common. Untrained networks reach less of the ceiling, and ablating the "
+    f"whole activation costs more than {OWN_KL_SHARE:g} of the model's own KL. Where the site has a direct path to the "
     "output, the movement without that path lies above zero and above that of every control subspace without its own. "
     "A subspace of a quantity must also meet two conditions: the quantity is decodable at the site, and erasing it "
     "there by LEACE costs more than the margin below. Not used (linearly, at this site and these positions): Before "
     f"removal, R² of a linear map is at least {FLOOR:g} above that of shuffled values. After removal, it is at most "
     f"{SLACK:g} above. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
-    f"KL and within ±{CEILING_SHARE:.0%} of the ceiling. By construction: donor and recipient differ only inside the "
-    "subspace, or inside the quantity's whole subspace where the edit swaps a part of it. Not identified: the "
-    "quantity is a function of position. Undecided: everything else, a layer in which the quantities held fixed leave "
+    f"KL and within ±{percent_text(CEILING_SHARE)} of the ceiling. By construction: donor and recipient differ only "
+    "inside the subspace, or inside the quantity's whole subspace where the edit swaps a part of it. Not identified: "
+    "the quantity is a function of position. Undecided: everything else, a layer in which the quantities held "
+    "fixed leave "
     f"nothing, or fewer than {LEAST_SEQUENCES} sequences."
 )
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
@@ -108,7 +108,7 @@ class PassThresholdsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         order = (1, 3, 4, 2, 0)  # one of each kind first
-        found = [replace(headline_of(self, "measured", (i,), self._label(i)), ruling=self._ruling(i)) for i in order]
+        found = list(map(self._headline, order))
         own = [reason_of(line.no_interval, self.measures[i]) for i, line in zip(order, found, strict=True)]
         return [replace(line, no_interval=reason) for line, reason in zip(found, own, strict=True)]
 
@@ -163,9 +163,9 @@ class PassThresholdsReport(Report):
                 number_text(float(own), is_exact=True),
                 interval_text(float(low), float(high)),
                 number_text(levels[CHANCE]),
-                f"{self._rate(CHANCE, i):.0%}",
+                percent_text(self._rate(CHANCE, i)),
                 number_text(levels.get(UNTRAINED, np.nan)),
-                f"{self._rate(UNTRAINED, i):.0%}",
+                percent_text(self._rate(UNTRAINED, i)),
             )
             rows.append((measure, *numbers, verdict))
         return "\n".join(aligned(rows))
@@ -174,12 +174,19 @@ class PassThresholdsReport(Report):
         """Return how often random data or untrained networks pass; NaN if there are none."""
         return next((float(own.value[i]) for own in self.passed.baselines if own.name == name), math.nan)
 
-    def _label(self, i: int) -> str:
-        """Return name, threshold, and how often random data and untrained networks pass it."""
-        rate = self._rate(UNTRAINED, i)
-        others = "" if np.isnan(rate) else f", untrained {rate:.0%}"
-        passes = f"chance passes {self._rate(CHANCE, i):.0%}{others}"
-        return f"{self.measures[i]} (threshold {number_text(self.threshold[i])}; {passes})"
+    def _headline(self, i: int) -> Headline:
+        """Return one measure with its verdict, the published threshold, and how often baselines pass it."""
+        rate, threshold = self._rate(UNTRAINED, i), f"threshold {number_text(self.threshold[i])}"
+        others = "" if np.isnan(rate) else f", untrained {percent_text(rate)}"
+        passes = f"chance passes {percent_text(self._rate(CHANCE, i))}{others}"
+        found = headline_of(self, "measured", (i,), self.measures[i])
+        return replace(
+            found,
+            ruling=self._ruling(i),
+            published=threshold,
+            baseline_name=f"{found.baseline_name}; {passes}" if found.has_baseline else "",
+            finding=f"Published {threshold}; {passes}." if np.isfinite(found.value) else "",
+        )
 
 
 @final

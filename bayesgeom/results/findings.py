@@ -68,7 +68,7 @@ def findings(sections: Sequence[Section]) -> list[Finding]:
 
 
 def _rank(own: Finding) -> tuple[bool, bool, bool]:
-    """Return the order of findings of several sections; a verdict by a threshold repeats a number of another section."""
+    """Return the place among the findings; verdicts of single rows, such as by thresholds, repeat other sections."""
     return not own.is_conclusion, own.tone == "open", bool(own.line.ruling)
 
 

@@ -24,7 +24,7 @@ _DASHES = {
     "longdash": "11,4",
     "longdashdot": "11,3,2,3",
 }
-_MARGIN = {"l": 54, "r": 14, "t": 10, "b": 44}
+_MARGIN = {"l": 54, "r": 18, "t": 10, "b": 44}
 _TITLE_LINE = 40  # letters of an axis title that fit along a panel of a small screen
 _HEIGHT = 320  # pixels of a plot that states no height
 
@@ -211,6 +211,7 @@ def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
         own[name] = figure.layout[_axis_name(axis)].to_plotly_json()
         own[name].pop("domain", None)
         own[name] |= {"anchor": "y" if name == "xaxis" else "x", "automargin": True}
+        own[name]["ticklabeloverflow"] = "allow"
         if text := (own[name].get("title") or {}).get("text"):
             own[name]["title"] = {**own[name]["title"], "text": "<br>".join(textwrap.wrap(text, _TITLE_LINE))}
         if (anchor := own[name].get("scaleanchor")) is not None:

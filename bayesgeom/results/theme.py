@@ -120,7 +120,7 @@ def _grid(is_titled: tuple[bool, ...], n_columns: int, row_height: int) -> go.Fi
         legend={"orientation": "h", "y": -BELOW / height, "yanchor": "top"},
     )
     axis = {"showgrid": True, "gridcolor": GRID, "zeroline": False, "linecolor": AXIS, "ticks": "outside"}
-    axis |= {"tickcolor": AXIS, "exponentformat": "power"}
+    axis |= {"tickcolor": AXIS, "exponentformat": "power", "separatethousands": True}
     figure.update_xaxes(title_standoff=4, **axis)
     figure.update_yaxes(**axis)
     return figure

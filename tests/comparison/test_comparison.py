@@ -236,7 +236,7 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert report.share_by_task().tolist() == [report.share_closed.value.tolist()]
     printed = report.table()
     assert "0.6984" in printed and "0.8 [0.8 … 0.8]; bag_of_values 0.2" in printed
-    assert "One training is realized if it closes at least 95%" in printed and "bag_of_values: 0.5" in printed
+    assert "One training is realized if it closes at least 95 %" in printed and "bag_of_values: 0.5" in printed
     for part in report.table(is_markdown=True).split("\n\n")[:2]:
         header, rule, first = (line.split(" | ") for line in part.splitlines()[:3])
         assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}

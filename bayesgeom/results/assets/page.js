@@ -28,7 +28,7 @@
   };
   draw(prefersDark.matches);
   prefersDark.addEventListener("change", () => draw(prefersDark.matches));
-  const folds = document.querySelectorAll("details.more");
+  const folds = document.querySelectorAll("details");
   const fit = (fold) => { if (fold.open) fold.querySelectorAll(".plot").forEach((place) => Plotly.Plots.resize(place)); };
   folds.forEach((fold) => fold.addEventListener("toggle", () => fit(fold)));
   addEventListener("beforeprint", () => { folds.forEach((fold) => { fold.open = true; }); draw(false, 640); });
