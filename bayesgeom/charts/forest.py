@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, MEASURED, label_axes
 
-_LABEL = 26  # letters of a line of a label
+_LABEL = 32  # letters of a line of a label
 
 
 def add_forest(

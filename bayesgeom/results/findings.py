@@ -75,7 +75,7 @@ def _rank(own: Finding) -> tuple[bool, bool, bool]:
 def _paired(found: list[Finding]) -> list[Finding]:
     """Return the first two numbers with the same verdict as one finding: many sections leave one for each."""
     first, second = (*found, None, None)[:2]
-    if not (first and second and first.verdict == second.verdict) or first.sentence or second.sentence:
+    if not (first and second and first.verdict == second.verdict != "") or first.sentence or second.sentence:
         return found
     return [replace(second, sentence=numbers(first.line)), *found[2:]]
 

@@ -226,6 +226,15 @@ def test_undecided_without_an_interval_says_so() -> None:
     assert found_in(text) == [f"undecided {shown}"]
 
 
+def test_print_keeps_figures_whole_and_shows_rules_and_provenance() -> None:
+    css, js = asset("page.css").decode(), asset("page.js").decode()
+    printed = css.split("@media print")[1]
+    most = int(re.findall(r"\.plot { max-height: (\d+)px", printed)[0])
+    assert f"parseFloat(place.style.height), {most})" in js and most < 700, "drawn as high as its box, below an A4 page"
+    assert "break-inside: avoid" in printed and "nav" not in printed.split("h2, h3")[0]
+    assert 'querySelectorAll("details")' in js and "beforeprint" in js, "rules and provenance are opened"
+
+
 def test_the_page_states_what_was_tested_before_the_findings() -> None:
     source = {"model": {"name": "tiny", "architecture": "lstm"}, "task_label": "HMM()"}
     text = page("t", [section("one", "One")], skipped={}, provenance=source)

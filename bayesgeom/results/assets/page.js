@@ -21,7 +21,8 @@
     for (const [id, own] of Object.entries(inColors(isDark))) {
       const place = document.getElementById(id);
       (hidden[id] || []).forEach((index) => { own.data[index].visible = "legendonly"; });
-      const layout = width ? { ...own.layout, width, autosize: false } : own.layout;
+      const height = Math.min(parseFloat(place.style.height), 600);  // a figure with its caption fits on a printed page
+      const layout = width ? { ...own.layout, width, height, autosize: false } : own.layout;
       const drawn = Plotly.react(place, own.data, layout, config);
       if (own.frames) drawn.then(() => Plotly.addFrames(place, own.frames));
     }
