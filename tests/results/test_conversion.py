@@ -40,7 +40,9 @@ NEWER_RULE = {
 CHANGED = {
     **dict.fromkeys(NEWER_RULE, INTERVALS),
     "key_overlap": (*INTERVALS, "overlap_bias"),  # the jackknife's bias, by which the rule withholds intervals
-    "dynamics": ("key_overlap_lo", "key_overlap_hi"),  # withheld: `why_not` of the estimate has the reason
+    # Withheld: `why_not` of the estimate has the reason.
+    "belief_readout": ("silhouette_lo", "silhouette_hi"),
+    "dynamics": ("key_overlap_lo", "key_overlap_hi"),
     # Measured again with the decoder directions of the present fit.
     "joint_intervention": (*INTERVALS, "axis_correlation*", "increase_bits*", "beyond_random_bits"),
 }
@@ -120,7 +122,9 @@ def test_changed_readings_are_named_with_the_reason() -> None:
     assert "joint removals now use the decoder directions of the present fit" in " ".join(page.split())
     curves = Diagnosis.load(READINGS / ORIGINS["dynamics"])["dynamics"].estimate("key_overlap")
     assert "bias is larger than the uncertainty" in curves.why_not and np.isnan(curves.ends[0]).any()
-    assert CHANGED.keys() == NEWER_RULE.keys() | {"dynamics", "joint_intervention"}
+    clusters = Diagnosis.load(READINGS / ORIGINS["belief_readout"])["belief_readout"].estimate("silhouette")
+    assert "distances to other points as fixed" in clusters.why_not and np.isnan(clusters.ends[0]).all()
+    assert CHANGED.keys() == NEWER_RULE.keys() | {"belief_readout", "dynamics", "joint_intervention"}
 
 
 @pytest.mark.parametrize(("kind", "field"), [("belief_readout", "r2"), ("key_overlap", "overlap")])
