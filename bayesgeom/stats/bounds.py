@@ -16,7 +16,8 @@ def reaches_bound(
     """Return which intervals reach a bound of their quantity's range, or nearly do at the farther bound.
 
     An end may span at most 99 % of the distance from the value to the farther of two bounds: an interval such as
-    0.03 … 0.999 of a share says only that it is a share. Nothing is withheld where both ends are the value.
+    0.03 … 0.999 of a share says only that it is a share. Nothing is withheld where both ends are the value. An infinite
+    end is allowed where the range has no bound.
 
     Args:
         value: Estimates.
@@ -34,4 +35,5 @@ def reaches_bound(
         is_low = (value - least > half) & (value - lo >= REACH * (value - least))
         is_high = (greatest - value > half) & (hi - value >= REACH * (greatest - value))
         is_near = (is_low | is_high) & (lo < value) & (value < hi)
-        return np.asarray((is_near | (lo <= least) | (hi >= greatest)) & (lo < hi))
+        is_beyond = (np.isfinite(least) & (lo <= least)) | (np.isfinite(greatest) & (hi >= greatest))
+        return np.asarray((is_near | is_beyond) & (lo < hi))

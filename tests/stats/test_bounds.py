@@ -21,6 +21,7 @@ INF = np.inf
         (0.3, -1.2, 0.9, (-INF, 1.0), False),
         (1400.0, -1206.0, 2548.0, (0.0, INF), True),
         (1400.0, 1e-9, 2548.0, (0.0, INF), False),
+        (5.0, 1.0, INF, (0.0, INF), False),  # no bound there
         (1.0, 1.0, 1.0, (0.0, 1.0), False),  # exact
         (0.5, np.nan, np.nan, (0.0, 1.0), False),
         (5.0, -1e9, 1e9, (-INF, INF), False),
