@@ -60,7 +60,10 @@ def _slider(steps: Sequence[str]) -> dict[str, object]:
         "active": len(steps) - 1,
         "pad": {"t": 60, "l": 90},
         "currentvalue": {"prefix": "training step "},
-        "steps": [{"label": step, "method": "animate", "args": [[step], now]} for step in steps],
+        "steps": [
+            {"label": f"{int(step):,}" if step.isdigit() else step, "method": "animate", "args": [[step], now]}
+            for step in steps
+        ],
     }
 
 

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.theme import BASELINE, DASHES, DIVERGING, MEASURED, SHADES, label_axes
 
 Panel = tuple[int, int]
@@ -18,7 +19,7 @@ _N_TICKS = 5
 
 def with_baseline(title: str, baseline: float, label: str) -> str:
     """Return a panel's title with the baseline level appended, if it is known."""
-    return title if np.isnan(baseline) else f"{title} ({label}: {baseline:.3g})"
+    return title if np.isnan(baseline) else f"{title} ({label}: {number_text(baseline)})"
 
 
 def add_heads(
@@ -132,7 +133,8 @@ def _ticks(low: float, high: float, baseline: float) -> tuple[list[float], list[
     tiny = 1e-6 * (high - low)
     shown = [0.0 if abs(tick) < tiny else tick for tick in ticks]
     labels = next(own for digits in range(2, 9) if _are_distinct(own := _texts(shown, digits)) or digits == 8)
-    return ticks, [label + " ◂ baseline" * (tick == baseline) for label, tick in zip(labels, ticks, strict=True)]
+    marked = f"{number_text(baseline)} ◂ baseline"
+    return ticks, [marked if tick == baseline else label for label, tick in zip(labels, ticks, strict=True)]
 
 
 def _texts(values: Sequence[float], digits: int) -> list[str]:

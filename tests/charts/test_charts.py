@@ -237,7 +237,7 @@ def test_profiles_draw_the_baselines_that_are_known(rng: np.random.Generator) ->
 
 
 def test_a_known_baseline_stands_in_the_title() -> None:
-    assert with_baseline("hypotheses", 0.2503, "chance") == "hypotheses (chance: 0.25)"
+    assert with_baseline("hypotheses", 0.2503, "chance") == "hypotheses (chance: 0.2503)", "as in tables"
     assert with_baseline("hypotheses", float("nan"), "chance") == "hypotheses"
 
 

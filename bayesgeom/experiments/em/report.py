@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
 _EM_SHORT = EM_LIKE.partition(":")[0]
-_EM_SHORT = EM_LIKE.partition(":")[0]
 _BEATS, _DOES_NOT = "beats controls", "does not beat controls"
 TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
 _CONDITIONS, _FEW = "sequence chain condition", "chain condition"
@@ -130,7 +129,7 @@ class EMReport(Report):
         controls = self._controls()
         # The best control by each number: the first line must show the one that decides.
         margins = np.nan_to_num(self.em_margin_bits.value[:, 0], nan=np.inf)
-        closest, closest_held_out = (min(controls, key=lambda i, own=own: own[i]) for own in margins)
+        closest, closest_held_out = (controls[int(np.argmin(own[controls]))] for own in margins)
         fastest = max(controls, key=lambda i: np.nan_to_num(self.speedup.value[TRAINED, 0, i], nan=-np.inf))
 
         def line(metric: str, sequence: int, condition: int, label: str) -> Headline:
