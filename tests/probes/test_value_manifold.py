@@ -263,11 +263,12 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     names = [trace.name for trace in figure.data]
     shares = [report.curve_share.value[report.sites.index(site), -1] for site in report.shown_sites]
     n_curves = sum(share >= LEAST_SHARE for share in shares)
-    assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == n_curves
-    assert names.count("baseline: untrained networks") == 4 and names.count("baseline: shuffle within position") == 4
-    colors = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
+    assert names.count("position") == 4 and names.count("smooth curve in entropy") == n_curves
+    for label in ("untrained networks", "shuffle within position"):  # one for the legend, and one for each line
+        assert names.count(f"baseline: {label} (in the line's color)") == 1 + 4
+    colors = [trace.marker.color for trace in figure.data if trace.name == "position"]
     np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
-    np.testing.assert_array_equal(colors[1], report.shown_position)
+    np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):
             assert figure.layout[f"{axis}{panel}"].title.text
