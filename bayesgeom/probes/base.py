@@ -11,8 +11,8 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
 from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.report import Report
+from bayesgeom.stats.planted import planted_chain, planted_run, planted_trials
 from bayesgeom.stats.reduction import Reduction
-from bayesgeom.tasks.planted import planted_chain, planted_run, planted_trials
 
 __all__ = [
     "Control",

@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from torch import Tensor
+from jaxtyping import Bool, Float, Float64
 
 from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
-from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
+from bayesgeom.geometry.published_thresholds import (
+    MAX_SEQUENCES,
+    column_overlaps,
+    compared_tokens,
+    fall,
+    key_overlaps,
+    last_entropies,
+    pc_shares,
+    share_apart,
+)
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, reason_of
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
@@ -38,17 +46,14 @@ from bayesgeom.stats.bootstrap import (
     statistic_interval,
 )
 from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
-from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
-from bayesgeom.stats.resampling import standardized_axis_shares
-from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # the published thresholds
 UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this is uninformative
-MAX_SEQUENCES, GAUSSIAN_DRAWS, MIN_DRAWN = 256, 60, 9
+GAUSSIAN_DRAWS, MIN_DRAWN = 60, 9
 ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
 CHANCE = "random data of the same sizes"
 WHY_FLAT = "PC1 cannot be distinguished from the next component"
@@ -202,8 +207,8 @@ class PassThresholds(Probe[PassThresholdsReport]):
     def measure(self, run: Run, untrained: Sequence[PassThresholdsReport] = ()) -> PassThresholdsReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
         weights = jackknife_weights(n)
-        columns, keys, entropy = _columns(run), _keys(run, weights), _entropies(run, weights)
-        found = [*_shares(run, weights), _apart(columns), _apart(keys), _fall(entropy)]
+        columns, keys, entropy = column_overlaps(run), key_overlaps(run, weights), last_entropies(run, weights)
+        found = [*pc_shares(run, weights), share_apart(columns, OVERLAP), share_apart(keys, OVERLAP), fall(entropy)]
         measured = np.array([rows[0] for rows in found])
         intervals = [
             statistic_interval(rows, seed=run.seed, scale=scale) for rows, scale in zip(found, _SCALES, strict=True)
@@ -289,7 +294,7 @@ def _deciding(
         most = float(jackknife_interval(found[i], weights, scale=_SCALES[i], is_corrected=False).hi)
         ends[:, i] = 0 * most, most  # NaN if there is no end
     n = len(keys) - 1
-    drawn = _apart(linearized_draws(keys, seed=seed)) if n >= MIN_DRAWN else np.full(2, np.nan)
+    drawn = share_apart(linearized_draws(keys, seed=seed), OVERLAP) if n >= MIN_DRAWN else np.full(2, np.nan)
     ends[:, MEASURES.index(_KEYS)] = percentile_interval(drawn)
     ends[:, MEASURES.index(_COLUMNS)] = np.nan
     return ends
@@ -301,66 +306,6 @@ def _reasons(intervals: Sequence[Interval], is_flat: Bool[np.ndarray, " measure"
     flat = {measure: WHY_FLAT for measure, is_one in zip(MEASURES, is_flat, strict=True) if is_one}
     found = own | flat | {_KEYS: WHY_LAYERS, _COLUMNS: WHY_WEIGHTS}
     return {measure: reason for measure, reason in found.items() if reason}
-
-
-def _shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "2 row"]:
-    """Return the shares of PC1 and of PC1 + PC2, with axes refitted in each row."""
-    n = weights.shape[1]
-    points = LAST_VALUES.at(run, -1, n)
-    _, axes = cloud_axes(standardized(points))
-    shares = standardized_axis_shares(points.cpu().numpy(), axes[:, :2].cpu().numpy(), weights).T.cumsum(axis=0)
-    return shares[[0, -1]]
-
-
-def _columns(run: Run) -> Float64[np.ndarray, "1 layer"]:
-    """Return the mean |cosine| of the columns of W_K, averaged over heads."""
-    if W_K_GRAM not in run.recorded:
-        return np.full((1, run.spec.n_layers), np.nan)
-    grams = run.at(W_K_GRAM)
-    layers = [overlap(pairwise_cosine(coordinates_of(gram))).mean() for gram in grams]
-    return torch.stack(layers)[None].cpu().numpy()
-
-
-def _keys(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
-    """Return the mean |cosine| of the mean keys of tokens, averaged over heads, under each row of weights."""
-    n, ids = weights.shape[1], _tokens(run)
-    if not KEY_SUMS.is_in(run) or len(ids) < 2:
-        return np.full((len(weights), run.spec.n_layers), np.nan)
-    counts, layers = occurrences(run.trials.tokens[:n], ids).sum(dim=2), list[Tensor]()
-    at = torch.searchsorted(run.trials.token_ids(), ids)
-    for sums in (KEY_SUMS.at(run, layer, n)[:, at] for layer in range(run.spec.n_layers)):
-        of_tokens = TokenSums(sums=sums, counts=counts)
-        parts = (of_tokens.means(part) for part in in_parts(weights, sums[0].numel()))
-        layers.append(torch.cat([overlap(pairwise_cosine(keys.transpose(1, 2))).mean(dim=1) for keys in parts]))
-    return torch.stack(layers, dim=1).double().cpu().numpy()
-
-
-def _entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
-    """Return the attention entropy of the last scored query, averaged over heads."""
-    if not LAST_ENTROPY.is_in(run):
-        return np.full((len(weights), run.spec.n_layers), np.nan)
-    found = torch.stack([LAST_ENTROPY.at(run, layer, weights.shape[1]) for layer in range(run.spec.n_layers)])
-    return np.asarray(weights @ found.T.cpu().numpy())
-
-
-def _tokens(run: Run) -> Int64[Tensor, " token"]:
-    """Return the tokens in the recorded sequences that are hypotheses, or in the first token set without these."""
-    sets = run.trials.token_sets
-    name = "hypotheses" if "hypotheses" in sets else next(iter(sorted(sets)), "")
-    ids = sets.get(name, run.trials.tokens[0, :0])
-    return ids[torch.isin(ids, run.trials.tokens[:MAX_SEQUENCES])]
-
-
-def _apart(overlaps: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
-    """Return the share of layers below the threshold."""
-    return np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < OVERLAP).mean(axis=1))
-
-
-def _fall(entropy: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
-    """Return 1 − last / first; NaN for a single layer, and if the first has zero entropy."""
-    first, last = entropy[:, 0], entropy[:, -1]
-    has_fall = (first > 0) & (entropy.shape[1] > 1)
-    return np.where(has_fall, 1 - last / np.where(has_fall, first, 1), np.nan)
 
 
 def passed_estimate(
@@ -384,7 +329,7 @@ def _passes(measured: Float[np.ndarray, "*copy measure"]) -> Bool[np.ndarray, "*
 
 def _chance(measure: str, run: Run, n: int) -> Chance:
     """Return the chance level: Gaussian data of the same sizes."""
-    spec, n_tokens = run.spec, len(_tokens(run))
+    spec, n_tokens = run.spec, len(compared_tokens(run))
     if measure in _OF_LAYERS:
         vectors, d = (spec.d_head, spec.d_model) if measure == _COLUMNS else (n_tokens, spec.d_head)
         below = overlap_below(vectors, d, frames=spec.n_kv_heads, below=OVERLAP)

@@ -16,12 +16,12 @@ import pytest
 from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings, last_name, package_sources, planted
 
 UNIT_LINES, CORE_LINES = 3_500, 2_500
-ROOM = 200  # lines that a folder of plug-ins leaves free, so that one more file is all that a new plug-in takes
+ROOM = 100  # lines that a folder of plug-ins leaves free; a plug-in of 250 lines fits with as many left
 EXEMPT = {"models"}
 EDGES = 164  # pairs of units of which one imports the other: half of the 328 before the units were merged
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
-    "tasks": {"base", "planted", "words", "windows", "markov"},
+    "tasks": {"base", "words", "windows", "markov"},
     "charts": {"lines", "polygon", "simplex"},
     "probes": {"base", "belief_report", "key_report"},
     "commands": {"base"},
