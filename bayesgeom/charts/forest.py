@@ -59,6 +59,7 @@ def add_forest(
         figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"}, row=panel[0], col=panel[1])
     every = {"tickfont_size": 13 if len(labels) < 12 else 11, "range": [len(labels) - 0.5, -0.5], **_ticks(labels)}
     figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)
+    figure.update_xaxes(nticks=5, row=panel[0], col=panel[1])  # more would be turned upright on a small screen
     label_axes(figure, panel, unit, "")
 
 

@@ -211,7 +211,7 @@ def test_a_report_is_saved_drawn_and_tabled(two_models: LengthReport, tmp_path: 
     again = Diagnosis.load(tmp_path / "run")[LengthReport]
     assert again.models == ("learned 0", "rotary 0")
     np.testing.assert_array_equal(again.kl_bits.value, two_models.kl_bits.value)
-    names = {trace.name for trace in two_models.plot().data}
+    names = {trace.name.split(" (▾ below")[0] for trace in two_models.plot().data}
     assert {"learned 0", "rotary 0", f"baseline: {two_models.predictors[0].replace('_', ' ')}"} <= names
     assert "threshold 0.01 bits" in names
     assert length_generalization([small(), small()], lengths=[11], n=5).models == ("rotary 0", "rotary 0 (2)")
