@@ -5,11 +5,19 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference, log_baseline, log_floor
+from bayesgeom.dynamics.pictures import AttentionMapsReport
 from bayesgeom.results.captions import caption_of
 from bayesgeom.results.diagnosis import load_report
+from bayesgeom.results.report import Report
 from bayesgeom.results.split import split
 from bayesgeom.results.theme import MEASURED, label_axes, log_axes, panels, with_room_for_legend
 from tests.pages import READINGS
+
+
+def reading(folder: str, name: str = "") -> Report:
+    """A committed report; of a diagnosis the one of this name, or its only one."""
+    found = load_report(READINGS / folder)
+    return found if isinstance(found, Report) else found[name] if name else next(iter(found.reports.values()))
 
 
 def named(figure: go.Figure, start: str) -> list[go.Scatter]:
@@ -17,9 +25,9 @@ def named(figure: go.Figure, start: str) -> list[go.Scatter]:
     return [t for t in figure.data if (t.name or "").startswith(start) and (t.xaxis or "x") == "x"]
 
 
-@pytest.mark.parametrize("reading", ["bijection-v20/frame", "hmm-s5/trained_swap-4-belief"])
-def test_a_ceiling_is_not_drawn_as_a_baseline(reading: str) -> None:
-    figure = load_report(READINGS / "interventions" / reading).plot()
+@pytest.mark.parametrize("folder", ["bijection-v20/frame", "hmm-s5/trained_swap-4-belief"])
+def test_a_ceiling_is_not_drawn_as_a_baseline(folder: str) -> None:
+    figure = reading(f"interventions/{folder}").plot()
     (ceiling,) = named(figure, "ceiling")
     baselines = named(figure, "baseline")
     assert len(baselines) >= 3 and not any(np.array_equal(own.y, ceiling.y) for own in baselines)
@@ -28,14 +36,13 @@ def test_a_ceiling_is_not_drawn_as_a_baseline(reading: str) -> None:
 
 
 def test_a_finding_says_what_is_drawn_in_place_of_matched_subspaces() -> None:
-    report = load_report(READINGS / "interventions" / "bijection-v20" / "frame")
-    (page,) = report.reports.values()
+    page = reading("interventions/bijection-v20/frame")
     (finding,) = (line.finding for line in page.headlines() if "no control subspace has the same" in line.finding)
     assert "; figures and tables show the whole complement instead)" in finding
 
 
 def test_the_deciding_baseline_is_drawn_at_every_position() -> None:
-    figure = load_report(READINGS / "smollm2-evidence").plot()
+    figure = reading("smollm2-evidence").plot()
     calibration = [t for t in figure.data if t.xaxis == "x2" and (t.name or "").startswith("baseline: position only")]
     (decides,) = calibration
     assert np.isfinite(decides.y).all()
@@ -44,7 +51,7 @@ def test_the_deciding_baseline_is_drawn_at_every_position() -> None:
 
 
 def test_a_sweep_draws_every_baseline_and_its_whole_intervals() -> None:
-    figure = load_report(READINGS / "sweep" / "hmm").plot()
+    figure = reading("sweep/hmm").plot()
     for number, axis in ((3, "x3"), (4, "x4")):
         low, high = figure.layout[f"yaxis{number}"].range
         own = [t for t in figure.data if t.xaxis == axis]
@@ -86,14 +93,14 @@ def test_a_band_without_lone_intervals_has_no_whiskers(values: list[float]) -> N
 
 
 def test_no_band_covers_a_layer_without_an_interval() -> None:
-    figure = load_report(READINGS / "smollm2-prompts")["key_overlap"].plot()
+    figure = reading("smollm2-prompts", "key_overlap").plot()
     bands = [t for t in figure.data if t.type == "scatter" and t.fill and "interval" in t.name]
     assert bands and any(np.isnan(np.asarray(band.x)).any() for band in bands)
 
 
-@pytest.mark.parametrize("reading", ["claims/calibration-hmm-s5", "claims/calibration-bijection-v20"])
-def test_each_baseline_that_is_drawn_is_listed(reading: str) -> None:
-    report = load_report(READINGS / reading)["calibration"]
+@pytest.mark.parametrize("folder", ["claims/calibration-hmm-s5", "claims/calibration-bijection-v20"])
+def test_each_baseline_that_is_drawn_is_listed(folder: str) -> None:
+    report = reading(folder, "calibration")
     drawn = [t.name.split(": ")[1].split(" (▾")[0] for t in report.plot().data if t.name.startswith("baseline: ")]
     listed = report.headlines()[0].baselines
     assert len(drawn) >= 2 and all(any(f"({name})" in line for line in listed) for name in drawn), (drawn, listed)
@@ -114,7 +121,7 @@ def test_a_level_below_the_axis_does_not_touch_the_model() -> None:
 
 
 def test_each_of_several_baselines_has_the_color_of_its_line() -> None:
-    report = load_report(READINGS / "claims" / "value-manifold-bijection-v20-repeats")["value_manifold"]
+    report = reading("claims/value-manifold-bijection-v20-repeats", "value_manifold")
     figure = report.plot()
     for axis in ("x5", "x6"):
         own = [t for t in figure.data if t.xaxis == axis and len(t.x) > 1]
@@ -127,7 +134,8 @@ def test_each_of_several_baselines_has_the_color_of_its_line() -> None:
 
 
 def test_captions_of_attention_maps_state_the_rows_largest_weight() -> None:
-    (report,) = (own for own in load_report(READINGS / "formation").reports.values() if own.name == "attention_maps")
+    report = reading("formation", "attention_maps")
+    assert isinstance(report, AttentionMapsReport)
     figure = report.plot()
     captions = figure.layout.meta["captions"]
     assert len(captions) == len(figure.data) == report.focus.value.size and len(set(captions)) == len(captions)
@@ -136,7 +144,7 @@ def test_captions_of_attention_maps_state_the_rows_largest_weight() -> None:
 
 
 def test_bits_and_shares_have_axes_of_their_own() -> None:
-    figure = load_report(READINGS / "gradient-movement" / "hmm-s5").plot()
+    figure = reading("gradient-movement/hmm-s5").plot()
     assert not any("bits" in (y.title.text or "") and "relative" in y.title.text for y in figure.select_yaxes())
 
 
@@ -150,7 +158,7 @@ def test_samples_in_legends_are_as_drawn() -> None:
 
 
 def test_the_only_interval_of_a_figure_is_visible() -> None:
-    figure = load_report(READINGS / "smollm2-onwards-entropy").plot()
+    figure = reading("smollm2-onwards-entropy").plot()
     (band,) = (t for t in figure.data if t.name == "95 % interval")
     assert np.nansum(band.error_y.arrayminus) > 0.5 and figure.layout.xaxis.range is not None
 

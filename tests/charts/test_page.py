@@ -177,9 +177,8 @@ def test_a_page_has_three_to_six_findings() -> None:
 
 
 def test_a_page_of_many_sections_states_conclusions_and_what_is_decided_first() -> None:
-    level = {"baseline": 2.0, "baseline_name": "flat"}
     open_, error, kl, missing = (
-        Headline(metric=name, label=name, value=value, verdict=verdict, **level)
+        Headline(metric=name, label=name, value=value, verdict=verdict, baseline=2.0, baseline_name="flat")
         for name, value, verdict in (
             ("open", 1.5, "undecided"),
             ("error", 0.5, "yes"),
