@@ -133,13 +133,13 @@ def test_rows_state_their_numbers_baselines_and_trainings() -> None:
     claim = load()["P3"]
     assert claim.measured is not None and claim.unrecorded == []
     (row,) = (line for line in summary([claim]).splitlines() if line.startswith("| [P3]"))
-    assert row.endswith("| 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required |")
+    assert row.endswith("| 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required |")
     for name in ("recall", "recall_seed1", "recall_kl", "recall_kl_seed1", "slow_memory", "slow_kl"):
         value = claim.measured.numbers[name]
         assert text(value, claim.numbers[name].unit) in row
         assert math.isnan(value.baseline) == (name == "slow_memory")
     shown = details([claim])
-    assert "\n- Trainings: 2 (`bijection`, `recall`), 1 (`slow-hmm`); 2 required.\n" in shown
+    assert "\n- Trainings: 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required.\n" in shown
     assert "| 1 of 2 |" in summary([load()["Y2"]]) and "| 5 |" in summary([load()["D3"]])
 
 

@@ -16,6 +16,7 @@ from bayesgeom.training.queue import REPORTED, Queued, progress, queue, status_t
 from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.state import LOG, append_log
+from tests.pages import READINGS
 
 # Minutes on two cores without AVX-512 in float32, from the processor time of single steps, by recipe.
 MEASURED = {
@@ -130,9 +131,7 @@ def test_a_reported_training_is_queued_and_has_the_kl_of_its_report(name: str, t
     (own,) = (each for each in queue() if each.reseeded.name == name)
     (found,) = progress(tmp_path, [own])
     assert (found.state, found.minutes_left, found.kl_bits) == ("reported", 0.0, REPORTED[name])
-    folder = Path(__file__).parents[2] / "docs" / "readings" / f"seeds-{name.partition('-')[0]}" / name
-    assert folder.is_dir() and {path.parent.name for path in folder.parent.parent.glob("seeds-*/*/report.json")} == set(
-        REPORTED
-    )
-    report = Diagnosis.load(folder)[CalibrationReport]
+    folders = {path.parent.name: path.parent for path in READINGS.glob("seeds-*/*/report.json")}
+    assert folders.keys() == REPORTED.keys()
+    report = Diagnosis.load(folders[name])[CalibrationReport]
     assert REPORTED[name] == pytest.approx(float(report.kl_bits), rel=1e-3)
