@@ -19,7 +19,7 @@ from pathlib import Path
 import tyro
 
 from bayesgeom.checks.text import is_encodable, shown
-from bayesgeom.commands.base import Command, flush, note, tell
+from bayesgeom.commands.base import Command, flush, note, tell, writing_output
 from bayesgeom.commands.optional import registry
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
-            command = parsed(arguments)
+            with writing_output():  # long help is written before it is flushed
+                command = parsed(arguments)
             with _reporting(command.name, sys.argv[2:] if arguments is None else None):
                 return int(command())
     except BayesGeomError as error:

@@ -227,13 +227,13 @@ def tell(*lines: str) -> None:
         OutputFault: Standard output cannot be written, for example because the disk is full.
         BrokenPipeError: The reader of the output has closed the pipe.
     """
-    with _writing_output(), bars_cleared():
+    with writing_output(), bars_cleared():
         print(on_lines("\n".join(lines)), flush=True)
 
 
 def flush() -> None:
     """Flush standard output. Raises the errors of `tell`."""
-    with _writing_output():
+    with writing_output():
         if sys.stdout is not None:
             sys.stdout.flush()
 
@@ -247,13 +247,15 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _writing_output() -> Iterator[None]:
+def writing_output() -> Iterator[None]:
     """Turn failures to write standard output into the errors of `tell`."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.filename is not None:  # of a file, not of standard output
+            raise
         raise OutputFault(f"cannot write to standard output: {error.strerror or error}.") from error
 
 

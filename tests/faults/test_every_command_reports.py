@@ -43,6 +43,7 @@ LINES = {
     "selftest": "",
     "sweep": "bijection --vary n_pairs=2,3 --n 16",
     "train": "mess3-small --steps 20 --keep 2 --out trained",
+    "write-strength": "mess3-small --subspace random:2 --n 16",
 }
 PLANNED = {"train"}  # one more line: what is about to be trained, and how long it takes
 

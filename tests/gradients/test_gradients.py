@@ -40,7 +40,9 @@ def test_the_report_carries_laws_correlations_and_maps(report: GradientReport) -
     assert np.nanmax(report.identity_error.value) < 1e-10 and np.nanmax(report.identity_error_nats.value) < 1e-10
     assert report.correlation.value.shape == report.correlation.baseline(OTHER).value.shape == (3, 5)
     low, high = report.correlation.ends
-    assert (low <= report.correlation.value).all() and (report.correlation.value <= high).all()
+    known = ~np.isnan(low)  # of 11 sequences, one head's interval leaves the range of a correlation
+    assert known.mean() > 0.9 and (low <= report.correlation.value)[known].all()
+    assert (report.correlation.value <= high)[known].all()
     assert report.mean_advantage_nats.shape == report.mean_attention.shape == (3, 5, 7, 13)
     np.testing.assert_allclose(report.mean_attention.sum(axis=-1), 1, atol=1e-5)
     assert float(report.mean_correlation) == pytest.approx(report.correlation.value.mean())
@@ -96,7 +98,7 @@ def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyP
 def test_the_figure_draws_advantage_against_attention_per_head_with_its_baseline(report: GradientReport) -> None:
     figure = report.plot()
     names = [trace.name for trace in figure.data]
-    assert names.count("head 4") == 3 and names.count(OTHER) == 15
+    assert names.count("head 4") == 3 and names.count(f"{OTHER} (in the line's color)") == 15 + 3
     line = next(trace for trace in figure.data if trace.name == "head 2")
     kept = np.where(report.pairs_by_attention[0, 2] >= 20, report.advantage_by_attention.value[0, 2], np.nan)
     np.testing.assert_array_equal(np.asarray(line.y, dtype=float), kept)

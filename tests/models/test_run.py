@@ -162,7 +162,7 @@ def test_baselines_are_scored_on_every_sequence() -> None:
     task = replace(TASK, repeats=True)
     parts = [task.sample(size, seed=size) for size in (7, 5)]
     run = lively().run(parts, n_recorded=3, baseline_predictives=task.baseline_predictives)
-    assert run.baseline_behaviors.keys() == {"uniform", "elimination_only"}
+    assert run.baseline_behaviors.keys() == {"uniform", "elimination_only", "key_membership"}
     uniform = run.baseline_behaviors["uniform"]
     np.testing.assert_allclose(uniform.model_entropy_bits, np.full((12, 7), np.log2(11)), atol=1e-6)
     np.testing.assert_allclose(uniform.kl_bits, np.log2(11) - run.behavior.exact_entropy_bits, atol=1e-6)

@@ -143,7 +143,7 @@ def test_a_log_of_blocks_is_scoring_them_at_once(cuts: list[tuple[int, int]]) ->
     logits = some_logits(trials)
     model, exact, baselines = logged(trials, logits, [slice(*cut) for cut in cuts])
     expected = {name: predicted_behavior(trials, p) for name, p in TASK.baseline_predictives(trials).items()}
-    assert baselines.keys() == expected.keys() == {"uniform", "elimination_only"}
+    assert baselines.keys() == expected.keys() == {"uniform", "elimination_only", "key_membership"}
     pairs = [(baselines[name], expected[name]) for name in baselines]
     pairs += [(model, behavior(trials, *answer_log_probabilities(logits, trials)))]
     pairs += [(exact, predicted_behavior(trials, trials.at_scored(trials.predictive)))]

@@ -115,7 +115,7 @@ def test_the_card_lists_every_baseline(published: tuple[Path, CalibrationReport]
     assert {name: float(value) for name, value, _ in rows} == {
         own.name: pytest.approx(float(own.value), abs=5e-5) for own in scores.entropy_mae_bits.baselines
     }
-    assert {name for name, _, _ in rows} == {"uniform", "elimination only", "constant"}
+    assert {name for name, _, _ in rows} == {"uniform", "elimination only", "key membership", "constant"}
     assert {name: kl for name, _, kl in rows}["constant"] == "–", "a constant entropy is no distribution"
 
 
