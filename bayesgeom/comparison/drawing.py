@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.comparison.verdict import LIMITED, REALIZED
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import BASELINE, MEASURED, SHADES, label_axes, panels
+from bayesgeom.results.theme import BASELINE, BETWEEN, MEASURED, SHADES, label_axes, panels
 
 
 def comparison_figure(
@@ -23,7 +23,7 @@ def comparison_figure(
     names, closed = models
     baseline = "context-free predictor: 0"
     titles = (f"Share of the gap closed ({baseline})", f"Every trained model ({baseline})")
-    figure = panels(title, titles, n_columns=1, row_height=max(420, 32 * len(names)))
+    figure = panels(title, titles, n_columns=1)
     figure.add_trace(
         go.Heatmap(
             z=shares,
@@ -58,7 +58,17 @@ def comparison_figure(
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")
+    _set_heights(figure, upper=80 * len(tasks) + 60, lower=28 * len(names) + 60)
     return figure
+
+
+def _set_heights(figure: go.Figure, *, upper: int, lower: int) -> None:
+    """Give the two panels heights in pixels, one below the other; their titles move along."""
+    inside = upper + BETWEEN + lower
+    figure.update_layout(height=inside + figure.layout.margin.t + figure.layout.margin.b)
+    figure.layout.yaxis.domain, figure.layout.yaxis2.domain = (1 - upper / inside, 1), (0, lower / inside)
+    for note, y in zip(figure.layout.annotations, (1, lower / inside), strict=False):  # further ones name levels
+        note.y = y
 
 
 def _add_models(figure: go.Figure, names: Sequence[str], closed: Estimate) -> None:

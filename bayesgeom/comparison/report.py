@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.verdict import (
+    DISAGREE,
     NOT_DECIDED,
     PRIMITIVE_OF,
     PUBLISHED,
@@ -140,9 +141,13 @@ class ComparisonReport(Report):
             )
             for index, (name, outcome, ruling, published, stands) in enumerate(rows)
         ]
-        alike: dict[tuple[str, str], list[int]] = {}  # one finding per verdict
-        for index, key in enumerate(zip(rulings, self.verdicts, strict=True)):
-            alike.setdefault(key, []).append(index)
+        # One finding per verdict, and one for the cells whose trainings disagree.
+        alike: dict[tuple[str, str], list[int]] = {}
+        for index, (ruling, outcome, of_cell) in enumerate(
+            zip(rulings, self.verdicts, self.cell_verdicts, strict=True)
+        ):
+            is_split = of_cell.startswith(DISAGREE) and ruling == NOT_DECIDED
+            alike.setdefault((ruling, of_cell if is_split else outcome), []).append(index)
         for (ruling, outcome), places in alike.items():
             hardest = self._hardest(places, outcome)
             lines[hardest] = replace(lines[hardest], ruling=ruling, finding=self._finding(places, ruling, outcome))
@@ -156,6 +161,8 @@ class ComparisonReport(Report):
     def _finding(self, places: Sequence[int], ruling: str, outcome: str) -> str:
         """A sentence on trainings with one verdict: their cells, why it is open, and where the papers differ."""
         cells = f"{self._named(places)}."
+        if outcome.startswith(DISAGREE):
+            return f"{cells[:-1]}: {outcome.removeprefix(f'{NOT_DECIDED}: ')}."
         if ruling != outcome:
             reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(f"{NOT_DECIDED}: ") for index in places)
             return f"{outcome[0].upper()}{outcome[1:]} on {cells[:-1]}: {'; '.join(reasons)}."

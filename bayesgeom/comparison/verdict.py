@@ -13,6 +13,7 @@ from bayesgeom.training.recipe import Recipe
 
 NOT_DECIDED = "not decided"  # the beginning of every such verdict; the reason follows
 Verdict = Literal["realized", "limited", "not realized"]
+DISAGREE = f"{NOT_DECIDED}: seeds disagree"  # the beginning of the verdict on such a cell
 REALIZED, LIMITED = 0.95, 0.5
 NOT_TESTABLE = "not testable on this task"
 RULE = (
@@ -127,7 +128,7 @@ def cell_verdict(found: Sequence[str], required: int = 2) -> str:
         return open_ones[0]
     if len(found) < required and len(set(found)) == 1:
         return f"not decided: {'one seed' if len(found) == 1 else f'{len(found)} of {required} seeds'}"
-    return found[0] if len(set(found)) == 1 else f"not decided: seeds disagree ({', '.join(sorted(set(found)))})"
+    return found[0] if len(set(found)) == 1 else f"{DISAGREE} ({', '.join(sorted(set(found)))})"
 
 
 def same_cell(cells: Sequence[tuple[str, str, bool]], verdicts: Sequence[str]) -> list[list[str]]:

@@ -257,6 +257,14 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
     ]
 
 
+def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) -> None:
+    """The LSTM on recall once stood in two findings, as limited and as not realized."""
+    row = [cell("recall", "mamba", seed=seed) for seed in (0, 1)]
+    report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9)], seed=0)
+    (found,) = {line.finding for line in report.headlines() if line.finding}
+    assert found == "recall (mamba): seeds disagree (not realized, realized)."
+
+
 def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.random.Generator) -> None:
     own = [cell("bijection", "lstm", seed=seed) for seed in (0, 1, 2)]  # trained in less than a quarter of an hour
     check = cell("bijection", "lstm", seed=1, is_check=True)
