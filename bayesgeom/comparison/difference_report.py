@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.columns import narrow
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
-from bayesgeom.results.terminal import narrow
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -10,13 +10,14 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.folder import write_run
 from bayesgeom.results.report import with_provenance
-from bayesgeom.results.terminal import LINES, WIDTH
+from bayesgeom.results.terminal import LINES
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
 LONG = ", of a label that\nnever ends" * 9

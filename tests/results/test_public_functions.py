@@ -21,6 +21,7 @@ import bayesgeom
 from bayesgeom.claims.claim import Claim
 from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.comparison import cell as cells
+from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
 from bayesgeom.models import resolve
@@ -32,7 +33,7 @@ from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
-from bayesgeom.results.terminal import LINES, WIDTH
+from bayesgeom.results.terminal import LINES
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training import publish
