@@ -80,7 +80,8 @@ class Condition:
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
     condition fails if the interval lies on the other side of `fails_times` · `than`, by default the same threshold.
     Between the two thresholds it is open. Conditions with the same `fails_with` fail only together, as "above in every
-    training" requires. With `is_disjoint`, the interval must lie beyond the near end of the other number's interval.
+    training" requires. With `is_disjoint`, the two intervals must not overlap. With `never_fails`, an interval on the
+    other side leaves the condition open, for example because the size is not the published one.
     """
 
     number: str
@@ -90,6 +91,7 @@ class Condition:
     fails_times: float | None = None
     fails_with: str = ""
     is_disjoint: bool = False
+    never_fails: bool = False
 
 
 @final

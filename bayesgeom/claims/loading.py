@@ -59,6 +59,7 @@ _CONDITION = {
     "fails_times": (int, float),
     "fails_with": str,
     "disjoint": bool,
+    "never_fails": bool,
 }
 _HOLD = {"verdict": str, "reason": str}
 _REASON = "why_not"
@@ -233,6 +234,9 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         raise InvalidArgument(
             f"a condition of {where}: fails_times must be {order} times ({times:g}), got {fails_times:g}."
         )
+    never_fails = entry.get("never_fails", False)
+    if never_fails and {"fails_times", "fails_with"} & entry.keys():
+        raise InvalidArgument(f"a condition of {where}: never_fails leaves no use for fails_times and fails_with.")
     is_disjoint = entry.get("disjoint", False)
     if is_disjoint and (not isinstance(entry["than"], str) or entry["than"] == "baseline"):
         raise InvalidArgument(
@@ -247,6 +251,7 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         fails_times=fails_times,
         fails_with=entry.get("fails_with", ""),
         is_disjoint=is_disjoint,
+        never_fails=never_fails,
     )
 
 

@@ -56,9 +56,17 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
             continue
         if levels is None:
             why_not = _reason(report, number, row) if math.isnan(row.low) and not number.is_point else ""
-            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=row.baseline, why_not=why_not)
+            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=_bar(report, row), why_not=why_not)
         else:
             yield Value(value=float(levels[index]), lo=math.nan, hi=math.nan, baseline=math.nan)
+
+
+def _bar(report: Report, row: Record) -> float:
+    """The level that the number has to pass: of a baseline with a range the far end, in the quantity's direction."""
+    quantity = quantities_of(type(report)).get(row.metric)
+    ends = {"higher": row.baseline_high, "lower": row.baseline_low}
+    far = ends.get(quantity.better, math.nan) if quantity is not None else math.nan
+    return row.baseline if math.isnan(far) else far
 
 
 def _reason(report: Report, number: Number, row: Record) -> str:

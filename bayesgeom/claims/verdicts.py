@@ -32,9 +32,9 @@ def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: boo
     to_meet, to_fail = threshold(condition, numbers), threshold(condition, numbers, to_fail=True)
     if any(map(math.isnan, (low, high, to_meet, to_fail))):
         return "open"
-    if condition.side == "below":
-        return "met" if high < to_meet else "failed" if low > to_fail else "open"
-    return "met" if low > to_meet else "failed" if high < to_fail else "open"
+    is_below = condition.side == "below"
+    is_met, is_failed = (high < to_meet, low > to_fail) if is_below else (low > to_meet, high < to_fail)
+    return "met" if is_met else "failed" if is_failed and not condition.never_fails else "open"
 
 
 def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bool = False) -> float:

@@ -63,7 +63,7 @@ class DynamicsReport(Report):
     pattern_distance_bits_by_layer: Float[np.ndarray, "run step layer"]
     key_overlap: Annotated[Estimate, Share("run step layer", better="lower", label="mean |cos| between keys")]
     pc1_share: Annotated[Estimate, Share("run step", better="higher", label="PC1 share of the last values")]
-    curve_share: Annotated[Estimate, Share("run step", better="higher", label="curve share of the last values")]
+    curve_share: Annotated[Estimate, AtMostOne("run step", better="higher", label="curve share of the last values")]
     belief_r2: Annotated[
         Estimate, AtMostOne("run step", better="higher", label="held-out R² of the belief, last layer")
     ]

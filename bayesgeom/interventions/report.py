@@ -20,7 +20,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, number_text, with_minus
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
-from bayesgeom.results.estimate import AtMostOne, Estimate, Quantity, Share
+from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, ceiling_of, headline_of
@@ -106,7 +106,7 @@ class InterventionReport(Report):
     r2: Annotated[Estimate, AtMostOne("source layer", label="R²")]
     rank: Int[np.ndarray, " layer"]
     parts: tuple[str, ...]
-    share: Annotated[Estimate, Share("part layer", label="share")]
+    share: Annotated[Estimate, NonNegative("part layer", label="share")]
     verdict_by_layer: tuple[str, ...]
     reason_by_layer: tuple[str, ...]
     n: int

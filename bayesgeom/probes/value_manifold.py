@@ -103,7 +103,7 @@ class ValueManifoldReport(Report):
     entropy_r2: Annotated[
         Estimate, AtMostOne("site layer", better="higher", label="R² of a linear read-out of entropy")
     ]
-    curve_share: Annotated[Estimate, Share("site layer", better="higher", label="share on a curve in entropy")]
+    curve_share: Annotated[Estimate, AtMostOne("site layer", better="higher", label="share on a curve in entropy")]
     head_pc1_share: Annotated[Estimate, Share("layer kv_head", better="higher", label="PC1 share of each head")]
     head_spearman: Annotated[Estimate, Share("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")]
     shown_points: Float[np.ndarray, "site point component"]

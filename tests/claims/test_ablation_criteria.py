@@ -45,7 +45,7 @@ def test_the_conditions_hold_the_same_thresholds() -> None:
     assert times("A2", "_kl") == {criteria.CATASTROPHIC_TIMES}
     assert times("A2", "_layer") == {criteria.LAYER_SHARE}
     ratios = [c for c in load()["A2"].conditions if c.number.endswith("_ratio")]
-    assert {(c.than, c.fails_times) for c in ratios} == {(criteria.UNIQUE_RATIO, 0.0)}
+    assert {(c.than, c.never_fails) for c in ratios} == {(criteria.UNIQUE_RATIO, True)}
     (choice,) = load()["A5"].conditions
     assert choice == Condition(number="first", side="above", than="top", fails_times=criteria.OVERLAP_SHARE)
     for condition in load()["A3"].conditions:

@@ -28,7 +28,7 @@ NAMES = {
     "no difference": {"EM-like: 0.1 on W_V"},
     "variance-matched subspaces, at most": {"variance-matched subspaces, most"},
     "random subspaces, mean": {"random subspaces"},
-    "strength in random subspaces, most": {"strength in random subspaces"},
+    "random subspaces, most": {"strength in random subspaces"},
 }
 
 

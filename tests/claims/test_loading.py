@@ -105,6 +105,16 @@ def test_a_claim_can_be_decided(claim_id: str) -> None:
         (
             (
                 "[[claim.run]]",
+                (
+                    'conditions = [{ number = "kl", is = "below", than = 1, fails_times = 2, never_fails = true }]\n'
+                    "[[claim.run]]"
+                ),
+            ),
+            r"a condition of claim 'Z1': never_fails leaves no use for fails_times and fails_with",
+        ),
+        (
+            (
+                "[[claim.run]]",
                 'conditions = [{ number = "kl", is = "below", than = 1, disjoint = true }]\n[[claim.run]]',
             ),
             r"a condition of claim 'Z1': disjoint compares two intervals, so than must name a number; got 1",

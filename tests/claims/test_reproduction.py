@@ -187,7 +187,7 @@ def test_the_recurrence_is_judged_by_both_trainings(claim_id: str) -> None:
         better, worse, far = (1.1, 0.9, 0.1) if condition.side == "above" else (0.9, 1.1, 100.0)
         assert verdict(claim, at_threshold(claim, condition, better)) == "supported"
         assert verdict(claim, at_threshold(claim, condition, worse)) == "not decided"
-        is_one_enough = condition.fails_times != math.inf
+        is_one_enough = not condition.never_fails
         assert verdict(claim, at_threshold(claim, condition, far)) == (
             "contradicted" if is_one_enough else "not decided"
         )

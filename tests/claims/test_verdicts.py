@@ -78,6 +78,14 @@ def test_disjoint_intervals_have_the_other_wholly_on_one_side(side: str, found: 
     assert outcome(limit, {"x": value(0.3, 0.2, 0.4), "y": value(3.0)}) == "open", "the other has no interval"
 
 
+@pytest.mark.parametrize("level", [-0.002, 0.0, 0.002])
+def test_a_condition_that_never_fails_is_met_or_open_at_every_sign(level: float) -> None:
+    """A large factor in its place gave "failed" at a negative level, and NaN at 0."""
+    limit = Condition(number="x", side="above", than="y", never_fails=True)
+    for at, expected in ((level - 1, "open"), (level, "open"), (level + 1, "met")):
+        assert outcome(limit, {"x": value(at, at - 0.1, at + 0.1), "y": value(level)}) == expected, at
+
+
 def claim_with(**changes: object) -> Claim:
     base = replace(load()["B1"], hold=None, measured=None, conditions=(Condition(number="kl", side="below", than=1.0),))
     return replace(base, **changes)  # type: ignore[arg-type]
