@@ -299,6 +299,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         ),
         "relabel": (["relabel", held, *FEW], ON_MODEL),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
+        "write-strength": (["write-strength", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],
             (

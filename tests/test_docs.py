@@ -80,9 +80,10 @@ def label(path: Path) -> str:
 
 
 def words(text: str) -> list[str]:
-    """What is left of a printed text without numbers, rules, spacing and counts of verdicts; baselines in one order."""
+    """What is left of a printed text without numbers, rules, spacing and verdicts; baselines in one order."""
     text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
-    bare = re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|nan|[─…–,]", " ", text)
+    text = re.sub(r"(?m) +(?:yes|no)$", "", text)  # the last column of a table
+    bare = re.sub(r"[-+−]?\d[\d.,]*(?:e[-+−]?\d+)?|nan|[─…–,]", " ", text)
     return re.sub(r"\(([^()]*;[^()]*)\)", lambda baselines: _in_one_order(baselines[1]), bare).split()
 
 
