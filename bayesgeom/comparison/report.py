@@ -201,7 +201,7 @@ class ComparisonReport(Report):
         indices = range(len(self.checkpoints))
         measured = _lines([_MEASURED, *(self._measured(index) for index in indices)], is_markdown)
         terms = _lines([_TERMS, *(self._terms(index) for index in indices)], is_markdown)
-        missing = [f"Not trained: {', '.join(self.missing)}."] if self.missing else []
+        missing = [f"Not trained, or without weights here: {', '.join(self.missing)}."] if self.missing else []
         rule = f"{_BASELINES} {self.rule}"
         return "\n".join([*measured, "", *terms, "", rule, *missing])
 

@@ -16,6 +16,7 @@ NAMES = {
     "best constant entropy": {"constant"},
     "observer of the last four symbols": {"window 4 stationary", "window_4_stationary"},
     "observer of the last five symbols": {"window 5 stationary", "window_5_stationary"},
+    "observer of the last seven symbols": {"window 7 stationary"},
     "observer of the last ten symbols": {"window 10 stationary"},
     "trend within the training length": {"largest within the training length"},
     "answers left as they were": {"answers do not change"},
