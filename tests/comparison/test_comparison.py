@@ -324,7 +324,8 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     assert set(report.standings) == {"not decided: one seed"}
     again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), train_missing=False)
     partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, train_missing=False)
-    assert partly.missing == ("bijection-lstm",) and partly.table().endswith("Not trained, or without weights here: bijection-lstm.")
+    assert partly.missing == ("bijection-lstm",)
+    assert partly.table().endswith("Not trained, or without weights here: bijection-lstm.")
     assert np.array_equal(again.kl_bits.value, report.kl_bits.value)
     assert again.weights_hashes == report.weights_hashes
     report.save(tmp_path / "out")
@@ -445,7 +446,11 @@ def test_the_command_says_first_what_it_will_train(
     assert err.startswith(first) and out.count("bijection-mlp ") == 2
     assert main([*asked, "mlp", "lstm", "--only-existing"]) == 0
     out, err = capsys.readouterr()
-    assert err == "" and out.count("bijection-lstm") == 1 and "Not trained, or without weights here: bijection-lstm." in out
+    assert (
+        err == ""
+        and out.count("bijection-lstm") == 1
+        and "Not trained, or without weights here: bijection-lstm." in out
+    )
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
