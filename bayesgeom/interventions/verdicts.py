@@ -33,9 +33,8 @@ RULE = (
     f"{SLACK:g} above. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
     f"KL and within ±{percent_text(CEILING_SHARE)} of the ceiling. By construction: donor and recipient differ only "
     "inside the subspace, or inside the quantity's whole subspace where the edit swaps a part of it. Not identified: "
-    "the quantity is a function of position. Undecided: everything else, a layer in which the quantities held "
-    "fixed leave "
-    f"nothing, or fewer than {LEAST_SEQUENCES} sequences."
+    "the quantity is a function of position. Undecided: everything else, a layer in which nothing is left to edit once "
+    f"the given quantities are held fixed, or fewer than {LEAST_SEQUENCES} sequences."
 )
 
 
@@ -139,8 +138,8 @@ def verdict_of(evidence: Evidence) -> tuple[str, str]:
 def _identity(evidence: Evidence) -> str:
     """Return why the swap is an identity and no evidence; "" if it is not.
 
-    An edit of a part of the quantity's whole subspace, such as one with other quantities held fixed, moves a part of
-    what the whole moves by construction.
+    If swapping the quantity's whole subspace is an identity, swapping a part of it shows nothing either, for example
+    with other quantities held fixed.
     """
     if evidence.reach.is_whole_difference:
         return "donor and recipient differ only inside the subspace"
