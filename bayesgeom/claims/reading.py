@@ -11,7 +11,7 @@ import numpy as np
 from bayesgeom.claims.claim import Number, Origin, Run, Value
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import TOO_FEW, reason_of
+from bayesgeom.results.estimate import TOO_FEW, Baseline, reason_of
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
@@ -62,11 +62,10 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
 
 
 def _bar(report: Report, row: Record) -> float:
-    """The level that the number has to pass: of a baseline with a range the far end, in the quantity's direction."""
+    """The level that the number has to pass; see `Baseline.bar`."""
     quantity = quantities_of(type(report)).get(row.metric)
-    ends = {"higher": row.baseline_high, "lower": row.baseline_low}
-    far = ends.get(quantity.better, math.nan) if quantity is not None else math.nan
-    return row.baseline if math.isnan(far) else far
+    level = Baseline.of("baseline", row.baseline_name, row.baseline, low=row.baseline_low, high=row.baseline_high)
+    return float(level.bar(quantity.better if quantity is not None else ""))
 
 
 def _reason(report: Report, number: Number, row: Record) -> str:
