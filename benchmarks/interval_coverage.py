@@ -127,7 +127,8 @@ def measured(row: Row, n: int, m: int, *, branch: int = 0) -> str:
     cover = f"{covered / n_shown:.3f}" if n_shown else "–"
     wrong = f"{(n_shown - covered) / m:.3f}"
     text = verdict(covered, n_shown, m, why) + (f" ({m:,} new data sets decide)" if branch else "")
-    return f"| {row.name:58s} | {n} | {n_shown / m:.0%} | {cover} | {wrong} | {text} |"
+    name = row.name.replace("|", "\\|")  # a bar would end the cell
+    return f"| {name:58s} | {n} | {n_shown / m:.0%} | {cover} | {wrong} | {text} |"
 
 
 def main() -> None:
