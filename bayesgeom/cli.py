@@ -5,28 +5,43 @@ Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for inval
 
 import codecs
 import contextlib
+import inspect
 import io
 import logging
 import os
 import re
+import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import final
 
 import tyro
 
 from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell, writing_output
 from bayesgeom.commands.optional import registry
+from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.progress import elapsed_shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 _PLAIN = "bayesgeom.plain"
+_HELP = """usage: bayesgeom COMMAND [options]
+
+Measure whether a sequence model does Bayesian inference, and where in the network.
+
+Example:
+  bayesgeom diagnose bijection-v20 --out runs/first   # then open runs/first/report.html
+
+Commands, in the order of use:
+{commands}
+
+bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
 # transformers imports torchao where it is installed. torchao then warns that its kernels for CUDA cannot be loaded, and
 # torch about how it registers its enumerations. A kernel that is missing when it is called still ends in an error.
 _FOREIGN = ("torchao", "torch.utils._pytree")
@@ -143,25 +158,71 @@ def parsed(arguments: Sequence[str] | None) -> Command:
         if not is_encodable(text):
             raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
     # mypy forbids an abstract class as a value, but discovery needs one.
-    commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
-    written = io.StringIO()
+    found = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
+    commands = dict(sorted(found.items(), key=lambda entry: (entry[1].order, entry[0])))
+    if list(given) in (["--help"], ["-h"]):
+        tell(_HELP.format(commands="\n".join(_listed(commands))))
+        raise SystemExit(0)
+    written, printed = io.StringIO(), _Help()
     try:
-        with contextlib.redirect_stderr(written), registry():  # tyro 1.0.0 ignores an argument `registry`
+        # tyro 1.0.0 ignores an argument `registry`
+        with contextlib.redirect_stderr(written), contextlib.redirect_stdout(printed), _columns(), registry():
             command: Command = tyro.extras.subcommand_cli_from_dict(
                 {**commands},
                 prog="bayesgeom",
-                description="Measure whether a sequence model does Bayesian inference, and where. bayesgeom --version "
-                "prints the version.",
                 args=given,
             )
     except SystemExit as stopped:
-        if stopped.code in (None, 0):  # --help has been printed
+        if stopped.code in (None, 0):  # after --help
+            _tell_help(printed.getvalue())
             if given and given[0] in commands:
                 _tell_choices(commands[given[0]])
             raise
         command_line = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
         raise InvalidArgument(f"{_one_line(written.getvalue())}. See {command_line} --help.") from None
     return command
+
+
+def _listed(commands: Mapping[str, type[Command]]) -> Iterator[str]:
+    """One line per command: its name and the first sentence of its help."""
+    width = max(map(len, commands))
+    for name, command in commands.items():
+        first = " ".join((inspect.getdoc(command) or "").partition("\n\n")[0].split())
+        yield f"  {name:{width}}  {textwrap.shorten(first, WIDTH - width - 4, placeholder=' …')}"
+
+
+@final
+class _Help(io.StringIO):
+    """Text for standard output that can still be wrapped: tyro wraps options, but no descriptions of commands."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute; in Python it cannot be set
+        """That of standard output, by which tyro chooses the lines of its boxes."""
+        return "" if sys.__stdout__ is None else sys.__stdout__.encoding
+
+    def isatty(self) -> bool:
+        """Whether standard output is a terminal, for which tyro writes colors."""
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()
+
+
+@contextlib.contextmanager
+def _columns() -> Iterator[None]:
+    """Let tyro print help of at most 100 columns, on wider terminals, too: it reads no other setting."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(WIDTH, shutil.get_terminal_size().columns))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
+def _tell_help(text: str) -> None:
+    """Print the help of a command; long lines of its description wrap."""
+    for line in text.splitlines():
+        print(_filled(line, 0) if len(line) > WIDTH and "\x1b" not in line else line)
 
 
 def _tell_choices(command: type[Command]) -> None:
@@ -176,7 +237,7 @@ def _tell_choices(command: type[Command]) -> None:
 
 
 def _filled(text: str, indent: int) -> str:
-    return textwrap.fill(text, 100, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _one_line(box: str) -> str:

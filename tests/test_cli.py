@@ -18,6 +18,7 @@ from bayesgeom.commands.base import Command
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import discover
+from bayesgeom.diagnosis import offered
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
@@ -27,6 +28,7 @@ from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict
+from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
 from bayesgeom.training.recipe import Recipe
@@ -94,11 +96,11 @@ def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.Cap
         assert (
             main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--out", "runs/tiny", "--probes", *asked]) == 0
         )
-        return capsys.readouterr().out.rstrip().splitlines()[-1]
+        return " ".join(capsys.readouterr().out.rpartition("\n\n")[2].split())
 
     where = f"report: {Path('runs/tiny/report.html')}"
     assert text("calibration") == where == text("calibration"), "the same again is no loss"
-    assert text("key_overlap") == f"{where}, in place of that of tiny on {TASK} (calibration)"
+    assert text("key_overlap") == f"{where} It replaces that of tiny on {TASK} (calibration)."
     Path("runs/tiny/report.json").write_text("{")
     assert text("calibration") == where, "what cannot be read is no reason to lose what was measured"
 
@@ -232,7 +234,8 @@ def test_every_mistake_is_one_line(mistake: str, folder: Path, capsys: pytest.Ca
     assert entries(folder) - {"runs"} == before, "nothing half-written is left"
 
 
-COMMANDS = ", ".join(discover("bayesgeom.commands", Command))  # type: ignore[type-abstract]  # as discovery does
+FOUND = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
+COMMANDS = ", ".join(sorted(FOUND, key=lambda name: FOUND[name].order))
 BAD_ARGUMENTS = {
     "": f"Expected one of {{{COMMANDS}}}. See bayesgeom --help.",
     "diagnos": f"Unrecognized options: diagnos. Available subcommands: {COMMANDS}. See bayesgeom --help.",
@@ -267,6 +270,14 @@ def test_help_states_how_long_a_command_takes(command: str, capsys: pytest.Captu
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     assert re.search(r"takes? (about )?\d.* minutes", " ".join(capsys.readouterr().out.split()))
+
+
+def test_help_lists_the_probes_and_tasks_that_discovery_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help reads them from the sources, because importing them takes seconds."""
+    probes, tasks = offered.probe_titles(), offered.task_names()
+    assert list(probes) == sorted(all_probes()) and tasks == sorted(task_kinds())
+    monkeypatch.setattr(offered, "has_entry_points", lambda group: True)
+    assert offered.probe_titles() == probes and offered.task_names() == tasks
 
 
 @pytest.mark.parametrize("line", ["--help", "diagnose --help", "diagnose -h"])
@@ -387,7 +398,8 @@ def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.Cap
     assert lines == [
         "tiny",
         "  task    " + ", ".join(f"{key}={value}" for key, value in TASK.config().items()),
-        "  scores  entropy_mae_bits 0.25 (baseline 0.5, constant), kl_bits 0.125",
+        "  scores  entropy_mae_bits 0.25 (baseline 0.5, constant)",
+        "          kl_bits 0.125",
         f"  weights {load_checkpoint(folder / 'checkpoints' / 'tiny').weights_hash}",
     ]
 
@@ -398,9 +410,9 @@ def test_checkpoints_says_what_a_packed_training_is_for(folder: Path, capsys: py
     whole["snapshots"] = [{"step": at, "file": f"{at}.safetensors", "weights_hash": "0" * 16} for at in (0, 30, 6_000)]
     (folder / "checkpoints" / "film" / "formation.json").write_text(json.dumps(hashed(whole)))
     assert main(["checkpoints"]) == 0
-    name, _, holds, purpose = capsys.readouterr().out.splitlines()[4:]
+    name, _, holds, *purpose = capsys.readouterr().out.splitlines()[5:]
     assert (name, holds) == ("film", "  holds   3 snapshots of small, steps 0 to 6,000")
-    assert purpose == "  for     bayesgeom dynamics film, bayesgeom gradients film --over-training"
+    assert purpose == ["  for     bayesgeom dynamics film", "          bayesgeom gradients film --over-training"]
 
 
 def test_no_checkpoints_is_an_answer(

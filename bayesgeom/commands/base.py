@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import tyro
 
 from bayesgeom.checks.text import is_whole, on_lines
+from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bars_cleared
@@ -45,6 +47,8 @@ class Command(ABC):
     """
 
     name: ClassVar[str]
+    order: ClassVar[int] = 1_000
+    """Place in `bayesgeom --help`, which lists commands in the order of use. Default: after those of this package."""
 
     @abstractmethod
     def __call__(self) -> int:
@@ -212,23 +216,31 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
         with contextlib.suppress(OutputFault):  # the first fault is reported
             tell(*lines)
         raise
-    gone = f", in place of that of {before}" if before not in ("", _title(diagnosis)) else ""
+    replaced = [] if before in ("", _title(diagnosis)) else [f"It replaces that of {before}."]
     try:
-        tell(*lines, f"\nreport: {out / HTML}{gone}")
+        tell(*lines, f"\nreport: {out / HTML}", *replaced)
     except OutputFault as fault:
         raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
     return 0
 
 
 def tell(*lines: str) -> None:
-    """Print lines to standard output and flush it.
+    """Print lines to standard output and flush it. Lines of more than 100 columns wrap; paths are never broken.
 
     Raises:
         OutputFault: Standard output cannot be written, for example because the disk is full.
         BrokenPipeError: The reader of the output has closed the pipe.
     """
     with writing_output(), bars_cleared():
-        print(on_lines("\n".join(lines)), flush=True)
+        print("\n".join(map(_folded, on_lines("\n".join(lines)).split("\n"))), flush=True)
+
+
+def _folded(line: str) -> str:
+    """Wrap a line at whole words, indented by two columns more than it is."""
+    if len(line) <= WIDTH:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def flush() -> None:
@@ -251,7 +263,7 @@ def writing_output() -> Iterator[None]:
     """Turn failures to write standard output into the errors of `tell`."""
     try:
         yield
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputFault):  # the latter from an inner block
         raise
     except OSError as error:
         if error.filename is not None:  # of a file, not of standard output

@@ -12,12 +12,13 @@ from bayesgeom.results.tables import counted
 @final
 @dataclass(frozen=True)
 class Capture(Command):
-    """Record activations and predictions in safetensors files, which `bayesgeom diagnose DIRECTORY` reads.
+    """Record activations and predictions in files, which `diagnose DIRECTORY` reads.
 
     Recording takes about as long as the forward passes of the model on --n sequences.
     """
 
     name: ClassVar[str] = "capture"
+    order: ClassVar[int] = 150
 
     source: Of
     task: TaskOption = None

@@ -1,11 +1,13 @@
 """`bayesgeom checkpoints`."""
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 from bayesgeom.commands.base import Command, tell
+from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 
@@ -13,9 +15,10 @@ from bayesgeom.core.numbers import number_text
 @final
 @dataclass(frozen=True)
 class Checkpoints(Command):
-    """List available checkpoints with task, KL and entropy error; then packed trainings."""
+    """List available checkpoints with task, KL and entropy error, and packed trainings."""
 
     name: ClassVar[str] = "checkpoints"
+    order: ClassVar[int] = 140
 
     seal: tuple[Path, ...] = ()
     """Instead of listing: recompute the stored config hashes of these directories, after an intended change or for
@@ -68,9 +71,16 @@ def _lines(path: Path, described: Callable[[Path], list[str]]) -> list[str]:
     try:
         return described(path)
     except BayesGeomError as error:
-        return [f"  error   {error}"]
+        return [_entry("error", str(error))]
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        return [f"  error   {path} cannot be read ({type(error).__name__}: {error}). Restore it, or delete it."]
+        return [_entry("error", f"{path} cannot be read ({type(error).__name__}: {error}). Restore it, or delete it.")]
+
+
+def _entry(label: str, *texts: str) -> str:
+    """Return labeled texts, one below the other; long ones wrap."""
+    first, other = f"  {label:7} ", " " * 10
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=other, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(f"{other if at else first}{text}") for at, text in enumerate(texts))
 
 
 def _checkpoint(path: Path) -> list[str]:
@@ -79,9 +89,9 @@ def _checkpoint(path: Path) -> list[str]:
 
     description = read_description(path)
     return [
-        f"  task    {_listed(description['task'])}",
-        f"  scores  {_quality(description)}",
-        f"  weights {description['weights_hash']}",
+        _entry("task", _listed(description["task"])),
+        _entry("scores", *_quality(description)),
+        _entry("weights", description["weights_hash"]),
     ]
 
 
@@ -93,9 +103,9 @@ def _formation(path: Path) -> list[str]:
     steps = [int(entry["step"]) for entry in whole["snapshots"]]
     of = f"{len(steps)} snapshots of {whole['recipe']['name']}, steps {min(steps):,} to {max(steps):,}"
     return [
-        f"  task    {_listed(whole['task'])}",
-        f"  holds   {of}",
-        f"  for     bayesgeom dynamics {path.name}, bayesgeom gradients {path.name} --over-training",
+        _entry("task", _listed(whole["task"])),
+        _entry("holds", of),
+        _entry("for", f"bayesgeom dynamics {path.name}", f"bayesgeom gradients {path.name} --over-training"),
     ]
 
 
@@ -103,7 +113,7 @@ def _listed(task: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in task.items())
 
 
-def _quality(description: Mapping[str, Any]) -> str:
+def _quality(description: Mapping[str, Any]) -> list[str]:
     """Return the published scores, each with its strongest baseline."""
     scores = description.get("scores") or {}
     parts = []
@@ -114,4 +124,4 @@ def _quality(description: Mapping[str, Any]) -> str:
         if hardest is not None:
             level = f" (baseline {number_text(baselines[hardest], is_exact=True)}, {hardest.replace('_', ' ')})"
         parts.append(f"{key} {number_text(scores[key], is_exact=True)}{level}")
-    return ", ".join(parts) or "not scored"
+    return parts or ["not scored"]

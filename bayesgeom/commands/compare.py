@@ -11,13 +11,14 @@ from bayesgeom.core.files import RUNS
 @final
 @dataclass(frozen=True)
 class Compare(Command):
-    """Compare architectures: which one reaches the exact posterior, on which task, at which training budget.
+    """Compare architectures: which one reaches the exact posterior on which task.
 
-    Shipped checkpoints take 1 to 2 minutes a task on two CPU cores. Missing ones are trained first, which takes hours:
-    see --only-existing.
+    Verdicts are stated for each training budget. Shipped checkpoints take 1 to 2 minutes a task on two CPU cores.
+    Missing ones are trained first, which takes hours: see --only-existing.
     """
 
     name: ClassVar[str] = "compare"
+    order: ClassVar[int] = 100
 
     architectures: tuple[str, ...] = ("transformer", "mamba", "lstm", "mlp")
     """Architectures to compare; mlp-prefix, mamba2 and rwkv are also available."""

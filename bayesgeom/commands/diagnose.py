@@ -18,9 +18,10 @@ TIMES = (
 @final
 @dataclass(frozen=True)
 class Diagnose(Command):
-    """Compare a checkpoint with the exact posterior of its task, and measure its geometry."""
+    """Compare a model with the exact posterior of its task, and measure its geometry."""
 
     name: ClassVar[str] = "diagnose"
+    order: ClassVar[int] = 10
 
     source: Of
     task: TaskOption = None
@@ -65,15 +66,11 @@ class Diagnose(Command):
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:
-        from bayesgeom.diagnosis.plan import all_probes
-        from bayesgeom.results.diagnosis import report_kinds
-        from bayesgeom.tasks.base import task_kinds
+        from bayesgeom.diagnosis.offered import probe_titles, task_names
 
-        titles = {name: kind.title for name, kind in report_kinds().items()}
-        probes = {name: titles[name].partition(": ")[2] or titles[name] for name in all_probes()}
         return {
-            "Probes (--probes); all together take about as long as the forward passes:": probes,
-            f"Tasks (--task): {', '.join(sorted(task_kinds()))}": {},
+            "Probes (--probes); all together take about as long as the forward passes:": probe_titles(),
+            f"Tasks (--task): {', '.join(task_names())}": {},
             TIMES: {},
         }
 

@@ -14,12 +14,14 @@ Side = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT-OR
 @final
 @dataclass(frozen=True)
 class Diff(Command):
-    """Compare two checkpoints on the same sequences, or two saved diagnoses, with intervals of the differences.
+    """Compare two checkpoints on the same sequences, or two saved diagnoses.
 
-    Two shipped checkpoints take about half a minute on two CPU cores with the default --n. Time grows with n.
+    Every difference has an interval. With the default --n, two shipped checkpoints take about half a minute on two CPU
+    cores. Time grows with n.
     """
 
     name: ClassVar[str] = "diff"
+    order: ClassVar[int] = 90
 
     a: Side
     """A checkpoint, or the directory of a saved diagnosis. Intervals between checkpoints are paired; those between

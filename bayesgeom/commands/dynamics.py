@@ -15,13 +15,14 @@ Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="R
 @final
 @dataclass(frozen=True)
 class Dynamics(Command):
-    """Measure the geometry over the snapshots of a training: what settles first, by how much, and what reverses.
+    """Measure the geometry over the snapshots of a training: what settles first.
 
-    A snapshot takes 1 to 30 seconds on two CPU cores, depending on the size of the model and --n. Measured snapshots
-    are kept: a repeated command continues.
+    It states what settles first, by how much, and what reverses. A snapshot takes 1 to 30 seconds on two CPU cores,
+    depending on the size of the model and --n. Measured snapshots are kept: a repeated command continues.
     """
 
     name: ClassVar[str] = "dynamics"
+    order: ClassVar[int] = 120
 
     runs: Runs = ()
     """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.

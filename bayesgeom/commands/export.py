@@ -10,9 +10,13 @@ from bayesgeom.commands.base import Command, Name, check_target, tell
 @final
 @dataclass(frozen=True)
 class Export(Command):
-    """Export a bayesgeom transformer as a Hugging Face directory with the same logits, or import such a directory."""
+    """Export a bayesgeom transformer as a Hugging Face directory, or import one.
+
+    The exported model has the same logits.
+    """
 
     name: ClassVar[str] = "export"
+    order: ClassVar[int] = 160
 
     checkpoint: Name
     """Name of a shipped checkpoint (see `bayesgeom checkpoints`) or a directory; for --to bayesgeom, an export."""

@@ -12,12 +12,13 @@ from bayesgeom.results.tables import counted
 @final
 @dataclass(frozen=True)
 class Gradients(Command):
-    """Measure the loss gradients at each head's attention and values, and check the gradient laws.
+    """Measure the loss gradients at each head, and check the laws that they obey.
 
     A shipped checkpoint takes 5 to 60 seconds on two CPU cores, and with --over-training as long for each snapshot.
     """
 
     name: ClassVar[str] = "gradients"
+    order: ClassVar[int] = 80
 
     source: Of
     task: TaskOption = None

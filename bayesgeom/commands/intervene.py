@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 from bayesgeom.checks.text import is_whole, shown
 from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
 from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.plugins import has_entry_points
 
 if TYPE_CHECKING:
     from bayesgeom.interventions.joint_report import JointInterventionReport
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Intervene(Command):
-    """Intervene on a subspace of the activations and report whether the model uses it.
+    """Intervene on a subspace of the activations, and report whether the model uses it.
 
-    A shipped checkpoint takes 1 to 15 minutes on two CPU cores with --n 64, about 4 for most subspaces. Time
-    grows with n.
+    A shipped checkpoint takes 1 to 15 minutes on two CPU cores with --n 64, about 4 for most subspaces. Time grows with
+    n.
     """
 
     name: ClassVar[str] = "intervene"
+    order: ClassVar[int] = 30
 
     source: Of
     subspace: str = "frame"
@@ -93,11 +95,13 @@ class Intervene(Command):
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:
+        """Return the subspaces of plug-ins; the option's own help names the others, without loading torch."""
+        if not has_entry_points("bayesgeom.subspaces"):
+            return {}
         from bayesgeom.subspaces.base import named_fits
-        from bayesgeom.subspaces.fits import FORMS
 
-        forms = (*FORMS, *(kind.form() for kind in named_fits().values()))
-        return {"Subspaces (--subspace):": dict.fromkeys(forms, "")}
+        forms = dict.fromkeys((kind.form() for kind in named_fits().values()), "")
+        return {"Subspaces of plug-ins (--subspace):": forms} if forms else {}
 
     def _places(self) -> "list[InterventionSite]":
         """Return one site per set of layers, or one site for all layers if none is named."""

@@ -26,13 +26,14 @@ Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 @final
 @dataclass(frozen=True)
 class Length(Command):
-    """Measure errors beyond the training length: where they are discontinuous, by how much, and in which layer.
+    """Measure errors beyond the training length, and where they are discontinuous.
 
-    A shipped checkpoint takes about 3 minutes on two CPU cores at 128 sequences. With --variants, missing ones
-    are trained first, which takes hours.
+    It states by how much, and in which layer. A shipped checkpoint takes about 3 minutes on two CPU cores at 128
+    sequences. With --variants, missing ones are trained first, which takes hours.
     """
 
     name: ClassVar[str] = "length"
+    order: ClassVar[int] = 50
 
     checkpoints: Names = ()
     """Checkpoints, by name or directory. Several share one chart and the same sequences.
@@ -82,6 +83,10 @@ class Length(Command):
         recipes = [recipe for recipe in requested if recipe not in plan.missing]
         models: Sequence[ModelLike | Unmade] = self.checkpoints or [_unmade(available, recipe) for recipe in recipes]
         if self.untrained_rows:
+            if self.machines.on is not None:
+                raise InvalidArgument(
+                    "--untrained-rows extends models in this process, which --on cannot send: leave out one of them."
+                )
             models = [_with_room(model, self.task, lengths, self.seed) for model in models]
         if plan.to_train:
             note(str(plan))
@@ -127,13 +132,15 @@ def _unmade(available: "TrainedModels", recipe: "Recipe") -> "Unmade":
     )
 
 
-def _with_room(model: "ModelLike | Unmade", task: str | None, lengths: tuple[int, ...] | None, seed: int) -> "Unmade":
-    """Extend the model's position table if it is too short."""
+def _with_room(
+    model: "ModelLike | Unmade", task: str | None, lengths: tuple[int, ...] | None, seed: int
+) -> "Model | Unmade":
+    """Extend the model's position table if it is too short. A checkpoint is loaded here, once."""
     from bayesgeom.generalization.length import Unmade, with_room
 
-    def of(own: "ModelLike") -> "Model":
-        return with_room(own, task, lengths, seed=seed)
-
-    if isinstance(model, Unmade):
-        return Unmade(like=lambda: of(model.like()), make=lambda: of(model.make()))
-    return Unmade(like=lambda: of(model), make=lambda: of(model))
+    if not isinstance(model, Unmade):
+        return with_room(model, task, lengths, seed=seed)
+    return Unmade(
+        like=lambda: with_room(model.like(), task, lengths, seed=seed),
+        make=lambda: with_room(model.make(), task, lengths, seed=seed),
+    )

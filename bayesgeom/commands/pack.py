@@ -16,9 +16,13 @@ Target = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 @final
 @dataclass(frozen=True)
 class Pack(Command):
-    """Pack the snapshots of a run for distribution: weights only, in half precision where scores do not change."""
+    """Pack the snapshots of a run for distribution.
+
+    Only weights are kept, in half precision where scores do not change.
+    """
 
     name: ClassVar[str] = "pack"
+    order: ClassVar[int] = 170
 
     run: RunName
     """Directory of the run."""

@@ -13,12 +13,14 @@ from bayesgeom.results.tables import counted
 @final
 @dataclass(frozen=True)
 class Relabel(Command):
-    """Test invariance to renaming the hypotheses: values of a map, or hidden states of an HMM.
+    """Test invariance to renaming the hypotheses.
 
-    A shipped checkpoint takes 5 to 30 seconds on two CPU cores with --n 512.
+    Hypotheses are the values of a map, or the hidden states of an HMM. A shipped checkpoint takes 5 to 30 seconds on
+    two CPU cores with --n 512.
     """
 
     name: ClassVar[str] = "relabel"
+    order: ClassVar[int] = 60
 
     source: Of
     task: TaskOption = None

@@ -12,12 +12,14 @@ from bayesgeom.results.tables import counted
 @final
 @dataclass(frozen=True)
 class Replicate(Command):
-    """Train a recipe with several seeds, or load existing runs, and report mean, spread and the curve of each seed.
+    """Train a recipe with several seeds, and report mean, spread and curves.
 
-    Training takes as long as --seeds times `bayesgeom train RECIPE`; existing runs are scored in seconds each.
+    Existing runs are loaded and not trained again. Training takes as long as --seeds times `bayesgeom train RECIPE`;
+    existing runs are scored in seconds each.
     """
 
     name: ClassVar[str] = "replicate"
+    order: ClassVar[int] = 110
 
     recipe: RecipeName
     """Name of the recipe. An unknown name lists the available recipes."""

@@ -22,12 +22,14 @@ Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID
 @final
 @dataclass(frozen=True)
 class Reproduce(Command):
-    """Measure a claim of the literature again and compare with the recorded numbers and verdict.
+    """Measure a claim of the literature again, and compare with the recorded numbers.
 
-    A claim takes between a minute and an hour on two CPU cores, `--all` a second: it prints what is recorded.
+    The verdict is decided again, too. A claim takes between a minute and an hour on two CPU cores, `--all` a second: it
+    prints what is recorded.
     """
 
     name: ClassVar[str] = "reproduce"
+    order: ClassVar[int] = 180
 
     ids: Ids = ()
     """Ids of claims, such as B1 or G3. Required without --all."""

@@ -15,6 +15,7 @@ class Selftest(Command):
     """
 
     name: ClassVar[str] = "selftest"
+    order: ClassVar[int] = 200
 
     def __call__(self) -> int:
         from bayesgeom.selftest.run import selftest

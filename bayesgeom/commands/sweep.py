@@ -17,12 +17,14 @@ TaskText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
 @final
 @dataclass(frozen=True)
 class Sweep(Command):
-    """Vary one parameter of a task: speed of convergence of the exact posterior, and a checkpoint's distance to it.
+    """Vary one parameter of a task, and measure how fast the posterior converges.
 
-    Takes seconds for each value on two CPU cores, and about as long again with a checkpoint.
+    With a checkpoint, its distance to the posterior is measured, too. Takes seconds for each value on two CPU cores,
+    and about as long again with a checkpoint.
     """
 
     name: ClassVar[str] = "sweep"
+    order: ClassVar[int] = 70
 
     task: TaskText
     """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence. If NAME is the

@@ -20,13 +20,15 @@ BATCHES = frozenset({"batch_size", "late_batch_size"})
 @final
 @dataclass(frozen=True)
 class Train(Command):
-    """Train a recipe. An interrupted run continues with --resume and ends with the same weights.
+    """Train a recipe, or show the training queue.
 
-    Recipes take between five minutes and several hours on two CPU cores. The estimate for this machine is printed
-    before the training starts; --status lists those of the training queue.
+    An interrupted run continues with --resume and ends with the same weights. Recipes take between five minutes and
+    several hours on two CPU cores. The estimate for this machine is printed before the training starts; --status lists
+    those of the training queue.
     """
 
     name: ClassVar[str] = "train"
+    order: ClassVar[int] = 130
 
     recipe: RecipeName = ""
     """Name of the recipe. An unknown name lists the available recipes. Required without --status."""

@@ -10,12 +10,14 @@ from bayesgeom.commands.base import Command, Of, TaskOption, check_target, concl
 @final
 @dataclass(frozen=True)
 class WriteStrength(Command):
-    """Measure how strongly each head writes into a subspace, and compare with the effect of ablating the head.
+    """Measure how strongly each head writes into a subspace.
 
-    A shipped checkpoint takes about half a minute on two CPU cores with --n 256. Time grows with n.
+    It is compared with the effect of ablating the head. A shipped checkpoint takes about half a minute on two CPU cores
+    with --n 256. Time grows with n.
     """
 
     name: ClassVar[str] = "write-strength"
+    order: ClassVar[int] = 40
 
     source: Of
     subspace: str = "frame"

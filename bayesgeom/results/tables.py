@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from bayesgeom.core.columns import fitted
+
 
 def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table; vertical bars within cells are escaped."""
@@ -10,9 +12,8 @@ def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of text as lines with aligned columns, without trailing spaces."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Return rows of text as lines with aligned columns: at most 100 columns wide, as `fitted` arranges them."""
+    return fitted(rows)
 
 
 def counted(count: int, noun: str) -> str:

@@ -143,8 +143,8 @@ def status_table(found: Sequence[Progress]) -> str:
     resumed = " --resume" if waiting and waiting[0].state == "stopped" else ""
     next_one = f"next: {waiting[0].queued.command}{resumed}" if waiting else "nothing is waiting"
     n_done = sum(own.state in DONE for own in found)
-    below = f"{n_done} of {len(found)} finished; about {time} left on two cores in float32; {next_one}"
-    return "\n".join([*aligned(rows), "", below])
+    below = f"{n_done} of {len(found)} finished; about {time} left on two cores in float32"
+    return "\n".join([*aligned(rows), "", below, next_one])
 
 
 def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:

@@ -42,7 +42,8 @@ def test_listing_what_the_package_offers_loads_nothing_heavy() -> None:
 COMMAND = """
 import contextlib, io
 from bayesgeom.cli import main
-with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+with quiet[0], quiet[1], contextlib.suppress(SystemExit):  # help ends in SystemExit
     assert main({arguments!r}) in (0, 2)
 """
 
@@ -55,6 +56,11 @@ def after_command(line: str) -> set[str]:
 @pytest.mark.parametrize("line", ["checkpoints", "train", "reproduce --all", "reproduce"])
 def test_a_command_that_only_reads_descriptions_does_not_load_torch(line: str) -> None:
     assert after_command(line) <= {"plotly"}
+
+
+@pytest.mark.parametrize("command", ["diagnose", "ablate", "intervene"])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    assert after_command(f"{command} --help") == set()
 
 
 @pytest.mark.slow
