@@ -1,7 +1,7 @@
 """A claim of the literature: its text, its criterion, the command that measures it, and the result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, final
 
@@ -77,30 +77,26 @@ class Run:
 class Condition:
     """One decidable part of a criterion: the interval of `number` lies below (above) `times` · `than`.
 
-    `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
-    condition fails if the interval lies on the other side of `fails_times` · `than`, by default the same threshold.
-    Between the two thresholds it is open. Conditions with the same `fails_with` fail only together, as "above in every
-    training" requires. With `is_disjoint`, the two intervals must not overlap. With `never_fails`, an interval on the
-    other side leaves the condition open, for example because the size is not the published one.
+    `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. With
+    `is_disjoint`, the two intervals must not overlap.
     """
 
     number: str
     side: Literal["below", "above"]
     than: float | str
     times: float = 1.0
-    fails_times: float | None = None
-    fails_with: str = ""
     is_disjoint: bool = False
-    never_fails: bool = False
+
+    @property
+    def opposite(self) -> "Condition":
+        """The condition that the interval lies on the other side of the same threshold."""
+        return replace(self, side="above" if self.side == "below" else "below")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """A verdict that does not follow from the numbers alone, with its reason.
-
-    `{number}` in the reason stands for that measured number of the claim, so that both come from one measurement.
-    """
+    """A verdict that stands whatever the numbers are, with a reason that no condition can state."""
 
     verdict: Verdict
     reason: str
@@ -148,7 +144,8 @@ class Measurement:
 class Claim:
     """A claim, its criterion, the commands that measure it, and the recorded measurement if there is one.
 
-    Claims are read from files by `load`; calling the class is only needed for a claim of one's own.
+    Claims are read from files by `load`; calling the class is only needed for a claim of one's own. In the texts of
+    `hold` and `why_open`, `{number}` stands for that measured number, so that text and table agree.
 
     Args:
         id: A letter and a number, such as "B1".
@@ -159,11 +156,13 @@ class Claim:
         is_criterion_later: Whether the claim was measured before its criterion was written.
         does_not_show: What a supported claim does not show.
         runs: Commands, and the numbers that are read from their reports.
-        conditions: The parts of the criterion that numbers decide.
+        supported_if: Conditions that support the claim if all are met.
+        contradicted_if: Groups of conditions. The claim is contradicted if all of one group are met.
         seeds: Number of trainings that the measurement covers; the smallest if its parts cover different numbers.
         seeds_required: Number of trainings that the criterion requires.
         trainings: The number of trainings of each part in words, if the parts differ.
-        hold: A verdict that does not follow from the numbers alone, with its reason.
+        hold: A verdict that stands whatever the numbers are, with its reason.
+        why_open: Why the recorded numbers decide nothing; shown while they do not.
         finding: The result as a sentence.
         shown: Names of the numbers that tables show.
         against: Name of the number, or text, that tables show as the strongest baseline.
@@ -185,11 +184,13 @@ class Claim:
     is_criterion_later: bool
     does_not_show: str
     runs: Sequence[Run]
-    conditions: Sequence[Condition]
+    supported_if: Sequence[Condition]
+    contradicted_if: Sequence[Sequence[Condition]]
     seeds: int
     seeds_required: int
     trainings: str
     hold: Hold | None
+    why_open: str
     finding: str
     shown: Sequence[str]
     against: str
@@ -215,6 +216,11 @@ class Claim:
     def numbers(self) -> dict[str, Number]:
         """Every number of every run, by its name."""
         return {name: number for run in self.runs for name, number in run.numbers.items()}
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Every condition of the criterion: those that support, then those that contradict."""
+        return [*self.supported_if, *(condition for group in self.contradicted_if for condition in group)]
 
     @property
     def unrecorded(self) -> list[str]:

@@ -21,11 +21,13 @@ _CLAIM = {
     "criterion": str,
     "does_not_show": str,
     "run": list,
-    "conditions": list,
+    "supported_if": list,
+    "contradicted_if": list,
     "seeds": int,
     "seeds_required": int,
     "trainings": str,
     "hold": dict,
+    "why_open": str,
     "finding": str,
     "shown": list,
     "against": str,
@@ -56,10 +58,7 @@ _CONDITION = {
     "is": str,
     "than": (str, int, float),
     "times": (int, float),
-    "fails_times": (int, float),
-    "fails_with": str,
     "disjoint": bool,
-    "never_fails": bool,
 }
 _HOLD = {"verdict": str, "reason": str}
 _REASON = "why_not"
@@ -140,15 +139,21 @@ def parsed(texts: list[str], measured: Mapping[str, Any]) -> dict[str, Claim]:
 def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: str) -> Claim:
     _check(entry, _CLAIM, _REQUIRED, where)
     runs = tuple(_run(run, where) for run in entry.get("run", []))
+    counts = Counter(name for run in runs for name in run.numbers)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise InvalidArgument(f"{where}: number {twice[0]!r} is defined by two runs. Rename one.")
+    supported_if = tuple(_condition(condition, where) for condition in entry.get("supported_if", []))
     claim = Claim(
         **{name: entry[name] for name in _REQUIRED},
         runs=runs,
-        conditions=tuple(_condition(condition, where) for condition in entry.get("conditions", [])),
+        supported_if=supported_if,
+        contradicted_if=_contradicting(entry, supported_if, where),
         seeds=entry.get("seeds", 1),
         seeds_required=entry.get("seeds_required", 1),
         trainings=entry.get("trainings", ""),
         is_criterion_later=entry.get("is_criterion_later", False),
         hold=_hold(entry["hold"], where) if "hold" in entry else None,
+        why_open=entry.get("why_open", ""),
         finding=entry.get("finding", ""),
         shown=tuple(entry.get("shown", [])),
         against=entry.get("against", ""),
@@ -158,11 +163,10 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     for name in _named(claim):
         if name not in claim.numbers:
             raise InvalidArgument(f"{where} refers to number {name!r}. Its runs define: {_listed(claim.numbers)}.")
-    labels = Counter(condition.fails_with for condition in claim.conditions if condition.fails_with)
-    if alone := [label for label, count in labels.items() if count == 1]:
+    if claim.why_open and (claim.hold is not None or not claim.supported_if):
         raise InvalidArgument(
-            f"{where}: only one condition has fails_with {alone[0]!r}; conditions fail together where two or more name "
-            f"the same label. Labels: {_listed(labels)}. Spell it as the others do, or leave it out."
+            f"{where}: why_open explains conditions that leave the claim open, so it needs supported_if and no hold. "
+            f"Give the reason in 'hold', or write the conditions."
         )
     if claim.measured is not None:
         _check_recorded(claim, where)
@@ -187,8 +191,8 @@ def _named(claim: Claim) -> Iterator[str]:
     yield from claim.shown
     if claim.against in claim.numbers or (claim.against and " " not in claim.against):
         yield claim.against
-    if claim.hold is not None:
-        yield from (name for _, name, _, _ in Formatter().parse(claim.hold.reason) if name is not None)
+    for text in (claim.why_open, "" if claim.hold is None else claim.hold.reason):
+        yield from (name for _, name, _, _ in Formatter().parse(text) if name is not None)
     for condition in claim.conditions:
         yield condition.number
         if isinstance(condition.than, str) and condition.than != "baseline":
@@ -227,16 +231,6 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
     _check(entry, _CONDITION, ("number", "is", "than"), f"a condition of {where}")
     if entry["is"] not in ("below", "above"):
         raise InvalidArgument(f"a condition of {where}: 'is' must be below or above, got {entry['is']!r}.")
-    times = float(entry.get("times", 1))
-    fails_times = None if "fails_times" not in entry else float(entry["fails_times"])
-    if fails_times is not None and (fails_times < times) != (entry["is"] == "above"):
-        order = "less than" if entry["is"] == "above" else "greater than"
-        raise InvalidArgument(
-            f"a condition of {where}: fails_times must be {order} times ({times:g}), got {fails_times:g}."
-        )
-    never_fails = entry.get("never_fails", False)
-    if never_fails and {"fails_times", "fails_with"} & entry.keys():
-        raise InvalidArgument(f"a condition of {where}: never_fails leaves no use for fails_times and fails_with.")
     is_disjoint = entry.get("disjoint", False)
     if is_disjoint and (not isinstance(entry["than"], str) or entry["than"] == "baseline"):
         raise InvalidArgument(
@@ -247,12 +241,23 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         number=entry["number"],
         side=entry["is"],
         than=entry["than"],
-        times=times,
-        fails_times=fails_times,
-        fails_with=entry.get("fails_with", ""),
+        times=float(entry.get("times", 1)),
         is_disjoint=is_disjoint,
-        never_fails=never_fails,
     )
+
+
+def _contradicting(
+    entry: Mapping[str, Any], supported_if: tuple[Condition, ...], where: str
+) -> tuple[tuple[Condition, ...], ...]:
+    """The groups that contradict: by default each supporting condition on its other side, alone."""
+    if "contradicted_if" not in entry:
+        return tuple((condition.opposite,) for condition in supported_if)
+    if entry["contradicted_if"] and not supported_if:
+        raise InvalidArgument(f"{where} has contradicted_if without supported_if: state both.")
+    groups = [own if isinstance(own, list) else [own] for own in entry["contradicted_if"]]
+    if not all(groups):
+        raise InvalidArgument(f"{where}: a group in contradicted_if is empty: name its conditions, or delete it.")
+    return tuple(tuple(_condition(condition, where) for condition in group) for group in groups)
 
 
 def _hold(entry: Mapping[str, Any], where: str) -> Hold:

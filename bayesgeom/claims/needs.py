@@ -24,14 +24,24 @@ def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
     return [*placed, "--runs", str(runs)] if words[0] == "compare" and runs != RUNS else placed
 
 
+def runnable(claim: Claim, runs: Path = RUNS) -> list[Run]:
+    """Return the `decisive` runs, except those never recorded whose checkpoints do not exist yet.
+
+    All of them if no run would be left, so that `check_needs` names what is absent.
+    """
+    shipped = checkpoints()
+    found = [run for run in claim.decisive if run.report is not None or not _absent(run, shipped, runs)]
+    return found or list(claim.decisive)
+
+
 def check_needs(claim: Claim, runs: Path = RUNS) -> None:
-    """Check that every checkpoint exists that the claim's `decisive` commands load.
+    """Check that every checkpoint exists that the claim's `runnable` commands load.
 
     Raises:
         CheckpointFault: If one is absent; the message states how to make it and how long that takes.
     """
     shipped = checkpoints()
-    absent = [name for run in claim.decisive for name in run.needs if not _is_there(name, shipped, runs)]
+    absent = [name for run in runnable(claim, runs) for name in _absent(run, shipped, runs)]
     if absent:
         ways = "; ".join(_way(name) for name in dict.fromkeys(absent))
         raise CheckpointFault(
@@ -45,6 +55,10 @@ def ways_to_make(claim: Claim) -> list[str]:
     shipped = checkpoints()
     needed = dict.fromkeys(name for run in claim.decisive for name in run.needs)
     return [_way(name) for name in needed if name not in shipped and "/" not in name]
+
+
+def _absent(run: Run, shipped: dict[str, Path], runs: Path) -> list[str]:
+    return [name for name in run.needs if not _is_there(name, shipped, runs)]
 
 
 def _is_there(name: str, shipped: dict[str, Path], runs: Path) -> bool:

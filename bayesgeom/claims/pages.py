@@ -131,8 +131,8 @@ def _detail(claim: Claim) -> str:
         f"- Published: {claim.published} ({claim.source}).",
         f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
     ]
-    if claim.hold is not None:
-        lines.append(f"- Why there is no verdict: {reason(claim)}")
+    if why := reason(claim):
+        lines.append(f"- Why there is no verdict: {why}")
     elif claim.measured is None:
         lines += _missing(claim)
     below = [f"- Does not show: {claim.does_not_show}"]
@@ -211,13 +211,13 @@ def _baseline(claim: Claim) -> str:
 
 
 def _reason(claim: Claim) -> str:
-    if claim.hold is not None:
-        return reason(claim)
+    if why := reason(claim):
+        return why
     if claim.seeds < claim.seeds_required:
         return f"There are {claim.seeds} of {claim.seeds_required} trainings."
     if claim.measured is None:
         return "It is not measured yet."
-    judged = dict.fromkeys(condition.number for condition in claim.conditions)
+    judged = dict.fromkeys(condition.number for condition in claim.supported_if)
     found = claim.measured.numbers
     reasons = [f"{claim.numbers[n].label} is not recorded" for n in judged if n not in found]
     reasons += [f"{claim.numbers[n].label} has {_none(found[n])}" for n in judged if n in found and found[n].why_not]

@@ -11,7 +11,7 @@ from typing import Any
 from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Run, Value
 from bayesgeom.claims.loading import find
-from bayesgeom.claims.needs import arguments_of, check_needs
+from bayesgeom.claims.needs import arguments_of, check_needs, runnable
 from bayesgeom.claims.reading import agree, provenance_of, values_of
 from bayesgeom.claims.reproduction_report import ReproductionReport, reproduction_report
 from bayesgeom.claims.verdicts import verdict
@@ -31,8 +31,9 @@ def reproduce(
 ) -> ReproductionReport:
     """Run a claim's commands and compare their numbers with the recorded ones.
 
-    Only commands from which the claim reads numbers are run; `not_run` of the report lists the others. If it reads none
-    yet, all are run, and `output` holds what they printed.
+    Only commands from which the claim reads numbers are run, and of these only the ones whose checkpoints exist, unless
+    their numbers are recorded. `not_run` of the report lists the others. If the claim reads no number yet, all are run,
+    and `output` holds what they printed.
 
     Args:
         claim: The claim or its id.
@@ -63,26 +64,30 @@ def reproduce(
     check_needs(own, Path(runs))
     if executor is not None:
         return _sent(own, Batch.of(executor), out, Path(runs))
+    chosen = runnable(own, Path(runs))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if out is None else Path(out)
         output = io.StringIO()
-        for run in own.decisive:
+        for run in chosen:
             with contextlib.redirect_stdout(output):
                 _command(run, folder, Path(runs))
-        return _read(own, folder, output.getvalue())
+        return _read(own, chosen, folder, output.getvalue())
 
 
-def _read(claim: Claim, folder: Path, output: str) -> ReproductionReport:
+def _read(claim: Claim, chosen: Sequence[Run], folder: Path, output: str) -> ReproductionReport:
     """The report from what the commands saved in the folder."""
     found: dict[str, Value] = {}
-    for run in claim.decisive:
+    for run in chosen:
         found.update(values_of(run, folder / run.name))
-    sources = [provenance_of(folder / run.name) for run in claim.decisive]
-    return with_provenance(compared(claim, found, output), _source(claim, sources))
+    sources = [provenance_of(folder / run.name) for run in chosen]
+    source = _source(sources)
+    if source:
+        source |= {"claim": claim.id, "commands": [run.command for run in chosen]}
+    return with_provenance(compared(claim, found, output, chosen=chosen), source)
 
 
-def _source(claim: Claim, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The provenance of the first report, with the models, weights and tasks of all, the claim and its commands."""
+def _source(sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The provenance of the first report, with the models, weights and tasks of all."""
     if not sources:
         return {}
     models = {str(own["model"].get("name", "")): own["model"] for own in sources}
@@ -94,8 +99,6 @@ def _source(claim: Claim, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "model": several if len(models) > 1 else sources[0]["model"],
         "weights": {name: value for name, value in weights.items() if value},
         "task_label": "; ".join(tasks),
-        "claim": claim.id,
-        "commands": [run.command for run in claim.decisive],
     }
 
 
@@ -103,15 +106,16 @@ def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> Rep
     """The claim, a job for each of its commands."""
     folder = (batch.folder / "claims" / claim.id if out is None else Path(out)).resolve()
     shared = {"claim": claim.id, "out": str(folder), "runs": str(runs.resolve())}
+    chosen = runnable(claim, runs)
     jobs = [
         Job(
             name=f"{claim.id} {run.name}",
             function=path_of(run_at),
             arguments={**shared, "run": run.name, "command": run.command},
         )
-        for run in claim.decisive
+        for run in chosen
     ]
-    return _read(claim, folder, "".join(batch.results(jobs, desc=claim.id)))
+    return _read(claim, chosen, folder, "".join(batch.results(jobs, desc=claim.id)))
 
 
 def run_at(*, claim: str, run: str, command: str, out: str, runs: str) -> str:
@@ -135,8 +139,13 @@ def _command(run: Run, folder: Path, runs: Path) -> None:
     parsed([*arguments_of(run, runs), "--out", str(folder / run.name)])()
 
 
-def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> ReproductionReport:
-    """Compare reproduced numbers with the recorded ones."""
+def compared(
+    claim: Claim, found: Mapping[str, Value], output: str = "", *, chosen: Sequence[Run] | None = None
+) -> ReproductionReport:
+    """Compare reproduced numbers with the recorded ones; `chosen` are the runs that were made (default: `decisive`).
+
+    The others are listed as left out.
+    """
     agrees = {}
     if claim.measured is not None:
         is_same = claim.measured.machine == machine()
@@ -145,7 +154,11 @@ def compared(claim: Claim, found: Mapping[str, Value], output: str = "") -> Repr
             if recorded is not None:
                 agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
     verdicts = verdict(claim, found or None), verdict(claim)
-    left_out = [run.command for run in claim.runs if run not in claim.decisive]
+    left_out = [
+        f"{run.command} ({'not trained yet' if run.numbers else 'the claim reads no number from it'})"
+        for run in claim.runs
+        if run not in (claim.decisive if chosen is None else chosen)
+    ]
     return reproduction_report(claim, found, agrees, verdicts=verdicts, not_run=left_out, output=output)
 
 

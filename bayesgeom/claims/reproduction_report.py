@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.claims.claim import Claim, Value, Verdict
+from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
@@ -29,8 +30,8 @@ class ReproductionReport(Report):
     """The numbers of a claim measured again, the recorded ones, and both verdicts.
 
     `agrees` is 1 for a number that agrees with the recorded one, 0 for one that differs, and NaN without a recorded
-    value. `not_run` lists the commands that were left out because no number of the claim is read from them. `output` is
-    the text that the others printed. `hold` is the reason if the verdict does not follow from the numbers.
+    value. `not_run` lists the commands that were left out. `output` is the text that the others printed. `hold` is the
+    reason if the recorded numbers give no verdict.
     """
 
     name: ClassVar[str] = "reproduction"
@@ -112,8 +113,8 @@ class ReproductionReport(Report):
             recorded, own = (_text(of, row, self.units[row]) for of in (self.recorded, self.reproduced))
             rows.append((label, recorded, own, {1.0: "yes", 0.0: "no"}.get(float(self.agrees[row]), "–")))
         verdicts = f"verdict: recorded {self.recorded_verdict}, reproduced {self.verdict}"
-        reason = [f"on hold: {self.hold}"] if self.hold else []
-        left_out = [f"not run, as the claim reads no number from it: {command}" for command in self.not_run]
+        reason = [f"why there is no verdict: {self.hold}"] if self.hold else []
+        left_out = [f"not run: {command}" for command in self.not_run]
         numbers = aligned(rows) if self.numbers else ["no numbers are defined yet"]
         return "\n".join([*numbers, "", verdicts, *reason, *left_out])
 
@@ -188,12 +189,16 @@ def text(value: Value, unit: str = "") -> str:
 
 
 def reason(claim: Claim) -> str:
-    """Return why a claim is on hold, with the measured numbers in place of their names; "" if it is not on hold."""
-    if claim.hold is None:
+    """Return why a claim has no verdict, with the measured numbers in place of their names.
+
+    Empty if it has a verdict, or if no text says why it has none.
+    """
+    if claim.hold is None and verdict(claim) != Verdict.NOT_DECIDED:
         return ""
+    why = claim.why_open if claim.hold is None else claim.hold.reason
     recorded = {} if claim.measured is None else claim.measured.numbers
     numbers = {name: text(recorded[name], of.unit) if name in recorded else "–" for name, of in claim.numbers.items()}
-    return claim.hold.reason.format_map(numbers)
+    return why.format_map(numbers)
 
 
 def short(number: float) -> str:

@@ -1,62 +1,50 @@
 """From measured numbers to a verdict, by a claim's own criterion."""
 
-import math
 from collections.abc import Mapping
-from typing import Literal
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Condition, Value, Verdict
 
-Outcome = Literal["met", "failed", "open"]
 
+def is_met(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> bool:
+    """Return whether the whole interval of the condition's number lies on the required side of its threshold.
 
-def outcome(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Outcome:
-    """Return whether a condition is met, failed or left open by the intervals.
-
-    A missing number leaves the condition open, and so does a number without an interval unless it is judged as a point.
-    If the threshold is itself a measured number, its value is used, or the near end of its interval with `is_disjoint`.
+    A missing number meets nothing, and neither does a number without an interval unless it is judged as a point. If the
+    threshold is itself a measured number, its value is used, or the near end of its interval with `is_disjoint`.
 
     Args:
         condition: The condition.
         numbers: The measured numbers by name.
         is_point: Whether the number is judged by its value alone.
-
-    Returns:
-        "met" if the whole interval lies on the required side, "failed" if it lies on the other, else "open".
     """
     needed = {condition.number} | ({condition.than} if isinstance(condition.than, str) else set()) - {"baseline"}
     if not needed <= numbers.keys():
-        return "open"
-    found = numbers[condition.number]
-    low, high = (found.value, found.value) if is_point else (found.lo, found.hi)
-    to_meet, to_fail = threshold(condition, numbers), threshold(condition, numbers, to_fail=True)
-    if any(map(math.isnan, (low, high, to_meet, to_fail))):
-        return "open"
-    is_below = condition.side == "below"
-    is_met, is_failed = (high < to_meet, low > to_fail) if is_below else (low > to_meet, high < to_fail)
-    return "met" if is_met else "failed" if is_failed and not condition.never_fails else "open"
+        return False
+    found, limit = numbers[condition.number], threshold(condition, numbers)
+    if condition.side == "below":
+        return (found.value if is_point else found.hi) < limit
+    return (found.value if is_point else found.lo) > limit
 
 
-def threshold(condition: Condition, numbers: Mapping[str, Value], *, to_fail: bool = False) -> float:
-    """Return the threshold of a condition; with `to_fail`, the threshold beyond which it fails."""
-    times = condition.fails_times if to_fail and condition.fails_times is not None else condition.times
+def threshold(condition: Condition, numbers: Mapping[str, Value]) -> float:
+    """Return the threshold of a condition."""
     if not isinstance(condition.than, str):
-        return times * condition.than
+        return condition.times * condition.than
     if condition.than == "baseline":
-        return times * numbers[condition.number].baseline
+        return condition.times * numbers[condition.number].baseline
     other = numbers[condition.than]
     if not condition.is_disjoint:
-        return times * other.value
-    return times * (other.lo if (condition.side == "below") != to_fail else other.hi)
+        return condition.times * other.value
+    return condition.times * (other.lo if condition.side == "below" else other.hi)
 
 
 @checked()
 def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
     """Return the verdict on a claim.
 
-    The claim is supported if every condition is met, and contradicted if one fails; of conditions that fail only
-    together (`fails_with`), all have to fail. Otherwise, or with fewer trainings than the criterion requires, it is
-    not decided. A claim on hold has the verdict that its hold states.
+    The claim is supported if all conditions in `supported_if` are met, and contradicted if all of one group in
+    `contradicted_if` are. If neither or both hold, or with fewer trainings than the criterion requires, it is not
+    decided. A claim on hold has the verdict that its hold states.
 
     Args:
         claim: The claim.
@@ -64,9 +52,6 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
 
     Returns:
         The verdict: `NOT_TESTED` without numbers or conditions.
-
-    Raises:
-        KeyError: `numbers` lacks one that a condition names.
 
     Example:
         >>> import bayesgeom
@@ -76,15 +61,11 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
     if claim.hold is not None:
         return claim.hold.verdict
     judged = claim.measured.numbers if numbers is None and claim.measured is not None else numbers
-    if judged is None or not claim.conditions:
+    if judged is None or not claim.supported_if:
         return Verdict.NOT_TESTED
-    outcomes = [
-        outcome(condition, judged, is_point=claim.numbers[condition.number].is_point) for condition in claim.conditions
-    ]
-    groups: dict[str | int, list[Outcome]] = {}
-    for i, (own, found) in enumerate(zip(claim.conditions, outcomes, strict=True)):
-        groups.setdefault(own.fails_with or i, []).append(found)
-    is_failed = any(set(group) == {"failed"} for group in groups.values())
-    if claim.seeds < claim.seeds_required or (set(outcomes) != {"met"} and not is_failed):
+    met = {own for own in claim.conditions if is_met(own, judged, is_point=claim.numbers[own.number].is_point)}
+    is_supported = met.issuperset(claim.supported_if)
+    is_contradicted = any(met.issuperset(group) for group in claim.contradicted_if)
+    if claim.seeds < claim.seeds_required or is_supported == is_contradicted:
         return Verdict.NOT_DECIDED
-    return Verdict.CONTRADICTED if is_failed else Verdict.SUPPORTED
+    return Verdict.SUPPORTED if is_supported else Verdict.CONTRADICTED

@@ -9,7 +9,7 @@ from bayesgeom.ablations.report import AblationReport
 from bayesgeom.claims.claim import Condition
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reading import values_of
-from bayesgeom.claims.verdicts import outcome
+from bayesgeom.claims.verdicts import is_met
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.structure.source import ROOT
 
@@ -45,9 +45,11 @@ def test_the_conditions_hold_the_same_thresholds() -> None:
     assert times("A2", "_kl") == {criteria.CATASTROPHIC_TIMES}
     assert times("A2", "_layer") == {criteria.LAYER_SHARE}
     ratios = [c for c in load()["A2"].conditions if c.number.endswith("_ratio")]
-    assert {(c.than, c.never_fails) for c in ratios} == {(criteria.UNIQUE_RATIO, True)}
-    (choice,) = load()["A5"].conditions
-    assert choice == Condition(number="first", side="above", than="top", fails_times=criteria.OVERLAP_SHARE)
+    assert ratios and {(c.than, c.side) for c in ratios} == {(criteria.UNIQUE_RATIO, "above")}, "they never contradict"
+    choice = load()["A5"]
+    assert choice.supported_if == (Condition(number="first", side="above", than="top"),)
+    below = Condition(number="first", side="below", than="top", times=criteria.OVERLAP_SHARE)
+    assert choice.contradicted_if == ((below,),)
     for condition in load()["A3"].conditions:
         uniform = committed(CHECKPOINTS[condition.number]).uniform_kl_bits
         assert condition.than == pytest.approx(criteria.UNIFORM_SHARE * uniform, rel=0.01)
@@ -64,12 +66,14 @@ def test_both_say_the_same_of_each_checkpoint(claim_id: str) -> None:
     claim, seen = load()[claim_id], 0
     for run in claim.runs:
         numbers = values_of(run, ROOT / str(run.report))
-        outcomes = [
-            outcome(condition, numbers, is_point=claim.numbers[condition.number].is_point)
+        met = {
+            condition: is_met(condition, numbers, is_point=claim.numbers[condition.number].is_point)
             for condition in claim.conditions
             if condition.number in run.numbers
-        ]
-        by_file = "contradicted" if "failed" in outcomes else "not decided" if "open" in outcomes else "supported"
+        }
+        is_supported = all(met[condition] for condition in claim.supported_if if condition in met)
+        is_contradicted = any(met.get(condition, False) for (condition,) in claim.contradicted_if)
+        by_file = "contradicted" if is_contradicted else "supported" if is_supported else "not decided"
         (by_report,) = (c for c in committed(CHECKPOINTS[run.name]).criteria() if c.id == claim_id)
         assert by_report.verdict == by_file, (run.name, by_report.reason)
         seen += 1

@@ -94,10 +94,24 @@ def test_only_commands_that_define_numbers_are_run(small: Claim, tiny_checkpoint
     elsewhere = replace(small.runs[0], name="hub", command=command, needs=("absent",), numbers={})
     both = replace(small, runs=(elsewhere, *small.runs))
     again = reproduce(both)
-    assert set(again.found) == {"kl", "error"} and again.not_run == ("bayesgeom diagnose owner/name",)
-    assert "not run, as the claim reads no number from it: bayesgeom diagnose owner/name" in again.table()
+    assert set(again.found) == {"kl", "error"} and again.not_run == (
+        "bayesgeom diagnose owner/name (the claim reads no number from it)",
+    )
+    assert "not run: bayesgeom diagnose owner/name (the claim reads no number from it)" in again.table()
     with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):
         reproduce(replace(small, runs=(elsewhere,)))  # without any numbers, every command is run
+
+
+def test_a_run_that_was_never_recorded_waits_for_its_checkpoints(small: Claim, tiny_checkpoints: Path) -> None:
+    """H4 could not be reproduced at all until a second training exists."""
+    number = replace(small.runs[0].numbers["kl"], name="second")
+    later = replace(small.runs[0], name="later", report=None, needs=("absent",), numbers={"second": number})
+    again = reproduce(replace(small, runs=(*small.runs, later)))
+    assert set(again.found) == {"kl", "error"} and again.not_run == (f"{later.command} (not trained yet)",)
+    recorded = replace(later, report="docs/readings/claims/later")
+    for runs in ((later,), (*small.runs, recorded)):
+        with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):
+            reproduce(replace(small, runs=runs))
 
 
 def test_a_claim_on_the_installed_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +183,13 @@ def at_threshold(claim: Claim, condition: Condition, inside: float) -> dict[str,
 
 @pytest.mark.parametrize(
     ("trained", "held_out", "expected"),
-    [(0.001, 0.2, "supported"), (0.03, 3.0, "not decided"), (4.7, 4.7, "not decided"), (0.001, 0.005, "not decided")],
+    [
+        (0.001, 0.2, "supported"),
+        (0.03, 3.0, "not decided"),
+        (4.7, 4.7, "not decided"),
+        (0.001, 0.005, "not decided"),
+        (0.001, 0.002, "contradicted"),
+    ],
 )
 def test_only_a_model_near_the_posterior_is_judged_on_held_out_prefixes(
     trained: float, held_out: float, expected: str
@@ -183,11 +203,11 @@ def test_only_a_model_near_the_posterior_is_judged_on_held_out_prefixes(
 @pytest.mark.parametrize("claim_id", ["C1", "C2"])
 def test_the_recurrence_is_judged_by_both_trainings(claim_id: str) -> None:
     claim = load()[claim_id]
-    for condition in claim.conditions:
+    for condition in claim.supported_if:
         better, worse, far = (1.1, 0.9, 0.1) if condition.side == "above" else (0.9, 1.1, 100.0)
         assert verdict(claim, at_threshold(claim, condition, better)) == "supported"
         assert verdict(claim, at_threshold(claim, condition, worse)) == "not decided"
-        is_one_enough = not condition.never_fails
+        is_one_enough = any(group[0].number == condition.number for group in claim.contradicted_if)
         assert verdict(claim, at_threshold(claim, condition, far)) == (
             "contradicted" if is_one_enough else "not decided"
         )
