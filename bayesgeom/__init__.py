@@ -127,8 +127,8 @@ _HOMES = {
     "write_strength": "bayesgeom.interventions.run",
 }
 _MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
-# There is no `__all__`: with it, `help(bayesgeom)` would print every method of every class, 2,900 lines.
-_PUBLIC = sorted([*_HOMES, *_MODULES, "__version__"])
+__all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all
+_PUBLIC = sorted([*__all__, "__version__"])
 
 
 def __getattr__(name: str) -> object:

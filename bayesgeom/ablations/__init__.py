@@ -52,4 +52,5 @@ _HOMES = {
     "Component": "component",
     "attribution_preview": "run",
 }
+__all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -27,4 +27,5 @@ _HOMES = {
     "Thresholds": "rules",
     "trainer_callback": "watch",
 }
+__all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

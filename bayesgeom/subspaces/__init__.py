@@ -53,4 +53,5 @@ _HOMES = dict.fromkeys(
     ),
     "fits",
 )
+__all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

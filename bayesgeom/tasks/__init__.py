@@ -50,4 +50,5 @@ _HOMES = {
     "StickyMarkov": "sticky_markov",
     "ModularRecurrence": "modular_recurrence",
 }
+__all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)
