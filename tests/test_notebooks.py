@@ -1,12 +1,15 @@
-"""Every notebook runs from the first cell to the last, in a fresh kernel, offline and in miniature."""
+"""Every notebook runs from first cell to last, in a fresh kernel and offline; its stored outputs are its own."""
 
 import json
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.store_notebooks import code_cells, executed, printed
 from tests.structure.source import ROOT
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -18,6 +21,9 @@ SHOWN = {
     "hugging_face_model": "calibration: ",
     "your_own_task": "KL(exact",
 }
+MOST_BYTES = 300_000
+NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.\d+)?(?:e[-−]?\d+)?")
+PLAIN = str.maketrans({"−": "-", ",": None})
 
 
 @pytest.mark.examples
@@ -39,8 +45,47 @@ def test_there_are_three() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_valid_and_holds_no_outputs(path: Path) -> None:
+def test_notebook_is_valid_and_holds_the_outputs_of_one_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
-    assert all(not cell.outputs and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
+    cells = list(code_cells(notebook))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(
+        cell.outputs for cell in cells if re.search(r"^\s*print\(|^model$|\.plot\(\)$", cell.source, re.MULTILINE)
+    )
+    assert not any("execution" in cell.metadata for cell in cells), "no times of a run"
+    assert SHOWN[path.stem] in "".join(map(printed, cells))
+    assert "image/png" in json.dumps(notebook), "GitHub shows pictures, and no figures of plotly"
+    assert path.stat().st_size < MOST_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_outputs_are_those_of_a_run(path: Path, tmp_path: Path) -> None:
+    """Otherwise: `python -m tests.store_notebooks`."""
+    again = map(printed, code_cells(executed(path, tmp_path)))
+    stored = map(printed, code_cells(nbformat.read(path, as_version=4)))
+    for new, old in zip(again, stored, strict=True):
+        assert_alike(new, old)
+
+
+def assert_alike(new: str, old: str) -> None:
+    """Compare words and numbers; where a row wraps depends on the lengths of its numbers.
+
+    A network that is trained on another processor rounds otherwise, so that numbers differ by some percent. Those of
+    untrained networks are near zero or one. The tolerance is 10 %, or 0.002.
+    """
+    texts = [re.sub(r"\s+", " ", text) for text in (new, old)]
+    words = [Counter(NUMBER.sub("#", text).split()) for text in texts]
+    assert words[0] == words[1]
+    values = [[float(found.translate(PLAIN)) for found in NUMBER.findall(text)] for text in texts]
+    assert values[0] == pytest.approx(values[1], rel=0.1, abs=0.002)
+
+
+def test_other_outputs_are_not_alike() -> None:
+    assert_alike("KL 0.00211 … −2e−5  yes", "KL  0.0021 … −3e−5 yes")
+    for other in ("KL 0.0021 … −3e−5 no", "KL 0.0071 … −3e−5 yes", "KL 0.0021 yes"):
+        with pytest.raises(AssertionError):
+            assert_alike("KL 0.0021 … −3e−5 yes", other)
