@@ -56,7 +56,7 @@ def test_every_claim_of_the_contract_is_there() -> None:
 def test_a_claim_can_be_decided(claim_id: str) -> None:
     claim = find(claim_id)
     assert re.fullmatch(r"[A-Z]\d+", claim.id)
-    assert re.search(r"supported|contradicted|[Uu]sed", claim.criterion) or claim.criterion.startswith("As ")
+    assert re.search(r"[Ss]upported|[Cc]ontradicted|[Uu]sed", claim.criterion) or claim.criterion.startswith("As ")
     assert len(claim.criterion.split()) > 3
     assert claim.runs or (claim.hold is not None and ": missing " in claim.hold.reason), "a way, or what is missing"
     assert claim.supported_if or claim.hold is not None, "without conditions there must be a reason"
