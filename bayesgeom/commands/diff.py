@@ -24,8 +24,8 @@ class Diff(Command):
     order: ClassVar[int] = 90
 
     a: Side
-    """A checkpoint, or the directory of a saved diagnosis. Intervals between checkpoints are paired; those between
-    diagnoses are conservative (wider), because a saved diagnosis holds no single sequences."""
+    """A checkpoint, or the directory of a saved diagnosis. Intervals are paired over sequences; between diagnoses, only
+    those of calibration are, and all others are conservative (wider)."""
     b: Side
     """Another of the same kind; differences are B − A."""
     task: TaskOption = None

@@ -1,19 +1,21 @@
-"""`diff`: paired differences between two models on the same sequences, or between two diagnoses."""
+"""`diff`: differences between two models or two diagnoses, paired over sequences where both have their scores."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float64
 
 from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.text import shown
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Behavior
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.report import Report, with_provenance
@@ -23,9 +25,10 @@ from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_SEQUENCES = 512
+_SAME = 1e-5  # rounding moves means of the exact predictive (bits, or a share) by less
 NO_DIFFERENCE = Baseline.of("baseline", "no difference", 0.0)
-# Field of the report, label, unit, better direction.
-_BEHAVIOR = (
+# Label, unit and better direction of each of `SCORES`.
+_LABELS = (
     ("KL(exact ‖ model)", "bits", "lower"),
     ("entropy error", "bits", "lower"),
     ("total variation from the exact predictive", "", "lower"),
@@ -47,8 +50,9 @@ def diff(
     """Compare two models on the same sequences, or two diagnoses, with an interval for every difference B − A.
 
     Two models are run on the same `n` sequences and compared sequence by sequence: intervals are paired. Two diagnoses
-    must have the same task, n and seed. They store no single sequences, so the intervals are computed from the ends of
-    both: these are conservative, wider than paired intervals. `bayesgeom.compare` compares architectures on several
+    must have the same task, n and seed. Their calibration stores the scores of every sequence, so these six rows are
+    paired in the same way. All other rows have conservative intervals, from the ends of both intervals: wide enough for
+    any correlation. `is_paired` states which rows are paired. `bayesgeom.compare` compares architectures on several
     tasks, trained at the same budget.
 
     Args:
@@ -106,39 +110,73 @@ def _of_models(a: Model, b: Model, task: TaskLike | None, *, n: int, seed: int) 
     tasks = [scored_task_of(model, task) for model in (a, b)]
     if tasks[0] != tasks[1]:
         _refuse("task", *map(str, tasks), advice="Pass task=… (--task), on which both are measured.")
-    found = [_per_sequence(model, tasks[0], n, seed) for model in (a, b)]
-    names = _names(a.spec.name, b.spec.name)
-    rows, units, better = zip(*_BEHAVIOR, strict=True)
-    paired = found[1] - found[0]
-    low, high = mean_interval(paired, seed=derived_seed(seed, Branch.RESAMPLING))
-    report = DifferenceReport(
-        rows=rows,
-        units=units,
-        better=better,
-        first=found[0].mean(axis=0),
-        second=found[1].mean(axis=0),
-        difference=Estimate.of(paired.mean(axis=0), (low, high), n=n, baselines=(NO_DIFFERENCE,)),
-        names=names,
-        pairing=PAIRED,
-        n_leading=len(rows),
-        n=n,
-    )
+    rows = _paired(*(_scores(model, tasks[0], n, seed) for model in (a, b)), seed=seed)
+    report = _report(rows, _names(a.spec.name, b.spec.name), PAIRED, n=n)
     return with_provenance(report, _source(a.spec.to_dict(), b.spec.to_dict(), tasks[0], n, seed))
 
 
-def _per_sequence(model: Model, task: WindTunnel, n: int, seed: int) -> Float[np.ndarray, "sequence row"]:
-    """Return means over the scored positions of each sequence, in the order of `_BEHAVIOR`."""
+def _scores(model: Model, task: WindTunnel, n: int, seed: int) -> Float64[np.ndarray, "sequence score"]:
     blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-    own: Behavior = model.run(blocks, seed=derived_seed(seed, Branch.RESAMPLING)).behavior
-    columns = (
-        own.kl_bits,
-        np.abs(own.model_entropy_bits - own.exact_entropy_bits),
-        own.total_variation,
-        own.off_answer_prob,
-        -own.answer_log2,
-        own.correct,
+    return sequence_scores(model.run(blocks, seed=derived_seed(seed, Branch.RESAMPLING)).behavior)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One quantity of both: its values, their difference and its interval, and whether that is paired.
+
+    `key` identifies it: the report, the metric, and where in it.
+    """
+
+    key: tuple[Any, ...]
+    label: str
+    unit: str
+    better: str
+    values: tuple[float, float]
+    difference: float
+    ends: tuple[float, float]
+    is_leading: bool
+    is_paired: bool
+
+
+def _paired(
+    a: Float64[np.ndarray, "sequence score"], b: Float64[np.ndarray, "sequence score"], *, seed: int
+) -> list[_Row]:
+    """Return a row for each of `SCORES`, with the intervals of the differences of single sequences."""
+    with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
+        difference = b - a
+    low, high = mean_interval(difference, seed=derived_seed(seed, Branch.RESAMPLING))
+    return [
+        _Row(
+            key=(CalibrationReport.name, name, "model" if name == "accuracy" else None, None, None, None),
+            label=label,
+            unit=unit,
+            better=better,
+            values=(float(a[:, at].mean()), float(b[:, at].mean())),
+            difference=float(difference[:, at].mean()),
+            ends=(float(low[at]), float(high[at])),
+            is_leading=True,
+            is_paired=True,
+        )
+        for at, (name, (label, unit, better)) in enumerate(zip(SCORES, _LABELS, strict=True))
+    ]
+
+
+def _report(rows: Sequence[_Row], names: tuple[str, str], pairing: str, *, n: int) -> DifferenceReport:
+    first, second, differences, low, high = np.array([(*own.values, own.difference, *own.ends) for own in rows]).T
+    return DifferenceReport(
+        rows=tuple(own.label for own in rows),
+        units=tuple(own.unit for own in rows),
+        better=tuple(own.better for own in rows),
+        first=first,
+        second=second,
+        difference=Estimate.of(differences, (low, high), n=n, baselines=(NO_DIFFERENCE,)),
+        is_paired=np.array([own.is_paired for own in rows]),
+        names=names,
+        pairing=pairing,
+        n_leading=max(1, sum(own.is_leading for own in rows)),
+        n=n,
     )
-    return np.stack([column.mean(axis=1, dtype=np.float64) for column in columns], axis=1)
 
 
 def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
@@ -147,71 +185,94 @@ def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
         bare = " and ".join(name for name, own in zip("AB", sources, strict=True) if not own)
         raise InvalidArgument(f"{bare} has no provenance, so its task, n and seed are unknown: measure it again.")
     again = "Measure both with the same."
-    if sources[0].get("task") != sources[1].get("task") or sources[0]["task_label"] != sources[1]["task_label"]:
-        _refuse("task", *(own["task_label"] for own in sources), advice=again)
+    if (labels := [own["task_label"] for own in sources])[0] != labels[1]:
+        _refuse("task", *labels, advice=again)
+    tasks: list[dict[str, Any]] = [own.get("task", {}) for own in sources]
+    for name in dict.fromkeys(name for own in tasks for name in own if tasks[0].get(name) != tasks[1].get(name)):
+        _refuse(f"{name} of the task", *(shown(own.get(name)) for own in tasks), advice=again)
     for name in ("n", "seed"):
         found = [own["arguments"].get(name) for own in sources]
         if found[0] != found[1]:
             _refuse(name, *found, advice=again)
+        if found[0] is None:
+            raise InvalidArgument(f"A and B state no {name}, so their sequences are unknown: diff compares diagnoses.")
+    n, seed = sources[0]["arguments"]["n"], sources[0]["arguments"]["seed"]
     shared = [name for name in a if name in b and type(a[name]) is type(b[name])]
-    rows = [row for name in shared for row in _shared_rows(a[name], b[name])]
+    rows = [row for name in shared for row in _conservative(a[name], b[name])]
     if not rows:
         raise InvalidArgument(
             f"the diagnoses share no estimate: A has {', '.join(a)}; B has {', '.join(b)}. Measure both with the same "
             f"probes."
         )
     rows.sort(key=lambda row: not row.is_leading)
-    low = np.array([row.b.low - row.a.high for row in rows])
-    high = np.array([row.b.high - row.a.low for row in rows])
-    values = [np.array([row.a.value for row in rows]), np.array([row.b.value for row in rows])]
-    n, seed = sources[0]["arguments"]["n"], sources[0]["arguments"]["seed"]
-    report = DifferenceReport(
-        rows=tuple(row.label for row in rows),
-        units=tuple(row.a.unit for row in rows),
-        better=tuple(row.better for row in rows),
-        first=values[0],
-        second=values[1],
-        difference=Estimate.of(values[1] - values[0], (low, high), n=n, baselines=(NO_DIFFERENCE,)),
-        names=_names(sources[0]["model"]["name"], sources[1]["model"]["name"]),
-        pairing=CONSERVATIVE,
-        n_leading=max(1, sum(row.is_leading for row in rows)),
-        n=n,
-    )
-    return with_provenance(report, _source(sources[0]["model"], sources[1]["model"], sources[0]["task_label"], n, seed))
+    pairing = f"{CONSERVATIVE}, because {reason}" if (reason := _unpaired(a, b)) else ""
+    if not pairing:
+        rows = _joined(_paired_diagnoses(a, b, seed), rows)
+        n_paired = sum(row.is_paired for row in rows)
+        pairing = f"paired over sequences in {n_paired} of {len(rows)} rows, {CONSERVATIVE} in the others"
+    names = _names(sources[0]["model"]["name"], sources[1]["model"]["name"])
+    source = _source(sources[0]["model"], sources[1]["model"], sources[0]["task_label"], n, seed)
+    return with_provenance(_report(rows, names, pairing, n=n), source)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One estimate that both reports contain."""
+def _unpaired(a: Diagnosis, b: Diagnosis) -> str:
+    """Return why two diagnoses cannot be compared sequence by sequence; "" if they can."""
+    name, found = CalibrationReport.name, {"A": a, "B": b}
+    own = {side: report for side, of in found.items() if isinstance(report := of.reports.get(name), CalibrationReport)}
+    if lacking := " and ".join(side for side in found if side not in own):
+        return f"{name}, which alone stores single sequences, is missing in {lacking}"
+    if lacking := " and ".join(side for side, report in own.items() if len(report.sequence_scores) != report.n):
+        return f"no single sequences are stored in {lacking} (earlier version)"
+    first, second = ([*report.entropy_bits_by_position[0], report.accuracy.value[0]] for report in own.values())
+    if len(first) != len(second) or not np.allclose(first, second, rtol=0, atol=_SAME):
+        return "their sequences differ (another version of the task drew them)"
+    return ""
 
-    label: str
-    a: Record
-    b: Record
-    is_leading: bool
-    better: str
+
+def _paired_diagnoses(a: Diagnosis, b: Diagnosis, seed: int) -> list[_Row]:
+    scores = [own[CalibrationReport].sequence_scores.astype(np.float64) for own in (a, b)]
+    name = CalibrationReport.name
+    return [replace(row, label=f"{name}: {row.label}") for row in _paired(*scores, seed=seed)]
 
 
-def _shared_rows(a: Report, b: Report) -> list[_Row]:
+def _joined(paired: Sequence[_Row], rows: Sequence[_Row]) -> list[_Row]:
+    """Return paired rows, then those of other quantities; one whose paired interval is withheld stays conservative."""
+    others = {row.key: row for row in rows}
+    first = [row if np.isfinite(row.ends).all() else others.get(row.key, row) for row in paired]
+    known = {row.key for row in paired}
+    return [*first, *(row for row in rows if row.key not in known)]
+
+
+def _conservative(a: Report, b: Report) -> list[_Row]:
     """Return the estimates with intervals in both reports, except single positions, and whether each is a headline."""
     leading = {line.metric for line in a.headlines()}
-    declared, theirs = quantities_of(type(a)), {_key(own): own for own in records_of(b)}
+    declared, theirs = quantities_of(type(a)), {_key_of(own): own for own in records_of(b)}
     found: list[_Row] = []
     for own in records_of(a):
-        other = theirs.get(_key(own))
+        other = theirs.get(_key_of(own))
         if own.metric not in declared or own.position is not None or other is None or np.isnan(own.low + other.low):
             continue
         quantity = declared[own.metric]
         where = [f"L{own.layer}" if own.layer is not None else "", f"H{own.head}" if own.head is not None else ""]
         parts = filter(None, (quantity.label or own.metric, own.variant, "".join(where)))
-        is_leading = own.metric in leading and own.layer is None
-        label = f"{a.name}: {', '.join(parts)}"
-        found.append(_Row(label=label, a=own, b=other, is_leading=is_leading, better=quantity.better))
+        found.append(
+            _Row(
+                key=_key_of(own),
+                label=f"{a.name}: {', '.join(parts)}",
+                unit=own.unit,
+                better=quantity.better,
+                values=(own.value, other.value),
+                difference=other.value - own.value,
+                ends=(other.low - own.high, other.high - own.low),
+                is_leading=own.metric in leading and own.layer is None,
+                is_paired=False,
+            )
+        )
     return found
 
 
-def _key(own: Record) -> tuple[Any, ...]:
-    return (own.metric, own.variant, own.layer, own.head, own.position)
+def _key_of(own: Record) -> tuple[Any, ...]:
+    return (own.probe, own.metric, own.variant, own.layer, own.head, own.position)
 
 
 def _refuse(name: str, a: object, b: object, *, advice: str) -> NoReturn:
@@ -224,6 +285,6 @@ def _names(a: str, b: str) -> tuple[str, str]:
 
 def _source(a: dict[str, Any], b: dict[str, Any], task: WindTunnel | str, n: int, seed: int) -> dict[str, Any]:
     both = {"name": f"{a['name']} (A) and {b['name']} (B)", "architecture": f"{a['architecture']}, {b['architecture']}"}
-    made = {f"{side}_{key}": own[key] for side, own in (("a", a), ("b", b)) for key in ("name", "weights_hash")}
+    made = {f"{side}_{key}": own.get(key, "") for side, own in (("a", a), ("b", b)) for key in ("name", "weights_hash")}
     weights = {f"{side}: {own['name']}": own.get("weights_hash", "") for side, own in (("A", a), ("B", b))}
     return provenance(both, task, {"n": n, "seed": seed, **made}) | {"weights": weights}

@@ -1,11 +1,11 @@
-"""The report of `diff`: paired differences between two models, or between two diagnoses."""
+"""The report of `diff`: differences between two models, or between two diagnoses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from bayesgeom.core.columns import narrow
 from bayesgeom.core.numbers import interval_text, number_text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 PAIRED = "paired over the same sequences"
-CONSERVATIVE = "conservative: from the ends of both intervals, because saved diagnoses store no single sequences"
+CONSERVATIVE = "conservative"
 _DRAWN = 24  # rows in the figure
 
 
@@ -26,17 +26,18 @@ _DRAWN = 24  # rows in the figure
 class DifferenceReport(Report):
     """B minus A for every quantity; `names` are those of A and B, `pairing` states how intervals were computed.
 
-    `better` states for each row which direction is better: "higher", "lower" or "" if neither is. The first `n_leading`
-    rows are the headlines.
+    `better` states for each row which direction is better: "higher", "lower" or "" if neither is. `is_paired` states
+    which intervals are paired over sequences; the others are conservative. The first `n_leading` rows are the
+    headlines.
     """
 
     name: ClassVar[str] = "difference"
     title: ClassVar[str] = "Difference: which of two models is better on the same sequences?"
     about: ClassVar[str] = (
         "Both models were scored on the same sequences. Each row is the value of B minus that of A. The baseline is "
-        "no difference, 0: if the interval contains it, the data do not decide between the two. Differences of models "
-        "are paired sequence by sequence, which removes the variation between sequences. Saved diagnoses store no "
-        "single sequences, so their intervals are conservative: they hold for any correlation between the two."
+        "no difference, 0: if the interval contains it, the data do not decide between the two. Paired intervals come "
+        "from the differences of single sequences, which removes the variation between sequences. Conservative "
+        "intervals come from the ends of both intervals: they are wider, and hold for any correlation between the two."
     )
 
     rows: tuple[str, ...]
@@ -45,6 +46,7 @@ class DifferenceReport(Report):
     first: Float[np.ndarray, " row"]
     second: Float[np.ndarray, " row"]
     difference: Annotated[Estimate, Quantity("row", label="B − A")]
+    is_paired: Bool[np.ndarray, " row"]
     names: tuple[str, ...]
     pairing: str
     n_leading: int
@@ -71,12 +73,17 @@ class DifferenceReport(Report):
         omitted = f"{rest} of {len(self.rows)} rows are in table() and to_pandas() only. " if rest > 0 else ""
         return f"{first}{who} Of {len(verdicts)} quantities: {listed}. {omitted}Intervals: {self.pairing}."
 
+    def _marks(self) -> list[str]:
+        """Return what follows the name of each row: paired rows are marked if there are others."""
+        marked = self.is_paired & ~self.is_paired.all()
+        return [", paired" if own else "" for own in marked]
+
     def headlines(self) -> Sequence[Headline]:
-        low, high = self.difference.ends
+        (low, high), marks = self.difference.ends, self._marks()
         return [
             Headline(
                 metric="difference",
-                label=f"{self.rows[row]}, B − A",
+                label=f"{self.rows[row]}, B − A{marks[row]}",
                 value=float(self.difference.value[row]),
                 unit=self.units[row],
                 low=float(low[row]),
@@ -97,7 +104,11 @@ class DifferenceReport(Report):
             ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
             label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
             cells.append((label, *(number_text(float(own), is_exact=True) for own in numbers), ends, verdict))
-        return "\n".join(line for row in narrow(cells, room=4 * len(cells)) for line in row)
+        lines, *rows = narrow(cells, room=4 * len(cells))
+        for kind, chosen in (("paired over sequences", self.is_paired), ("conservative", ~self.is_paired)):
+            lines += [f"{kind}:"] if 0 < chosen.sum() < len(rows) else []
+            lines += [line for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen for line in row]
+        return "\n".join(lines)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.forest import add_forest
@@ -108,11 +119,11 @@ class DifferenceReport(Report):
         titles = tuple(f"B − A ({unit})" if unit else "B − A" for unit in units)
         most = max((sum(self.units[row] == unit for row in chosen) for unit in units), default=0)
         figure = panels(self.title, titles, n_columns=1, row_height=max(340, 160 + 34 * most))
-        low, high = self.difference.ends
+        (low, high), marks = self.difference.ends, self._marks()
         for panel, unit in enumerate(units, start=1):
             own = [row for row in chosen if self.units[row] == unit]
             if own:
                 values = (self.difference.value[own], (low[own], high[own]))
-                labels, where = [self.rows[row] for row in own], f"B − A ({unit})" if unit else "B − A"
+                labels, where = [self.rows[row] + marks[row] for row in own], f"B − A ({unit})" if unit else "B − A"
                 add_forest(figure, (panel, 1), labels, *values, unit=where, baseline=0.0)
         return figure

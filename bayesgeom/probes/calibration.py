@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 N_EXAMPLES = 4
 CONSTANT = "constant"
 SOURCES = ("exact", "model")
+SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
 
 
 @final
@@ -65,6 +66,9 @@ class CalibrationReport(Report):
     the same confidence. The largest w that it beats is one less, if it beats all narrower ones; with a gap, the memory
     ends at the first w not beaten (see `bayesgeom.stats.memory.effective_memory`). `transport` states whether the task
     can show transport and whether the model does. On other tasks these are NaN or empty.
+
+    `sequence_scores` are the model's means over the scored positions of each sequence, in the order of `SCORES`, by
+    which `bayesgeom.diff` pairs two diagnoses. Readings of earlier versions have no rows.
     """
 
     name: ClassVar[str] = "calibration"
@@ -111,6 +115,7 @@ class CalibrationReport(Report):
     windows: tuple[str, ...]
     effective_memory_symbols: Annotated[Estimate, Quantity(unit="symbols", label="effective memory")]
     transport: str
+    sequence_scores: Float[np.ndarray, "sequence score"]
     n: int
 
     @property
@@ -201,7 +206,8 @@ class Calibration(Probe[CalibrationReport]):
             kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
         fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
         fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
-        error, kl_error, scalars = _estimates(seen, errors, run.seed)
+        scores = sequence_scores(run.behavior)
+        error, kl_error, scalars = _estimates(seen, errors, scores, run.seed)
         exactly = Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n)
         return CalibrationReport(
             entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=(*_baselines(error_of), *fresh_error)),
@@ -217,6 +223,7 @@ class Calibration(Probe[CalibrationReport]):
             entropy_bits_by_position=np.stack([exact.mean(axis=0), model.mean(axis=0)]),
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
+            sequence_scores=scores.astype(np.float32),
             n=run.n,
             **_memory_fields(run, memory),
         )
@@ -268,16 +275,24 @@ def _entropy_errors(seen: Behavior) -> Float64[np.ndarray, "sequence position"]:
     return np.asarray(np.abs(np.subtract(seen.model_entropy_bits, seen.exact_entropy_bits, dtype=np.float64)))
 
 
+def sequence_scores(seen: Behavior) -> Float64[np.ndarray, "sequence score"]:
+    """Return the means over the scored positions of each sequence, in the order of `SCORES`."""
+    others = (seen.total_variation, seen.off_answer_prob, -seen.answer_log2, seen.correct)
+    columns = (seen.kl_bits, _entropy_errors(seen), *others)
+    return np.stack([np.asarray(own, dtype=np.float64).mean(axis=1) for own in columns], axis=1)
+
+
 def _estimates(
     seen: Mapping[str, Float64[np.ndarray, "sequence position"]],
     errors: Float64[np.ndarray, "sequence position"],
+    scores: Float64[np.ndarray, "sequence score"],
     seed: int,
 ) -> tuple[Estimate, Estimate, dict[str, Estimate]]:
     """Return entropy error and KL by position, and the scalars by name, with intervals from one set of resamples."""
     scalars = {"entropy_mae_bits": errors, "accuracy": seen["correct"]}
     scalars |= {name: seen[name] for name in ("kl_bits", "total_variation", "off_answer_prob")}
-    means = [values.mean(axis=1)[:, None] for values in scalars.values()]
-    found = mean_interval(np.concatenate([errors, seen["kl_bits"], *means], axis=1), seed=seed)
+    means = scores[:, [SCORES.index(name) for name in scalars]]
+    found = mean_interval(np.concatenate([errors, seen["kl_bits"], means], axis=1), seed=seed)
     n, n_pos = errors.shape
     profiles = [
         Estimate.of(values.mean(axis=0), (found.lo[at : at + n_pos], found.hi[at : at + n_pos]), n=n)

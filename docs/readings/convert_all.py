@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 STEPS = (  # in the order in which the forms changed, unless a line says otherwise
     ("convert.py", HERE),  # schema 2, with a field per interval end and baseline, to estimates
+    ("add_sequence_scores.py",),  # single sequences of calibration: steps below know present fields alone
     ("rename_conditions.py",),  # models, conditions, laws: steps below know present names alone
     ("fold_companions.py",),  # ceilings and rates as baselines: likewise
     ("convert_names.py",),  # keys of checkpoints and reports

@@ -11,7 +11,7 @@ import torch
 
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
-from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.tidy import records_of
@@ -89,6 +89,22 @@ def test_scalars_are_the_means_of_their_profiles(rng: np.random.Generator) -> No
     ):
         assert float(scalar) == pytest.approx(profile.mean(), abs=1e-12)
     assert report.n == report.kl_bits.n == report.kl_bits_by_position.n == N
+
+
+def test_scores_of_sequences_are_the_means_of_their_positions(rng: np.random.Generator) -> None:
+    run, exact, text = planted(rng)
+    report, seen = Calibration().measure(run), run.behavior
+    scores = dict(zip(SCORES, report.sequence_scores.T, strict=True))
+    assert report.sequence_scores.shape == (N, len(SCORES)) and report.sequence_scores.dtype == np.float32
+    for i in range(N):
+        kl = [(p * np.log2(p / q)).sum() for p, q in zip(exact[i], text[i], strict=True)]
+        assert scores["kl_bits"][i] == pytest.approx(sum(kl) / POSITIONS, rel=1e-6)
+        assert scores["cross_entropy_bits"][i] == pytest.approx(-seen.answer_log2[i].mean(), rel=1e-6)
+    for name in ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob"):
+        assert scores[name].mean() == pytest.approx(float(report.estimate(name)), rel=1e-6)
+    assert scores["accuracy"].mean() == pytest.approx(report.accuracy.value[report.sources.index("model")], rel=1e-6)
+    gap = scores["cross_entropy_bits"].mean() + run.exact_behavior.answer_log2.mean()
+    assert gap == pytest.approx(float(report.log_loss_gap_bits), abs=1e-6)
 
 
 def test_intervals_of_scalars_are_over_sequences(rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
 from bayesgeom.interventions.report import EFFECTS, PARTS, SOURCES, InterventionReport
 from bayesgeom.interventions.summary import reason_text
-from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.probes.calibration import SCORES, CalibrationReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport, conditions, placed
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import stacked
@@ -87,7 +87,9 @@ def length(old: Fields) -> LengthReport:
 def calibration(old: Fields) -> CalibrationReport:
     """Accuracies along the axis `source`; what is computed from other fields is left out."""
     rest = without(old, "accuracy", "exact_accuracy", "entropy_mae_of_means_bits", "transport_gap_bits")
-    return CalibrationReport(**rest, accuracy=stacked([old["exact_accuracy"], old["accuracy"]]))
+    accuracy = stacked([old["exact_accuracy"], old["accuracy"]])
+    none = np.zeros((0, len(SCORES)), dtype=np.float32)
+    return CalibrationReport(**{"sequence_scores": none, **rest}, accuracy=accuracy)
 
 
 def value_manifold(old: Fields) -> ValueManifoldReport:
