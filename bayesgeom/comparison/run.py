@@ -1,6 +1,5 @@
 """`compare`: load or train every architecture on every task, and score them against the exact posterior."""
 
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,8 +146,12 @@ def _check_names(**arguments: object) -> None:
 
 def _is_measurable(own: object, shipped: Collection[str]) -> bool:
     """Return whether this is a model, a checkpoint or a report: what `bayesgeom.diff` takes."""
-    is_directory = isinstance(own, str) and (own in shipped or (os.sep in own and Path(own).is_dir()))
-    return is_directory or isinstance(own, nn.Module | Model | Diagnosis | Path)
+    if not isinstance(own, str) or own in {"", *ARCHITECTURES, *ALL_TASKS}:
+        return isinstance(own, nn.Module | Model | Diagnosis | Path)
+    try:
+        return own in shipped or Path(own).is_dir()
+    except OSError:  # too long for a path
+        return False
 
 
 def architectures_on(task: str, names: tuple[str, ...]) -> tuple[str, ...]:

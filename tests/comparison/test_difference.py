@@ -1,6 +1,7 @@
 """Differences of two models and of two diagnoses, against a slow twin and against what must be refused."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
+from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -47,16 +49,94 @@ def test_differences_are_those_of_each_sequence() -> None:
     assert (high - low)[0] == pytest.approx(2 * reach, rel=0.35)
 
 
+def diagnosed(own: Model, n: int = 41, **arguments: Any) -> Diagnosis:
+    return bayesgeom.diagnose(own, n=n, **({"n_untrained": 0, "probes": ["calibration"]} | arguments))
+
+
+def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:
+    """The diagnosis with other fields of calibration."""
+    report = replace(diagnosis[CalibrationReport], **fields)
+    return replace(diagnosis, reports={**diagnosis.reports, "calibration": report})
+
+
+def without_scores(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis as an earlier version saved it."""
+    return changed(diagnosis, sequence_scores=diagnosis[CalibrationReport].sequence_scores[:0])
+
+
+def test_two_diagnoses_are_paired_as_two_models_are(tmp_path: Path) -> None:
+    a, b, folders = model(0), model(1, noise=0.1), [tmp_path / "a", tmp_path / "b"]
+    for own, folder in zip((a, b), folders, strict=True):
+        diagnosed(own, n=300, seed=3).save(folder)
+    models, loaded = bayesgeom.diff(a, b, n=300, seed=3), bayesgeom.diff(*folders)
+    assert [f"calibration: {row}" for row in models.rows] == list(loaded.rows[:6])
+    assert (loaded.units[:6], loaded.better[:6]) == (models.units, models.better)
+    assert models.is_paired.all() and loaded.is_paired[:6].all() and models.pairing == PAIRED
+    # Scores of at most 4 bits in float32 have errors of 2^-24 of their value; the ends move by a few times as much.
+    rounding = 4 * 4 * 2**-24
+    for own, other in (
+        (models.first, loaded.first),
+        (models.second, loaded.second),
+        (models.difference.value, loaded.difference.value),
+        *zip(models.difference.ends, loaded.difference.ends, strict=True),
+    ):
+        np.testing.assert_allclose(other[:6], own, rtol=0, atol=rounding)
+    assert loaded.verdicts()[:6] == models.verdicts()
+
+
 def test_pairing_narrows_the_interval() -> None:
-    """Two nearly equal models: what sequences share cancels, which intervals of separate diagnoses cannot know."""
-    a, b = model(0, noise=0.3), model(0, noise=0.301)
-    paired = bayesgeom.diff(a, b, n=41)
-    apart = bayesgeom.diff(*(bayesgeom.diagnose(own, n=41, n_untrained=0, probes=["calibration"]) for own in (a, b)))
-    assert apart.pairing == CONSERVATIVE
-    row = apart.rows.index("calibration: KL(exact ‖ model)")
-    widths = [float((high - low)[at]) for own, at in ((paired, 0), (apart, row)) for low, high in [own.difference.ends]]
-    assert widths[0] < widths[1] / 3
-    assert apart.difference.value[row] == pytest.approx(paired.difference.value[0], rel=1e-4)
+    """Two nearly equal models: what sequences share cancels, which the ends of two intervals cannot show."""
+    made = [diagnosed(model(0, noise=noise)) for noise in (0.3, 0.301)]
+    paired, apart = bayesgeom.diff(*made), bayesgeom.diff(*map(without_scores, made))
+    assert apart.pairing == f"{CONSERVATIVE}, because no single sequences are stored in A and B (earlier version)"
+    assert not apart.is_paired.any() and apart.pairing in " ".join(str(apart).split())
+    rows = [own.rows.index("calibration: KL(exact ‖ model)") for own in (paired, apart)]
+    ends = [[float(end[row]) for end in own.difference.ends] for own, row in zip((paired, apart), rows, strict=True)]
+    assert ends[0][1] - ends[0][0] < (ends[1][1] - ends[1][0]) / 3
+    assert apart.difference.value[rows[1]] == pytest.approx(paired.difference.value[rows[0]], rel=1e-4)
+
+
+def test_each_row_states_how_its_interval_was_computed() -> None:
+    report = bayesgeom.diff(*(diagnosed(own, n=67, probes=None) for own in (model(0), model(1, noise=0.1))))
+    n_paired = int(report.is_paired.sum())
+    assert n_paired == 6 and report.is_paired[:6].all() and len(report.rows) > 6
+    assert f"Intervals: paired over sequences in 6 of {len(report.rows)} rows, conservative" in report.conclusion()
+    lines = report.table().splitlines()
+    at = [lines.index(f"{kind}:") for kind in ("paired over sequences", "conservative")]
+    assert at[0] == 1 and sum(line.startswith("calibration: ") for line in lines[at[0] : at[1]]) == 6
+    assert [own.label.endswith(", B − A, paired") for own in report.headlines()[:7]] == [True] * 6 + [False]
+    assert len({*report.rows}) == len(report.rows), "no quantity has two rows"
+    table = report.to_pandas()
+    stated = table[table["metric"] == "is_paired"].set_index("variant")["value"]
+    assert stated["calibration: entropy error"] == 1 and stated.sum() == 6
+
+
+def test_unpaired_diagnoses_state_why() -> None:
+    a, b = (diagnosed(own) for own in (model(0), model(1)))
+    assert bayesgeom.diff(a, b).is_paired.any()
+    assert "are stored in B (earlier version)" in bayesgeom.diff(a, without_scores(b)).pairing
+    entropies = a[CalibrationReport].entropy_bits_by_position + 1e-4
+    assert "their sequences differ" in bayesgeom.diff(a, changed(b, entropy_bits_by_position=entropies)).pairing
+    keys = [diagnosed(model(seed), probes=["key_overlap"]) for seed in (0, 1)]
+    assert "calibration, which alone stores single sequences, is missing in A and B" in bayesgeom.diff(*keys).pairing
+
+
+def test_a_row_without_a_paired_interval_stays_conservative() -> None:
+    a = diagnosed(model(0))
+    report = bayesgeom.diff(a, a)
+    ends = {row: ends for row, *ends in zip(report.rows, *report.difference.ends, strict=True)}
+    low, high = ends["calibration: KL(exact ‖ model)"]
+    assert low < 0 < high and not report.is_paired[report.rows.index("calibration: KL(exact ‖ model)")]
+    assert np.isnan(ends["calibration: cross-entropy on the labels"]).all(), "no other report holds it"
+
+
+def test_infinite_scores_have_no_interval() -> None:
+    a, b = (diagnosed(model(seed)) for seed in (0, 1))
+    scores = [own[CalibrationReport].sequence_scores.copy() for own in (a, b)]
+    for own in scores:
+        own[3, 4] = np.inf
+    report = bayesgeom.diff(*(changed(own, sequence_scores=of) for own, of in zip((a, b), scores, strict=True)))
+    assert np.isnan(report.difference.ends[0][report.rows.index("calibration: cross-entropy on the labels")])
 
 
 def test_the_other_way_round_is_the_negative() -> None:
@@ -107,16 +187,23 @@ def test_omitted_rows_are_counted() -> None:
     assert f"{rest} of {len(report.rows)} rows are in table()" in " ".join(str(report).split())
 
 
-def test_compare_names_diff_for_models_and_diagnoses(tmp_path: Path) -> None:
+def test_compare_names_diff_for_models_and_diagnoses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "one")
+    (tmp_path / "lstm").mkdir()
+    monkeypatch.chdir(tmp_path)
     compare: Any = inspect.unwrap(bayesgeom.compare)  # as without shape checks, which would refuse first
     made = Diagnosis.of(bayesgeom.diff(model(0), model(1), n=5))
     folder = tmp_path / "one"
-    for given in (model(0), model(0).module, made, "bijection-mamba", ["lstm", "hmm-s5"], folder, str(folder)):
+    for given in (model(0), model(0).module, made, "bijection-mamba", ["lstm", "hmm-s5"], folder, str(folder), "one"):
         with pytest.raises(InvalidArgument, match=r"must be names.*bayesgeom\.diff\(a, b\)"):
             compare(given, model(1))
+        with pytest.raises(InvalidArgument, match=r"bayesgeom\.diff"):
+            bayesgeom.compare(given, given)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"^tasks of compare must be names"):
-        compare("lstm", model(1))
+        compare("lstm", model(1))  # also where a directory has the name of an architecture
+    for wrong in ([""], "x" * 5_000):
+        with pytest.raises(UnknownName):
+            compare(wrong)
     with pytest.raises(InvalidArgument, match=r"architectures must be text or a sequence of texts, got 3"):
         compare(3)
 
@@ -141,6 +228,11 @@ def test_other_tasks_and_mixtures_are_refused() -> None:
     one, other = (bayesgeom.diagnose(a, task, n=5, n_untrained=0, probes=["calibration"]) for task in (TASK, shorter))
     with pytest.raises(InvalidArgument, match=r"differ in task"):
         bayesgeom.diff(one, other)
+    padded = {**one.provenance, "task": {**one.provenance["task"], "n_pairs": 6}}
+    with pytest.raises(InvalidArgument, match=r"differ in n_pairs of the task: A has 5, B has 6"):
+        bayesgeom.diff(one, replace(one, provenance=padded))
+    with pytest.raises(InvalidArgument, match=r"A and B state no n, so their sequences are unknown"):
+        bayesgeom.diff(*[replace(one, provenance={**one.provenance, "arguments": {}})] * 2)
     with pytest.raises(InvalidArgument, match=r"one argument is a diagnosis and the other a model"):
         bayesgeom.diff(one, a)
     with pytest.raises(InvalidArgument, match=r"n, seed cannot be passed with diagnoses"):
@@ -165,4 +257,5 @@ def test_on_the_command_line(
         assert main(["diagnose", f"./{name}", "--n", "11", "--n-untrained", "0", "--out", f"runs/{name}"]) == 0
     capsys.readouterr()
     assert main(["diff", "runs/one", "runs/two"]) == 0
-    assert "calibration: KL(exact" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\npaired over sequences:\ncalibration: KL(exact" in out and "\nconservative:\n" in out
