@@ -45,6 +45,10 @@ bayesgeom COMMAND --help lists the options of a command. bayesgeom --version pri
 # transformers imports torchao where it is installed. torchao then warns that its kernels for CUDA cannot be loaded, and
 # torch about how it registers its enumerations. A kernel that is missing when it is called still ends in an error.
 _FOREIGN = ("torchao", "torch.utils._pytree")
+_NUMBERS = {  # of Python, and how to say it
+    r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
+    r"could not convert string to float: (.*)": r"expected a number, got \1",
+}
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
@@ -248,6 +252,8 @@ def _one_line(box: str) -> str:
     quoted = ("Argument helptext", "For full helptext", "Perhaps you meant")
     written = [part for part in parts if part and not part.startswith(quoted)]
     near = [o for part in parts if part.startswith(quoted[2:]) for o in re.findall(r"(?<!\S)--[a-z]+", part)]
+    for theirs, ours in _NUMBERS.items():
+        written = [re.sub(theirs, ours, part) for part in written]
     meant = dict.fromkeys(option for option in near if option != "--help")
     return ". ".join([*written, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])
 

@@ -244,7 +244,7 @@ BAD_ARGUMENTS = {
         "checkpoints`), a directory, or owner/name on Hugging Face's hub. (required). See bayesgeom diagnose --help."
     ),
     "diagnose tiny --n many": (
-        "Error parsing --n: invalid literal for int() with base 10: 'many'. See bayesgeom diagnose --help."
+        "Error parsing --n: expected a whole number, got 'many'. See bayesgeom diagnose --help."
     ),
     "diagnose tiny more": "Unrecognized options: more. See bayesgeom diagnose --help.",
     "diagnose tiny --sed 3": (

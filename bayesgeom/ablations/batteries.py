@@ -226,10 +226,15 @@ def battery(name: str, model: Model) -> Battery:
 
     Raises:
         UnknownName: There is no such battery; the error lists those that exist.
+        MissingSite: The model has none of its components.
     """
     if name not in BATTERIES:
         raise unknown_name("battery", name, BATTERIES)
-    return BATTERIES[name](model)
+    found = BATTERIES[name](model)
+    if not found:
+        by = "every ablation of the default battery" if name == "all" else f"battery {name!r}"
+        model.require((Z,) if name in ("heads", "pairs") else (ATTN_OUT, MLP_OUT), by=by)
+    return found
 
 
 def _fits(ablation: Ablation, model: Model) -> bool:

@@ -23,7 +23,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site
+from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
@@ -181,8 +181,6 @@ class BatteryRun:
     ) -> "BatteryRun":
         """Check all arguments before anything runs."""
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
-        if not chosen and battery == "all":
-            model.require((ATTN_OUT, MLP_OUT), by="every ablation of the default battery")
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
         if mode not in (known := mode_names()):

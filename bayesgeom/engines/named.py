@@ -81,7 +81,9 @@ def _options(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
         try:
             found = tomllib.loads(Path(given).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InvalidArgument(f"the engine's options {given} cannot be read: {error}.") from error
+            raise InvalidArgument(
+                f"the engine's options {given} cannot be read: {error}. Name a TOML file with a table such as [slurm]."
+            ) from error
     if unknown := [name for name in found if name not in _KINDS or not isinstance(found[name], Mapping)]:
         raise InvalidArgument(
             f"options of an engine must be in a table of its name, [slurm], [ray] or [dask], got {', '.join(unknown)}."

@@ -26,7 +26,8 @@ def export_checkpoint(name: str | Path, out: Path) -> str:
     model = load(name)
     if not isinstance(model.module, Transformer):
         raise InvalidArgument(
-            f"{model.spec.name} is already a {type(model.module).__name__} of Hugging Face: it needs no export."
+            f"{model.spec.name} is a {type(model.module).__name__}: only transformers of bayesgeom can be exported. A "
+            f"model that Hugging Face's transformers loaded needs no export."
         )
     return export_huggingface(model.module, out, task=model.task)
 

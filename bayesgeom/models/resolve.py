@@ -429,7 +429,7 @@ def _bound(model: Model, task: TextTask) -> WindTunnel:
     if model.tokenizer is None:
         raise InvalidArgument(
             f"task {task.name!r} is text, and {model.spec.name} has no tokenizer: load a directory that contains "
-            f"one, or pass as_model(model, tokenizer=…)."
+            f"one, or name one with --tokenizer (Python: as_model(model, tokenizer=…))."
         )
     return task.bind(model.tokenizer, d_vocab=model.spec.d_vocab)
 

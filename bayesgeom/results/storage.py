@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     put_back(path)
     unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
     if missing := [name for name in (JSON, ARRAYS) if not (path / name).is_file()]:
-        raise OutputFault(f"{unreadable}: {' and '.join(missing)} is missing or no file.")
+        raise OutputFault(f"{unreadable}: it lacks {' and '.join(missing)}. Name the directory of a saved report.")
     try:
         stored, arrays = read_json(path / JSON, is_ours=True), load_file(path / ARRAYS)
     except (OSError, ValueError, SafetensorError, CheckpointFault) as error:

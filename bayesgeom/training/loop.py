@@ -150,7 +150,9 @@ def check_startable(recipe: Recipe, out: Path, *, resume: bool) -> None:
             )
         check_run(recipe, out)
     elif resume:
-        raise InvalidArgument(f"nothing to resume: {out} contains no run.")
+        raise InvalidArgument(
+            f"nothing to resume: {out} contains no run. Name its directory with --out, or leave out --resume."
+        )
 
 
 def run_precision(

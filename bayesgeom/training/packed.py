@@ -52,7 +52,7 @@ def read_packed_json(file: Path) -> Any:
     try:
         return read_json(file)
     except FileNotFoundError as error:
-        raise CheckpointFault(f"{file.parent} holds no {file.name}. Name a packed training.") from error
+        raise CheckpointFault(f"{file.parent} holds no {file.name}. Name a checkpoint or a packed training.") from error
 
 
 def _check_snapshots(entries: Any, file: Path) -> None:
