@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.charts.simplex import Simplex, add_simplex
-from bayesgeom.results.theme import BASELINE, DASHES, SECOND, label_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import BASELINE, DASHES, label_axes, name_once, panels, with_room_for_legend
 
 
 @final
@@ -63,7 +63,8 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
             figure.data[-1].line.dash = dashes[name]
     places, texts = list(steps), list(line.ticks)
     if np.isfinite(line.before):
-        add_line(figure, panel, [-1], np.array([line.before]), name="embedding", color=SECOND)
+        add_line(figure, panel, [-1], np.array([line.before]), name="embedding", color=BASELINE)
+        figure.data[-1].marker.symbol = "diamond"
         places, texts = [-1, *places], ["embedding", *texts]
     every = -(-len(texts) // 9)
     figure.update_xaxes(tickvals=places[::every], ticktext=texts[::every], row=panel[0], col=panel[1])

@@ -125,7 +125,7 @@ class PassThresholdsReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.thresholds import Rows, add_thresholds
-        from bayesgeom.results.theme import EXACT, SECOND, THIRD, label_axes, panels, with_room_for_legend
+        from bayesgeom.results.theme import EXACT, SECOND, label_axes, panels, with_room_for_legend
 
         found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
         title = "<br>".join(textwrap.wrap("; ".join(found), 110))
@@ -145,7 +145,7 @@ class PassThresholdsReport(Report):
         )
         add_thresholds(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
-        add_profile(figure, (1, 2), self.key_overlap, name="keys", color=THIRD)
+        add_profile(figure, (1, 2), self.key_overlap, name="keys")
         add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)
         add_profile(figure, (1, 2), level, name="threshold", color=EXACT)
         figure.data[-1].mode = "lines"

@@ -45,7 +45,7 @@ def caption_of(figure: go.Figure, axis: str) -> str:
 def stated_caption(figure: go.Figure, index: int) -> str:
     """Return the caption that a report states for a panel; "" for none."""
     stated = (figure.layout.meta or {}).get(_CAPTIONS, ())
-    return _plain(stated[index]) if index < len(stated) else ""
+    return plain(stated[index]) if index < len(stated) else ""
 
 
 def _read(figure: go.Figure, axis: str) -> str:
@@ -89,7 +89,7 @@ def _of_cells(trace: Any, titles: tuple[str, str], unit: str) -> str:
 def _place(names: Any, first: Any, index: int, title: str) -> str:
     """Return the name of a row or a column."""
     name = names[index] if names is not None else (first or 0) + index
-    return _plain(name) if isinstance(name, str) else f"{title} {name}".strip()
+    return plain(name) if isinstance(name, str) else f"{title} {name}".strip()
 
 
 def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
@@ -105,7 +105,7 @@ def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
     known = error.array is not None
     low = drawn - np.asarray(error.arrayminus, dtype=float) if known else np.full(len(drawn), np.nan)
     high = drawn + np.asarray(error.array, dtype=float) if known else low
-    text = f"{first}: {_plain(label)}, {number_text(values[at], is_exact=True)}"
+    text = f"{first}: {plain(label)}, {number_text(values[at], is_exact=True)}"
     text += _interval(low[at], high[at])
     others = [t for t in rows if t is not measured and np.isfinite(np.asarray(t.x, dtype=float)[at])]
     if others:
@@ -209,22 +209,22 @@ def _floats(values: Any) -> Float[np.ndarray, " point"]:
 
 def _tick(value: float, ticks: dict[Any, Any]) -> str:
     """Return a place on an axis as its ticks name it."""
-    return _plain(ticks.get(value, "")) or (f"{value:,.0f}" if value.is_integer() else number_text(value))
+    return plain(ticks.get(value, "")) or (f"{value:,.0f}" if value.is_integer() else number_text(value))
 
 
 def _title(axis: Any) -> str:
     """Return the title of an axis without remarks on its scale and its direction."""
-    text = _plain(axis.title.text or "")
+    text = plain(axis.title.text or "")
     return re.sub(r"[ ,]*\(color: .*\)$|,? ?\(log\)|, log scale|,? ?\(log scale\)| \(1 is the first\)", "", text)
 
 
 def _color_title(axis: Any) -> str:
     """Return what the colors of a map show, which stands in the title of its x axis."""
-    return next(iter(re.findall(r"\(color: (.*)\)$", _plain(axis.title.text or ""))), "")
+    return next(iter(re.findall(r"\(color: (.*)\)$", plain(axis.title.text or ""))), "")
 
 
 def _name(trace: Any) -> str:
-    return _plain(trace.name).removesuffix(", 95 % interval").removeprefix(_PREFIX)
+    return plain(trace.name).removesuffix(", 95 % interval").removeprefix(_PREFIX)
 
 
 def _color(trace: Any) -> str:
@@ -232,7 +232,8 @@ def _color(trace: Any) -> str:
     return color if isinstance(color, str) else ""
 
 
-def _plain(text: Any) -> str:
+def plain(text: Any) -> str:
+    """Return a text without tags and line breaks."""
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", str(text)))).strip()
 
 

@@ -133,12 +133,8 @@ def _of_section(section: Section) -> list[Finding]:
     lines = judged if not stated and len(judged) >= FEWEST else [*stated, *others[: max(0, FEWEST - len(stated))]]
     found = [Finding(section=section, line=line, sentence=line.finding or _without_number(line)) for line in lines]
     if section.verdict and lines:
-        concluded = section.verdict.rstrip(".") + "."
-        if lines[0].ruling:
-            concluded = concluded.removeprefix(
-                f"{lines[0].ruling}:"
-            ).strip()  # the verdict is already shown before the sentence
-        concluded = _capital(concluded)
+        shown = f"{lines[0].ruling}:" if lines[0].ruling else ""  # before the sentence
+        concluded = _capital(f"{section.verdict.rstrip('.')}.".removeprefix(shown).strip())
         found[0] = Finding(section=section, line=lines[0], sentence=concluded, is_conclusion=True)
     return found
 

@@ -30,7 +30,7 @@ class Headline:
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
         detail: What the number alone does not show, in a sentence that `print(report)` shows below.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
-        published: What was published about it.
+        published: What was published about it, and `published_note` on which task, of which model and where.
         short_label: Label in a `repr` and below `finding`, where `label` repeats the sentence; "" for `label`.
     """
 
@@ -49,6 +49,7 @@ class Headline:
     detail: str = ""
     ruling: str = ""
     published: str = ""
+    published_note: str = ""
     short_label: str = ""
 
     @classmethod
@@ -57,13 +58,8 @@ class Headline:
         return cls(metric=metric, label=label, value=value, unit=unit)
 
     def __str__(self) -> str:
-        why = (
-            f" [no interval: {self.no_interval}]"
-            if self.no_interval
-            else f" [{self.interval}]"
-            if self.interval
-            else ""
-        )
+        interval = f"no interval: {self.no_interval}" if self.no_interval else self.interval
+        why = f" [{interval}]" if interval else ""
         baseline = f"; {self.baseline_text}" if self.has_baseline else ""
         verdict = f"; beats every baseline: {self.verdict}" if self.verdict else ""
         verdict += f" ({self.caveat})" if self.verdict and self.caveat else ""

@@ -2,21 +2,26 @@
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from bayesgeom.checks.published import published_cell
 from bayesgeom.core.numbers import with_minus
 from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.results.captions import plain
 from bayesgeom.results.chart import further_figures
+from bayesgeom.results.colors import triple, with_one_meaning
 from bayesgeom.results.findings import caption, findings, tone, verdict_word
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset, library, packed
 from bayesgeom.results.section import Section
-from bayesgeom.results.split import Drawing, as_json, plain, split
+from bayesgeom.results.split import Drawing, as_json, split
 from bayesgeom.results.tables import counted
-from bayesgeom.results.theme import CONFIG, DARK, FONT, rgb
+from bayesgeom.results.theme import CONFIG, DARK, FONT
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -27,8 +32,8 @@ _INTRODUCTION = (
     "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
     "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise. Layers and heads are "
     "counted from 0, positions from 1. In figures blue is the measured number, gray a baseline, black (white on dark "
-    "pages) an exact value (a wide, pale line where another covers it) or a ceiling. Other colors name series and keep "
-    "their meaning within a section."
+    "pages) an exact value (a wide, pale line where another covers it) or a ceiling. Other colors name one "
+    "series each on the whole page, or in their section where there are more than sixteen."
 )
 
 
@@ -44,7 +49,7 @@ def section_of(name: str, report: Any) -> Section:
         name=name,
         title=report.title,
         about=report.about,
-        headlines=report.headlines(),
+        headlines=[_published(report, line) for line in report.headlines()],
         figure=_figure(report),
         n=report.n,
         counts=report.counts,
@@ -70,9 +75,9 @@ def page(
         skipped: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    drawn = {section.name: _drawings(section) for section in sections}
-    figures = [figure for section in sections for figure in (section.figure, *section.further.values())]
-    bands = [(f"rgba({_triple(light)},", f"rgba({_triple(dark)},") for light, dark in DARK.items()]
+    figures = with_one_meaning([own for section in sections for own in (section.figure, *section.further.values())])
+    drawn = {section.name: _drawings(section, rest) for rest in [iter(figures)] for section in sections}
+    bands = [(f"{triple(light)},", f"{triple(dark)},") for light, dark in DARK.items()]
     return _template().render(
         title=title,
         heading=sections[0].title if len(sections) == 1 else title,
@@ -107,6 +112,13 @@ def notebook_html(summary: str, figure: go.Figure | None) -> str:
         return f"<pre>{html.escape(summary)}</pre>"
     drawn = figure.to_html(full_html=False, include_plotlyjs="cdn", config=CONFIG, auto_play=False)
     return f"<pre>{html.escape(summary)}</pre>\n{drawn}"
+
+
+def _published(report: Any, line: Headline) -> Headline:
+    """Return a headline with what was published about its quantity, after what the report states itself."""
+    cell, note = published_cell(report.name, line.metric, line.label, report.provenance)
+    cell = "" if line.published and cell.startswith("other ") else cell
+    return replace(line, published="; ".join(filter(None, (line.published, cell))), published_note=note if cell else "")
 
 
 def _fewer(report: Any) -> str:
@@ -147,11 +159,11 @@ def _tested(sections: Sequence[Section], provenance: Mapping[str, Any]) -> str:
     return f"Tested: {name}{about} on {task}{f', {of}' if of else ''}."
 
 
-def _drawings(section: Section) -> dict[str, Drawing]:
-    """Return the report's own figure and those of charts, by their place on the page."""
+def _drawings(section: Section, figures: Iterator[go.Figure]) -> dict[str, Drawing]:
+    """Return the report's own figure and those of charts, by their place on the page; `figures` are next in order."""
     own = f"figure-{section.name}"
-    further = {f"{own}-{name}": figure for name, figure in section.further.items()}
-    return {place: split(figure, place) for place, figure in ({own: section.figure} | further).items()}
+    places = (own, *(f"{own}-{name}" for name in section.further))
+    return {place: split(next(figures), place) for place in places}
 
 
 def _subtitle(section: Section) -> str:
@@ -160,10 +172,6 @@ def _subtitle(section: Section) -> str:
     for known in (section.title, section.verdict):
         text = text.removeprefix(plain(known)).lstrip(" —")
     return text
-
-
-def _triple(color: str) -> str:
-    return ",".join(map(str, rgb(color)))
 
 
 def _color_rules() -> str:

@@ -1,6 +1,5 @@
 """Split a figure for the page: each panel becomes a plot with title, legend and a text for screen readers."""
 
-import html
 import json
 import math
 import re
@@ -11,19 +10,12 @@ from typing import Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.results.captions import caption_of, n_shown, stated_caption
-from bayesgeom.results.theme import DARK, EXACT, entries
+from bayesgeom.results.captions import caption_of, n_shown, plain, stated_caption
+from bayesgeom.results.theme import DARK, EXACT, axis_name, entries
 
 DIGITS = 5  # significant digits of a plotted number
 _CARTESIAN = {"bar", "box", "contour", "heatmap", "histogram", "image", "scatter", "violin"}
-_DASHES = {
-    "solid": "",
-    "dash": "7,4",
-    "dot": "2,3",
-    "dashdot": "7,3,2,3",
-    "longdash": "11,4",
-    "longdashdot": "11,3,2,3",
-}
+_DASHES = {"dash": "7,4", "dot": "2,3", "dashdot": "7,3,2,3", "longdash": "11,4", "longdashdot": "11,3,2,3"}
 _MARGIN = {"l": 54, "r": 18, "t": 10, "b": 44}
 _TITLE_LINE = 40  # letters of an axis title that fit along a panel of a small screen
 _HEIGHT = 320  # pixels of a plot that states no height
@@ -158,7 +150,7 @@ _CLEAR = "rgba(0,0,0,0)"
 
 def _title(figure: go.Figure, x: "go.layout.XAxis") -> str:
     """Return the title above a panel."""
-    (left, right), y = x.domain or (0, 1), figure.layout[_axis_name(x.anchor or "y")]
+    (left, right), y = x.domain or (0, 1), figure.layout[axis_name(x.anchor or "y")]
     top = (y.domain or (0, 1))[1]
     over = [
         note["text"]
@@ -173,8 +165,8 @@ def _panel(
 ) -> Panel:
     """Return one pair of axes as a separate plot."""
     identifier, title = named
-    x = figure.layout[_axis_name(axis)]
-    y = figure.layout[_axis_name(x.anchor or "y")]
+    x = figure.layout[axis_name(axis)]
+    y = figure.layout[axis_name(x.anchor or "y")]
     at = {index: place for place, index in enumerate(traces)}
     layout = _layout(figure, axis, x.anchor or "y")
     for index in traces:
@@ -189,15 +181,8 @@ def _panel(
         for name, own in names.items()
     ]
     about = [f"{plain(side.title.text or '')}" for side in (y, x)]
-    alt = ". ".join(
-        part
-        for part in (
-            title,
-            " against ".join(text for text in about if text),
-            f"Shown: {', '.join(key.name for key in keys)}" if keys else "",
-        )
-        if part
-    )
+    shown = f"Shown: {', '.join(key.name for key in keys)}" if keys else ""
+    alt = ". ".join(filter(None, (title, " against ".join(filter(None, about)), shown)))
     drawn = {"data": [_trace(figure.data[index]) for index in traces], "layout": layout}
     total = int(height) + _MARGIN["t"] + _MARGIN["b"]
     caption = caption_of(figure, axis)
@@ -208,7 +193,7 @@ def _layout(figure: go.Figure, x: str, y: str) -> dict[str, Any]:
     """Return axes, lines and texts of one panel, under the names of the first panel's axes."""
     own: dict[str, Any] = {}
     for axis, name in ((x, "xaxis"), (y, "yaxis")):
-        own[name] = figure.layout[_axis_name(axis)].to_plotly_json()
+        own[name] = figure.layout[axis_name(axis)].to_plotly_json()
         own[name].pop("domain", None)
         own[name] |= {"anchor": "y" if name == "xaxis" else "x", "automargin": True}
         own[name]["ticklabeloverflow"] = "allow"
@@ -268,7 +253,7 @@ def _swatch(trace: Any) -> str:
     elif is_band:
         inside = f'<rect x="2" y="1" width="22" height="9" style="fill:{paint};fill-opacity:.3;stroke:{paint}"/>'
     else:
-        dash = _DASHES.get(line.dash or "solid", (line.dash or "").replace("px", ""))
+        dash = _DASHES.get(line.dash, (line.dash or "solid").replace("px", "").replace("solid", ""))
         mode = trace.mode or "lines"
         width = f"{min(line.width or 2, 7):g};stroke-opacity:{trace.opacity or 1:g}"
         stroke = f'<path d="M1 5.5H25" style="stroke:{paint};stroke-width:{width};stroke-dasharray:{dash or "none"}"/>'
@@ -291,15 +276,6 @@ def _symbol(symbol: str, paint: str) -> str:
         return f'<circle cx="13" cy="5.5" r="3.5" style="fill:{paint}"/>'
     fill = paint if "-open" not in symbol and "-thin" not in symbol else "none"
     return f'<path d="{shape}" style="stroke:{paint};stroke-width:1.8;fill:{fill}"/>'
-
-
-def plain(text: str) -> str:
-    """Return a text without tags and line breaks."""
-    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))).strip()
-
-
-def _axis_name(axis: str) -> str:
-    return f"{axis[0]}axis{axis[1:]}"
 
 
 def as_json(drawings: Iterable[Drawing]) -> str:

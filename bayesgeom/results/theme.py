@@ -14,7 +14,7 @@ MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b
 # Of named series. MEASURED is not among them: it is the only measured number of a panel. Green and red are verdicts.
 SERIES = (SECOND, THIRD, "#0f8b8d", "#b08900", "#6d4c2f", "#c2408f", "#3d3a8c", "#4b8fba", "#94785a")
 LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
-QUANTITIES = ("#4b5d16", "#9a7d0a")  # of one quantity, in figures where colors stand for trainings elsewhere
+QUANTITIES = ("#4b5d16", "#680090", "#d860e0")  # of quantities, where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
 SEQUENTIAL = "Viridis"  # of points: every color is visible on white
 SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
@@ -22,25 +22,13 @@ DIVERGING = "PuOr_r"  # purple below the middle, orange above; red and green are
 GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
+_DARK_SERIES = ("#f0935a", "#bd93e0", "#4cc3c5", "#d9b23c", "#c9a27e", "#f27fc4", "#9b99f2", "#a3d4f0", "#efdcc0")
+_DARK_LAYERS = ("#8a5a80", "#9d6090", "#b56fa6", "#cf79b8", "#e394cd", "#f3b4e0", "#8f6b5a", "#a87d69", "#d3a48f")
 DARK: Mapping[str, str] = {
     MEASURED: "#6aa9ee",
-    SECOND: "#f0935a",
-    THIRD: "#bd93e0",
-    "#0f8b8d": "#4cc3c5",
-    "#b08900": "#d9b23c",
-    "#6d4c2f": "#c9a27e",
-    "#c2408f": "#f27fc4",
-    "#3d3a8c": "#9b99f2",
-    "#4b8fba": "#a3d4f0",
-    "#94785a": "#efdcc0",
-    **dict(
-        zip(
-            LAYERS,
-            ("#8a5a80", "#9d6090", "#b56fa6", "#cf79b8", "#e394cd", "#f3b4e0", "#8f6b5a", "#a87d69", "#d3a48f"),
-            strict=True,
-        )
-    ),
-    **dict(zip(QUANTITIES, ("#b7cf6f", "#e6c85a"), strict=True)),
+    **dict(zip(SERIES, _DARK_SERIES, strict=True)),
+    **dict(zip(LAYERS, _DARK_LAYERS, strict=True)),
+    **dict(zip(QUANTITIES, ("#b7cf6f", "#9040c0", "#ff66ff"), strict=True)),
     BASELINE: "#9aa3af",
     EXACT: "#e8eaed",
     GRID: "#2d3238",
@@ -195,11 +183,11 @@ def with_room_for_legend(figure: go.Figure) -> go.Figure:
     rows: dict[float, int] = {}  # lines of the highest legend, by the upper edge of the row
     for x in spaced.select_xaxes():
         names = listed.get(axis_id(x), {})
-        top = spaced.layout[_axis_name(x.anchor or "y")].domain[1]
+        top = spaced.layout[axis_name(x.anchor or "y")].domain[1]
         rows[top] = max(rows.get(top, 0), _lines(list(names), width * (x.domain[1] - x.domain[0])))
     moved = _Stretch(rows, layout.height - layout.margin.t - layout.margin.b)
     for x in spaced.select_xaxes():
-        y = spaced.layout[_axis_name(x.anchor or "y")]
+        y = spaced.layout[axis_name(x.anchor or "y")]
         below = moved(y.domain[0]) - BELOW / moved.height
         _place_legends(spaced, listed.get(axis_id(x), {}), (x.domain[0], x.domain[1], below), width)
     _move(spaced, moved)
@@ -299,7 +287,8 @@ def _lines(names: list[str], width: float) -> int:
     return -(-len(names) // max(1, int(width // widest)))
 
 
-def _axis_name(axis: str) -> str:
+def axis_name(axis: str) -> str:
+    """Return the name of an axis in a layout, such as "xaxis2" for "x2"."""
     return f"{axis[0]}axis{axis[1:]}"
 
 

@@ -1,0 +1,95 @@
+"""Numbers that the papers report, for the quantities that reports measure; `published.toml` declares each once."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, final
+
+FILE = "published.toml"
+_SIZES = {"n_layers": "{} layers", "n_heads": "{} heads", "d_model": "width {:,}", "n_parameters": "{:,} parameters"}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PublishedValue:
+    """A published number: the report, metric and label that it belongs to, its source, and the source's task and model.
+
+    Empty `tasks` and `architectures` stand for any. `claim` is the id of the claim that names the same numbers.
+    """
+
+    report: str
+    metric: str
+    value: str
+    source: str
+    model: str
+    label: str = ""
+    tasks: tuple[Mapping[str, Any], ...] = ()
+    architectures: tuple[str, ...] = ()
+    claim: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return the number with architecture and task, as for the reason why it is not comparable."""
+        return f"{self.value} ({', '.join([*self.architectures, *map(_task_text, self.tasks)])})"
+
+    @property
+    def note(self) -> str:
+        """Return source, task and model as a sentence."""
+        on = f" on {' and '.join(str(task['name']) for task in self.tasks)}" if self.tasks else ""
+        return f"{self.source}{on}: {self.model}."
+
+
+@cache
+def published_values() -> tuple[PublishedValue, ...]:
+    """Return all published numbers, in the order of the file."""
+    text = resources.files("bayesgeom.checks").joinpath(FILE).read_text(encoding="utf-8")
+    entries: list[dict[str, Any]] = tomllib.loads(text)["value"]
+    lists = ({name: tuple(entry.get(name, ())) for name in ("tasks", "architectures")} for entry in entries)
+    return tuple(PublishedValue(**(entry | own)) for entry, own in zip(entries, lists, strict=True))
+
+
+def published_cell(report: str, metric: str, label: str, provenance: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what was published about one number of a report, and a note on source, task and model.
+
+    Args:
+        report: Name of the report.
+        metric: The number's field.
+        label: The number's label.
+        provenance: Provenance of the report, with its task and model.
+
+    Returns:
+        The published number, or why none is comparable: "other task", "other size of the task", "other architecture".
+        Both texts are empty if nothing was published about the quantity.
+
+    Example:
+        >>> task, model = {"name": "bijection", "n_values": 5}, {"architecture": "lstm"}
+        >>> published_cell("calibration", "entropy_mae_bits", "", {"task": task, "model": model})[0]
+        'other size of the task'
+    """
+    found = [own for own in published_values() if (own.report, own.metric) == (report, metric) and own.label in label]
+    task, model = provenance.get("task") or {}, provenance.get("model") or {}
+    if not task.get("name") and any(own.tasks for own in found):
+        return "", ""
+    kind = "transformer" if model.get("n_heads") else model.get("architecture")
+    of_task = [own for own in found if _is_among(own.tasks, {"name": task.get("name")})]
+    of_size = [own for own in of_task if _is_among(own.tasks, task)]
+    comparable = [own for own in of_size if not own.architectures or kind in own.architectures]
+    others = (("task", found, of_task), ("size of the task", of_task, of_size), ("architecture", of_size, comparable))
+    for what, before, alike in others:
+        if before and not alike:
+            return f"other {what}", f"Published: {'; '.join(own.words for own in before)}."
+    here = ", ".join(text.format(model[name]) for name, text in _SIZES.items() if model.get(name))
+    notes = [own.note for own in comparable]
+    return "; ".join(own.value for own in comparable), " ".join([*notes, f"Here: {here}."] if notes and here else notes)
+
+
+def _is_among(tasks: tuple[Mapping[str, Any], ...], known: Mapping[str, Any]) -> bool:
+    """Return whether no stated size of one of the tasks differs from what is known; also if none is stated."""
+    return not tasks or any(all(known[key] == task[key] for key in task.keys() & known.keys()) for task in tasks)
+
+
+def _task_text(task: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{name}={own}" for name, own in task.items() if name != "name")
+    return f"{task['name']} with {sizes}" if sizes else str(task["name"])
