@@ -105,6 +105,7 @@ class GradientMovementReport(Report):
             replace(headline_of(self, "stable_ratio", label=ratio), ruling=found.verdict),
             headline_of(self, "routing_stable_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
             headline_of(self, "values_stable_step", label=f"values {_WITHIN}{self._censored(values)}"),
+            headline_of(self, "correlation", (len(self.steps) - 1,), "attention with advantage, last snapshot"),
         )
 
     def plot(self) -> "Figure":

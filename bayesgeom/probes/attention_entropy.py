@@ -92,17 +92,28 @@ class AttentionEntropyReport(Report):
     def headlines(self) -> Sequence[Headline]:
         reduction = headline_of(self, "reduction")
         if np.isnan(self.most_possible_consistency):
-            return (reduction,)
+            return (reduction, *self._widths())
         if self.note:
             label = f"attention–posterior consistency ({self.note})"
-            return (reduction, headline_of(self, "consistency_over_other_last_layer", label=label))
+            undefined = headline_of(self, "consistency_over_other_last_layer", label=label)
+            return (reduction, undefined, *self._widths())
         label = f"attention–posterior consistency, last layer (at most {self.most_possible_consistency:.3g})"
         last = headline_of(self, "consistency_last_layer", label=label)
         over, greatest = (
             headline_of(self, "consistency_over_other_last_layer"),
             headline_of(self, "consistency_greatest"),
         )
-        return (reduction, last, over, greatest)
+        return (reduction, last, over, greatest, *self._widths())
+
+    def _widths(self) -> tuple[Headline, ...]:
+        """Return the entropy of the last layer, and that of the narrowest head as a share of the maximum."""
+        last = len(self.entropy_bits_by_layer.value) - 1
+        lines = (headline_of(self, "entropy_bits_by_layer", (last,), f"attention entropy, layer {last}, the last"),)
+        if np.isnan(self.entropy_share.value).all():
+            return lines
+        layer, head = np.unravel_index(int(np.nanargmin(self.entropy_share.value)), self.entropy_share.value.shape)
+        label = f"entropy as a share of the maximum, narrowest head: L{layer}H{head}"
+        return (*lines, headline_of(self, "entropy_share", (int(layer), int(head)), label))
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.geometry.cosine import verdicts
 from bayesgeom.geometry.key_views import COLUMNS, WEIGHTS
-from bayesgeom.results.estimate import Estimate, Quantity, Share, Signed
+from bayesgeom.results.estimate import NO, YES, Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
+ROUNDING = 1e-6  # of exact values: two keys without their mean are opposite, like two random directions
 WHY_NOT = f"mean keys are noise in part; or {FEW_OR_BIASED}"
 _RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
@@ -155,7 +156,11 @@ class KeyOverlapReport(Report):
         if self.welch[view] > 0:
             bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
-        return replace(found, no_interval=NO_SAMPLING) if found.no_interval and self.is_exact(view) else found
+        if not (self.is_exact(view) and found.no_interval):
+            return found
+        own = self.estimate(metric)[view, layer]
+        is_below = replace(own, low=own.value, high=own.value + ROUNDING).clears("lower") == YES
+        return replace(found, no_interval=NO_SAMPLING, verdict=(YES if is_below else NO) if found.verdict else "")
 
     def _sentence(self, view: int, layer: int, *, is_centered: bool) -> str:
         """Return how many heads lie below, at and above each level, as a sentence; "" where the value is unknown."""

@@ -194,7 +194,8 @@ def test_without_tokens_for_every_hypothesis_consistency_is_nan(
     for values in (own.value, *own.ends, own.baseline(OTHER).value, report.consistency_quantiles):
         assert np.isnan(values).all()
     assert math.isnan(float(report.consistency_greatest)) and math.isfinite(float(report.reduction))
-    assert len(report.headlines()) == 1 and isinstance(report.plot(), go.Figure)
+    assert [line.metric for line in report.headlines()] == ["reduction", "entropy_bits_by_layer", "entropy_share"]
+    assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
     restored = AttentionEntropyReport.load(tmp_path / "r")
     np.testing.assert_equal(parts_of(restored)[1], parts_of(report)[1])

@@ -128,6 +128,8 @@ def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[
         is_of_weights = ("/ weights" in line.label or ", columns" in line.label) and np.isfinite(line.value)
         assert ("the value is exact" in line.no_interval) == is_of_weights, line.label
         assert not is_of_weights or "too few" not in line.no_interval
+        if is_of_weights and line.verdict:
+            assert line.verdict == ("yes" if line.value < line.baseline - 1e-6 else "no"), line
 
 
 def test_there_is_no_interval_where_noise_in_the_means_takes_off_more_than_it_spans(rng: np.random.Generator) -> None:
