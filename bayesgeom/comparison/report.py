@@ -12,10 +12,13 @@ from jaxtyping import Float, Int
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.verdict import (
     DISAGREE,
+    LIMITED,
     NOT_DECIDED,
+    NOT_TESTABLE,
     PRIMITIVE_OF,
     PUBLISHED,
     PUBLISHED_ACCURACY,
+    REALIZED,
     RULE,
     TRANSPORT_TASKS,
     cell_verdict,
@@ -29,6 +32,7 @@ from bayesgeom.core.numbers import is_small, number_text, percent_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.estimators import mean_estimate, with_interval
+from bayesgeom.results.findings import FEWEST
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, markdown
@@ -151,7 +155,9 @@ class ComparisonReport(Report):
         for (ruling, outcome), places in alike.items():
             hardest = self._hardest(places, outcome)
             lines[hardest] = replace(lines[hardest], ruling=ruling, finding=self._finding(places, ruling, outcome))
-        return tuple(lines)
+        few = enumerate(self.checkpoints) if len(lines) < FEWEST else ()
+        distances = [headline_of(self, "kl_bits", at=(index,), label=f"{name}, KL") for index, name in few]
+        return (*lines, *distances)
 
     def _hardest(self, places: Sequence[int], outcome: str) -> int:
         """The training that comes closest to another verdict: the lowest share if realized, else the highest."""
@@ -190,11 +196,38 @@ class ComparisonReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure
+        from bayesgeom.results.captions import with_captions
 
-        primitives = [f"{task}<br>({PRIMITIVE_OF[task].replace(' and ', '<br>and ')})" for task in self.tasks]
-        return comparison_figure(
-            self.title, self.share_by_task(), primitives, self.architectures, (self.checkpoints, self.share_closed)
+        untestable = self._untestable()
+        primitives = [
+            f"{task}<br>({PRIMITIVE_OF[task].replace(' and ', '<br>and ')}{',<br>not testable' * (task in untestable)})"
+            for task in self.tasks
+        ]
+        models = (self.checkpoints, self.share_closed)
+        figure = comparison_figure(self.title, self.share_by_task(), primitives, self.architectures, models)
+        return with_captions(figure, self._captions(untestable))
+
+    def _untestable(self) -> tuple[str, ...]:
+        """Return the tasks on which no verdict is possible, because a baseline without the primitive suffices."""
+        rows = zip(self.task_of, self.verdicts, strict=True)
+        return tuple(dict.fromkeys(task for task, outcome in rows if outcome == NOT_TESTABLE))
+
+    def _captions(self, untestable: Sequence[str]) -> tuple[str, str]:
+        """Return what map and rows show on the tasks that can be tested: others are no evidence."""
+        without = f" Not counted, because it cannot be tested here: {', '.join(untestable)}." if untestable else ""
+        rows = [index for index, task in enumerate(self.task_of) if task not in untestable]
+        if not rows:
+            return (f"No verdict follows from these {len(self.checkpoints)} trainings.{without}",) * 2
+        shares = self.share_by_task()[[task not in untestable for task in self.tasks]]
+        known = shares[np.isfinite(shares)]
+        closed, least = (int((known >= level).sum()) for level in (REALIZED, LIMITED))
+        cells = (
+            f"Of {len(known)} cells, {closed} close at least {percent_text(REALIZED)} of the gap, "
+            f"{len(known) - least} less than {percent_text(LIMITED)}.{without}"
         )
+        ends = [pick(rows, key=lambda index: float(self.share_closed.value[index])) for pick in (max, min)]
+        texts = [f"{self.checkpoints[index]}, {self.share_closed[index].text(is_exact=True)}" for index in ends]
+        return cells, f"Share closed. Largest: {texts[0]}; smallest: {texts[1]}.{without}"
 
     def table(self, *, is_markdown: bool = False) -> str:
         """Return two tables, measurements and terms, and the rule, as text or Markdown."""

@@ -33,13 +33,17 @@ class Curves:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none."""
+    """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none.
+
+    `baseline` is the level that intervals are compared with.
+    """
 
     title: str
     unit: str
     labels: Sequence[str]
     estimate: Estimate
     otherwise: str
+    baseline: float = 0.0
 
 
 def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> go.Figure:
@@ -66,7 +70,8 @@ def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
         panel = (index // 2 + 1, index % 2 + 1)
         values, (low, high) = own.estimate.value.ravel(), own.estimate.ends
         if np.isfinite(values).any():
-            add_forest(figure, panel, own.labels, values, (low.ravel(), high.ravel()), unit=own.unit, baseline=0.0)
+            ends = (low.ravel(), high.ravel())
+            add_forest(figure, panel, own.labels, values, ends, unit=own.unit, baseline=own.baseline)
         else:
             add_note(figure, panel, own.otherwise)
             label_axes(figure, panel, "", "")

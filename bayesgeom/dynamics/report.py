@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
 SHUFFLED = "shuffled entropies"
 _SHOWN = 4  # panels that answer the title's question; pages fold the others
+_FORMED = (  # metric, layer and label of what has formed by the last snapshot
+    ("belief_r2", (), "held-out R² of the belief"),
+    ("answer_shift_bits", (0,), "answer shift of the frame swap, layer 0,"),
+    ("frame_ratio", (0,), "frame ratio, layer 0,"),
+)
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
 
 
@@ -79,9 +84,23 @@ class DynamicsReport(Report):
         last = len(self.steps) - 1
         if len(self.runs) == 1:
             label = "KL at the last snapshot of one training (interval over sequences)"
-            return (headline_of(self, "kl_bits", at=(0, last), label=label),)
+            return (headline_of(self, "kl_bits", at=(0, last), label=label), *self._lowest(last))
         label = f"KL at the last snapshot, mean of {counted(len(self.runs), 'training')}"
-        return (headline_of(self, "kl_bits_mean", at=(last,), label=label),)
+        return (headline_of(self, "kl_bits_mean", at=(last,), label=label), *self._lowest(last))
+
+    def _lowest(self, last: int) -> list[Headline]:
+        """Return what formed by the last snapshot, in the training in which it is lowest; unknown numbers are left out.
+
+        The frame is that of layer 0: deeper layers receive what it has written.
+        """
+        found = list[Headline]()
+        of = f", lowest of {counted(len(self.runs), 'training')}" if len(self.runs) > 1 else ""
+        for metric, layer, label in _FORMED:
+            values = self.estimate(metric).value[(slice(None), last, *layer)]
+            if np.isfinite(values).any():
+                label = f"{label} at the last snapshot{of}"
+                found.append(headline_of(self, metric, (int(np.nanargmin(values)), last, *layer), label))
+        return found
 
     def plot(self) -> "Figure":
         from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, stable_from

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.dynamics.order import ORDER_RULE
-from bayesgeom.dynamics.settling import FALL_RULE, NEAR
+from bayesgeom.dynamics.settling import FALL_RULE, NEAR, THERE
 from bayesgeom.dynamics.threshold_steps import NEARBY
 from bayesgeom.results.estimate import Estimate, Quantity
 from bayesgeom.results.headline import Headline
@@ -110,10 +110,11 @@ class SettlingReport(Report):
         )
         falls = Forest(
             title="Largest fall of every curve",
-            unit="fall (in the curve's unit)",
+            unit="fall (share of the curve's rise)",
             labels=self.curves,
-            estimate=self.fall,
+            estimate=self._fall_shares(),
             otherwise="no curve was measured",
+            baseline=THERE,
         )
         return forests_figure(self.title, (ratios, falls))
 
@@ -147,6 +148,13 @@ class SettlingReport(Report):
             moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
             rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], own.text(), verdict))
         return [*aligned(rows), f"frame or precision first: {self.order}"]
+
+    def _fall_shares(self) -> Estimate:
+        """Return the falls as shares of their curve's rise, in which curves of all units can be compared."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rise = np.where(self.fall_share != 0, self.fall.value / self.fall_share, np.nan)
+            ends = tuple(np.where(end == 0, 0.0, end / rise) for end in self.fall.ends)
+        return replace(self.fall, value=self.fall_share, low=ends[0], high=ends[1])
 
     def _fall_text(self, at: int) -> str:
         """Return between which steps a curve falls and by how much, for a label; "" without a fall."""

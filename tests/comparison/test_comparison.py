@@ -308,6 +308,20 @@ def test_the_figure_shows_every_model_and_the_baseline(rng: np.random.Generator)
     assert "context-free predictor: 0" in figure.layout.annotations[0].text
 
 
+def test_captions_do_not_rest_on_a_task_that_cannot_be_tested(rng: np.random.Generator) -> None:
+    hmm = replace(scores(1e-4, rng), memory_symbols=20.0, memory_symbols_hi=20.0, window_gap_bits=1e-6)
+    row = [cell("hmm", "transformer"), cell("bijection", "lstm"), cell("bijection", "mlp")]
+    figure = comparison_report(row, [hmm, scores(0.02, rng), scores(1.9, rng)], seed=0).plot()
+    cells, rows = figure.layout.meta["captions"]
+    without = "Not counted, because it cannot be tested here: hmm."
+    assert cells == f"Of 2 cells, 1 close at least 95 % of the gap, 1 less than 50 %. {without}"
+    assert rows.startswith("Share closed. Largest: bijection-lstm, 0.9") and rows.endswith(without)
+    assert "not testable" in figure.data[0].y[0] and "not testable" not in figure.data[0].y[1]
+    alone = comparison_report(row[:1], [hmm], seed=0)
+    assert alone.plot().layout.meta["captions"][0].startswith("No verdict follows from these 1 trainings.")
+    assert [line.metric for line in alone.headlines()] == ["share_closed", "kl_bits"], "few models state their KL, too"
+
+
 # The whole of it.
 
 

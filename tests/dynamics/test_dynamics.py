@@ -246,9 +246,27 @@ def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsRep
     )
 
 
+def test_the_report_opens_with_what_formed(report: DynamicsReport) -> None:
+    lines = report.headlines()
+    assert [line.metric for line in lines] == ["kl_bits", "belief_r2", "answer_shift_bits", "frame_ratio"]
+    assert [line.value for line in lines[1:]] == [
+        report.belief_r2.value[0, -1],
+        report.answer_shift_bits.value[0, -1, 0],
+        report.frame_ratio.value[0, -1, 0],
+    ]
+
+
 def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: SettlingReport) -> None:
     rows = [list(trace.y) for trace in settled.plot().data if trace.name == "estimate, 95 % interval"]
     assert rows[-1] == list(settled.curves)
+    figure = settled.plot()
+    falls = next(trace for trace in figure.data if list(trace.y) == list(settled.curves))
+    np.testing.assert_array_equal(falls.x, settled.fall_share)
+    assert "share of the curve's rise" in figure.layout[f"xaxis{falls.xaxis[1:]}"].title.text
+    (low, high), rise = settled.fall.ends, settled.fall.value / np.where(settled.fall_share, settled.fall_share, np.nan)
+    known = np.isfinite(low / rise)
+    np.testing.assert_allclose((falls.x - falls.error_x.arrayminus)[known], (low / rise)[known], atol=1e-12)
+    np.testing.assert_allclose((falls.x + falls.error_x.array)[known], (high / rise)[known], atol=1e-12)
     table = settled.table()
     assert table.splitlines()[-1] == f"frame or precision first: {settled.order}"
     assert all(f"{step:g}" in table for step in settled.frame_step)
