@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Float, Float64
 
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
@@ -154,8 +155,9 @@ def drawn_text(matched: Matched) -> str:
     if matched.by == SITE:
         *several, last = matched.bases
         drawn = (
-            f"{len(several)} from the whole site, rank {matched.rank}, which hold {matched.own_share:.0%} of the "
-            f"subspace's own variance on average, and the whole complement, rank {last.shape[1]}"
+            f"{len(several)} from the whole site, rank {matched.rank}, which hold "
+            f"{percent_text(matched.own_share)} of the subspace's own variance on average, and the whole complement, "
+            f"rank {last.shape[1]}"
         )
     return drawn if matched.n_distinct == len(matched.bases) else f"{drawn}; {matched.n_distinct} distinct"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.results.estimate import NOT_ESTIMATED
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
@@ -261,9 +262,8 @@ class Diagnosis(Mapping[str, Report]):
 
 def _unlisted_share(replies: Mapping[str, Any]) -> str:
     """Return how much of the predictions a server left open."""
-    part = (
-        f"{replies['share']:.1%} of the predictions had an answer that the server did not list (top {replies['top']})"
-    )
+    share, top = percent_text(replies["share"], 1), replies["top"]
+    part = f"{share} of the predictions had an answer that the server did not list (top {top})"
     if not replies["share"]:
         return part
     warning = "so KL and entropy errors can differ much from the model's: raise top"

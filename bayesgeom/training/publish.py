@@ -9,7 +9,7 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import atomic_file
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
@@ -168,7 +168,9 @@ def _story(recipe: Recipe, precision: Precision | None) -> str:
     if recipe.warm_start is not None:
         name, digest = recipe.warm_start.split("@")
         first = f"- Starts from the weights of `{name}` (hash `{digest}`); what follows comes on top of its training.\n"
-    late = f", {recipe.late_batch_size} from {recipe.late_from:.0%} of them on" if recipe.late_from < 1 else ""
+    late = (
+        f", {recipe.late_batch_size} from {percent_text(recipe.late_from)} of them on" if recipe.late_from < 1 else ""
+    )
     turns = f"in turn of the task and of {len(recipe.also)} others of its kind; " if recipe.also else ""
     until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
     return (
@@ -184,6 +186,6 @@ def _products(recipe: Recipe, precision: Precision | None) -> str:
         case "float32":
             return "float32 products"
         case "bfloat16":
-            return f"bfloat16 products, float32 for the last {recipe.float32_share:.0%} of the steps"
+            return f"bfloat16 products, float32 for the last {percent_text(recipe.float32_share)} of the steps"
         case None:
             return "precision of products not recorded"

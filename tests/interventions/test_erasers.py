@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.interventions.summary import drawn_text
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
@@ -171,8 +172,8 @@ def test_where_the_complement_lacks_variance_controls_come_from_the_whole_site()
     shares = [(own_values * cross.square().sum(dim=0)).sum() / own_values.sum() for cross in part]
     assert found.own_share == pytest.approx(float(np.mean(shares))) and 0.3 < found.own_share < 0.95
     assert drawn_text(found) == (
-        f"19 from the whole site, rank {drawn[0].shape[1]}, which hold {found.own_share:.0%} of the subspace's own "
-        "variance on average, and the whole complement, rank 10"
+        f"19 from the whole site, rank {drawn[0].shape[1]}, which hold {percent_text(found.own_share)} of the "
+        "subspace's own variance on average, and the whole complement, rank 10"
     )
 
 

@@ -100,10 +100,10 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
     for words in (
         "1,234 steps",
         " 7 sequences",
-        ", 11 from 25%",
+        ", 11 from 25 %",
         "sampled targets",
         "muon",
-        "15% of the steps",
+        "15 % of the steps",
         "seed 3",
     ):
         assert words in card, words
