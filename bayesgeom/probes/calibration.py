@@ -34,6 +34,7 @@ from bayesgeom.stats.memory import (
     EffectiveMemory,
     WindowScores,
     effective_memory,
+    transport_verdict,
     unbeaten_note,
     wider_window,
     window_name,
@@ -114,7 +115,6 @@ class CalibrationReport(Report):
     window_starts: tuple[str, ...]
     windows: tuple[str, ...]
     effective_memory_symbols: Annotated[Estimate, Quantity(unit="symbols", label="effective memory")]
-    transport: str
     sequence_scores: Float[np.ndarray, "sequence score"]
     n: int
 
@@ -131,6 +131,11 @@ class CalibrationReport(Report):
             return math.nan
         own = self.window_kl_bits.value[self.window_starts.index("stationary")]
         return float(own[TRANSPORT_WINDOW:][:1].sum())
+
+    @property
+    def transport(self) -> str:
+        """Return whether the task can show transport and whether the model does; empty without latent dynamics."""
+        return transport_verdict(self.transport_gap_bits, float(self.effective_memory_symbols)) if self.windows else ""
 
     def headlines(self) -> Sequence[Headline]:
         shown, first = self._with_drawn_windows(), "entropy error, means first"
@@ -323,7 +328,6 @@ def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
             "window_starts": (),
             "windows": (),
             "effective_memory_symbols": Estimate.of(np.nan),
-            "transport": "",
         }
     equal, n = Baseline.of("baseline", "equal to the window observer", 0.0), run.n
     low, high = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
@@ -333,7 +337,6 @@ def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),
         "effective_memory_symbols": Estimate.of(found.symbols, found.symbols_ends, n=n),
-        "transport": found.verdict,
     }
 
 

@@ -108,15 +108,7 @@ class EffectiveMemory:
     @property
     def verdict(self) -> str:
         """`note`, and whether the model transports the belief if the task can show it."""
-        if not self.can_show_transport:
-            return self.note
-        if math.isnan(self.symbols):
-            return f"{self.note} Undecided whether the model transports: its gain over an observer has no interval."
-        verb = "transports" if self.transports else "does not transport"
-        beaten = (
-            f"{'beats' if self.transports else 'does not beat'} the observer of the last {TRANSPORT_WINDOW} symbols"
-        )
-        return f"{self.note} It {beaten}: the model {verb} the belief."
+        return transport_verdict(self.transport_gap_bits, self.symbols)
 
     @property
     def note(self) -> str:
@@ -217,6 +209,26 @@ def unbeaten_note(kl_bits: Float64[np.ndarray, "start window"], symbols: float) 
         f"windows of up to {TRANSPORT_WINDOW} symbols are compared; in KL the model does not beat that of {width} "
         f"symbols ({number_text(float(kl_bits[:, width].min()))} bits)"
     )
+
+
+def transport_verdict(gap_bits: float, symbols: float) -> str:
+    """Return whether a task can show transport and, if so, whether the model transports the belief.
+
+    Args:
+        gap_bits: KL of the stationary observer of the last 10 symbols.
+        symbols: The model's effective memory; NaN if undecided.
+
+    Example:
+        >>> transport_verdict(0.5, 17.0).partition(". ")[2]
+        'It beats the observer of the last 10 symbols: the model transports the belief.'
+    """
+    note = transport_note(gap_bits)
+    if gap_bits < TRANSPORT_BITS:
+        return note
+    if math.isnan(symbols):
+        return f"{note} Undecided whether the model transports: its gain over an observer has no interval."
+    beats, verb = ("beats", "transports") if symbols > TRANSPORT_WINDOW else ("does not beat", "does not transport")
+    return f"{note} It {beats} the observer of the last {TRANSPORT_WINDOW} symbols: the model {verb} the belief."
 
 
 def transport_note(gap_bits: float) -> str:

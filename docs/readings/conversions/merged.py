@@ -86,7 +86,8 @@ def length(old: Fields) -> LengthReport:
 
 def calibration(old: Fields) -> CalibrationReport:
     """Accuracies along the axis `source`; what is computed from other fields is left out."""
-    rest = without(old, "accuracy", "exact_accuracy", "entropy_mae_of_means_bits", "transport_gap_bits")
+    computed = ("entropy_mae_of_means_bits", "transport_gap_bits", "transport")
+    rest = without(old, "accuracy", "exact_accuracy", *computed)
     accuracy = stacked([old["exact_accuracy"], old["accuracy"]])
     none = np.zeros((0, len(SCORES)), dtype=np.float32)
     return CalibrationReport(**{"sequence_scores": none, **rest}, accuracy=accuracy)
