@@ -53,6 +53,9 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict
     Returns:
         The verdict: `NOT_TESTED` without numbers or conditions.
 
+    Raises:
+        InvalidArgument: An argument has another type than stated.
+
     Example:
         >>> import bayesgeom
         >>> str(verdict(bayesgeom.claims.find("C1")))

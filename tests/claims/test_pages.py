@@ -108,11 +108,11 @@ def test_a_reason_is_whole_sentences() -> None:
 
 
 def test_a_reason_holds_the_measured_number() -> None:
-    """The reason of P1 once said 17 symbols and the number next to it 16."""
-    claim = load()["P1"]
+    """A reason once said 17 symbols and the number next to it 16."""
+    claim = load()["P3"]
     assert claim.measured is not None and "{slow_memory}" in claim.why_open
     value = claim.measured.numbers["slow_memory"]
-    assert f"an effective memory of {text(value, 'symbols')} and a KL of" in reason(claim)
+    assert f"an effective memory of {text(value, 'symbols')}, and a second" in reason(claim)
     other = replace(claim.measured, numbers={**claim.measured.numbers, "slow_memory": replace(value, value=5.0)})
     assert "an effective memory of 5 [" in reason(replace(claim, measured=other))
     assert reason(replace(claim, measured=None)) == "", "without numbers it is not tested"
@@ -120,8 +120,8 @@ def test_a_reason_holds_the_measured_number() -> None:
 
 
 def test_a_text_on_an_open_claim_goes_with_its_verdict() -> None:
-    claim = load()["P1"]
-    decided = replace(claim, supported_if=claim.supported_if[:1], seeds=2)
+    claim = load()["P3"]
+    decided = replace(claim, supported_if=claim.supported_if[2:], seeds=2)
     assert (
         verdict(decided) == Verdict.SUPPORTED and reason(decided) == "" and "Why there is no" not in details([decided])
     )
@@ -150,7 +150,7 @@ def test_rows_state_their_numbers_baselines_and_trainings() -> None:
         assert math.isnan(value.baseline) == (name == "slow_memory")
     shown = details([claim])
     assert "\n- Trainings: 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required.\n" in shown
-    assert "| 1 of 2 |" in summary([load()["Y2"]]) and "| 5 |" in summary([load()["D3"]])
+    assert "| 1 of 2 |" in summary([load()["H4"]]) and "| 5 |" in summary([load()["D3"]])
 
 
 def test_a_number_of_the_summary_has_an_interval_or_says_that_it_has_none() -> None:
