@@ -183,7 +183,8 @@ def parsed(arguments: Sequence[str] | None) -> Command:
                 _tell_choices(commands[given[0]])
             raise
         command_line = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
-        raise InvalidArgument(f"{_one_line(written.getvalue())}. See {command_line} --help.") from None
+        hint = commands[given[0]].hint if given and given[0] in commands else ""
+        raise InvalidArgument(f"{_one_line(written.getvalue())}. See {command_line} --help. {hint}".strip()) from None
     return command
 
 

@@ -250,6 +250,10 @@ BAD_ARGUMENTS = {
     "diagnose tiny --sed 3": (
         "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
     ),
+    "compare one two": (
+        "Unrecognized options: one, two. See bayesgeom compare --help. For two models or two saved diagnoses, use "
+        "`bayesgeom diff A B`."
+    ),
     "ablate tiny --mode void": "mode must be zero, mean or resample, got 'void'.",
     "train": "Missing from bayesgeom train: RECIPE",
 }

@@ -49,6 +49,8 @@ class Command(ABC):
     name: ClassVar[str]
     order: ClassVar[int] = 1_000
     """Place in `bayesgeom --help`, which lists commands in the order of use. Default: after those of this package."""
+    hint: ClassVar[str] = ""
+    """A sentence added to the error about options that this command does not have."""
 
     @abstractmethod
     def __call__(self) -> int:

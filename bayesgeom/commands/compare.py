@@ -19,6 +19,7 @@ class Compare(Command):
 
     name: ClassVar[str] = "compare"
     order: ClassVar[int] = 100
+    hint: ClassVar[str] = "For two models or two saved diagnoses, use `bayesgeom diff A B`."
 
     architectures: tuple[str, ...] = ("transformer", "mamba", "lstm", "mlp")
     """Architectures to compare; mlp-prefix, mamba2 and rwkv are also available."""

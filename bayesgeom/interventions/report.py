@@ -327,7 +327,7 @@ class InterventionReport(Report):
         return (
             str(layer),
             str(self.rank[layer]),
-            f"{self.share.value[VARIANCE, layer]:.2%}",
+            f"{100 * self.share.value[VARIANCE, layer]:.2f} %",
             *map(number_text, reads),
             removal.text(),
             number_text(removal.ceiling),

@@ -77,10 +77,10 @@ def capacity_matched(
     nearest = min(candidates, key=lambda candidate: candidate.error, default=None)
     found = "there is no valid config"
     if nearest is not None:
-        found = f"the nearest, {family.config(nearest.n_layers, nearest.d_model)}, is {nearest.error:.1%} off"
+        found = f"the nearest, {family.config(nearest.n_layers, nearest.d_model)}, is {100 * nearest.error:.1f} % off"
     given = "".join(f", {name} = {value!r}" for name, value in sizes.items())
     raise InvalidArgument(
-        f"no {architecture} with {target.carried.get('d_vocab')} ids{given} is within {TOLERANCE:.0%} of the "
+        f"no {architecture} with {target.carried.get('d_vocab')} ids{given} is within {100 * TOLERANCE:.0f} % of the "
         f"reference's {target.n_parameters:,} parameters: {found}. Fix fewer sizes, or use another reference."
     )
 

@@ -63,10 +63,10 @@ def test_sizes_that_are_given_stay() -> None:
 
 def test_a_reference_that_nothing_matches_is_refused() -> None:
     tiny = TransformerConfig(d_vocab=40, n_ctx=37, n_layers=1, n_heads=1, d_model=2, d_mlp=1)
-    expected = r"no lstm with 40 ids, d_model = 64 is within 1% of the reference's \d+ parameters: the nearest, LSTM"
+    expected = r"no lstm with 40 ids, d_model = 64 is within 1 % of the reference's \d+ parameters: the nearest, LSTM"
     with pytest.raises(InvalidArgument, match=expected):
         capacity_matched("lstm", tiny, d_model=64)
-    with pytest.raises(InvalidArgument, match=r"no mamba with 40 ids is within 1% .*: the nearest, .* is .*% off"):
+    with pytest.raises(InvalidArgument, match=r"no mamba with 40 ids is within 1 % .*: the nearest, .* is .* % off"):
         capacity_matched("mamba", tiny)
 
 
