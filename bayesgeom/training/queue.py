@@ -27,7 +27,8 @@ from bayesgeom.training.state import LOG, STATE, read_log
 
 State = Literal["finished", "shipped", "reported", "running", "stopped", "waiting"]
 DONE: tuple[State, ...] = ("finished", "shipped", "reported")
-# Finished trainings whose weights do not ship: KL in bits, from the report in `docs/readings/seeds-TASK/NAME`.
+# Finished trainings whose weights do not ship: KL in bits, from the report in `docs/readings/seeds-TASK/NAME` or, for
+# the sweep of learning rates, from the card `docs/readings/rates/NAME.md`.
 REPORTED: Mapping[str, float] = {
     "bijection-transformer-untied-seed1": 0.002297,
     "bijection-transformer-seed1": 0.001947,
@@ -54,6 +55,17 @@ REPORTED: Mapping[str, float] = {
     "recall-mamba-seed1": 0.002745,
     "recall-lstm-seed1": 0.6846,
     "recall-mlp-seed1": 3.23,
+    "recall-lstm-quarter-lr0.3": 3.07,
+    "recall-lstm-quarter-lr1": 3.06,
+    "recall-lstm-quarter-lr3": 3.06,
+    "recall-mamba-quarter-lr0.3": 3.059,
+    "recall-mamba-quarter-lr1": 3.06,
+    "recall-mlp-quarter-lr0.3": 3.238,
+    "recall-mlp-quarter-lr1": 3.238,
+    "recall-mlp-quarter-lr3": 3.238,
+    "recall-transformer-quarter-lr0.3": 0.02698,
+    "recall-transformer-quarter-lr1": 1.791,
+    "recall-transformer-quarter-lr3": 2.77,
 }
 _ALIVE_SECONDS = 300.0  # a run saves its state every minute
 

@@ -1,6 +1,7 @@
 """The training queue and its status: read from a folder of runs, without loading a model."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from bayesgeom.training.queue import REPORTED, Queued, progress, queue, status_t
 from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.state import LOG, append_log
-from tests.pages import READINGS
+from tests.pages import READINGS, section
 
 # Minutes on two cores without AVX-512 in float32, from the processor time of single steps, by recipe.
 MEASURED = {
@@ -132,6 +133,17 @@ def test_a_reported_training_is_queued_and_has_the_kl_of_its_report(name: str, t
     (found,) = progress(tmp_path, [own])
     assert (found.state, found.minutes_left, found.kl_bits) == ("reported", 0.0, REPORTED[name])
     folders = {path.parent.name: path.parent for path in READINGS.glob("seeds-*/*/report.json")}
-    assert folders.keys() == REPORTED.keys()
-    report = Diagnosis.load(folders[name])[CalibrationReport]
-    assert REPORTED[name] == pytest.approx(float(report.kl_bits), rel=1e-3)
+    cards = {path.stem: path for path in READINGS.glob("rates/*.md")}
+    assert folders.keys() | cards.keys() == REPORTED.keys()
+    if name in cards:
+        assert f"| **{REPORTED[name]}** (" in cards[name].read_text(encoding="utf-8")
+    else:
+        report = Diagnosis.load(folders[name])[CalibrationReport]
+        assert REPORTED[name] == pytest.approx(float(report.kl_bits), rel=1e-3)
+
+
+def test_the_table_of_the_sweep_is_that_of_its_cards() -> None:
+    shown = re.findall(r"(\S+ \[\S+ … \S+\])", section("comparison.md", "Learning rates"))
+    row = r"\*\*this model\*\*.* \| \*\*(\S+)\*\* (\(\S+ … \S+\))"
+    found = (re.search(row, path.read_text(encoding="utf-8")) for path in READINGS.glob("rates/*.md"))
+    assert sorted(shown) == sorted(f"{own[1]} [{own[2][1:-1]}]" for own in found if own)
