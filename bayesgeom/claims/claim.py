@@ -30,6 +30,10 @@ class Number:
     baseline of the estimate, the number is the level of that baseline: its value, or the `end` of its range.
     `no_interval` says why the number never has an interval; it is then judged by its value. Otherwise a missing
     interval leaves the condition open.
+
+    `if_perfect` is for shares of right answers. If all n sequences are entirely right, the bootstrap gives no interval.
+    At most 1 − 0.05^(1/n) of all sequences then hold an error, with 95 % confidence, and the lower end is 1 minus
+    `if_perfect` times that. `if_perfect` is the largest number of answers in a sequence over the mean number.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Number:
     end: Literal["value", "low", "high"] = "value"
     baseline_label: str = ""
     no_interval: str = ""
+    if_perfect: float = 0.0
     tolerance: float = 1e-3
 
     @property

@@ -51,6 +51,7 @@ _NUMBER = {
     "end": str,
     "baseline_label": str,
     "no_interval": str,
+    "if_perfect": (int, float),
     "tolerance": (int, float),
 }
 _CONDITION = {

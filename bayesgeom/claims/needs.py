@@ -25,7 +25,7 @@ def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
 
 
 def runnable(claim: Claim, runs: Path = RUNS) -> list[Run]:
-    """Return the `decisive` runs, except those never recorded whose checkpoints do not exist yet.
+    """Return the `decisive` runs, except those without a committed report whose checkpoints do not exist yet.
 
     All of them if no run would be left, so that `check_needs` names what is absent.
     """
@@ -55,6 +55,13 @@ def ways_to_make(claim: Claim) -> list[str]:
     shipped = checkpoints()
     needed = dict.fromkeys(name for run in claim.decisive for name in run.needs)
     return [_way(name) for name in needed if name not in shipped and "/" not in name]
+
+
+def ways_to(run: Run, runs: Path = RUNS) -> str:
+    """Return how to make each absent checkpoint of a run that the claim reads, and how long that takes; "" if none."""
+    if not run.numbers:
+        return ""
+    return "; ".join(dict.fromkeys(map(_way, _absent(run, checkpoints(), runs)))) or "not trained yet"
 
 
 def _absent(run: Run, shipped: dict[str, Path], runs: Path) -> list[str]:

@@ -54,7 +54,10 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
     for index, row in enumerate(rows):
         if not _matches(number, row):
             continue
-        if levels is None:
+        if levels is None and number.if_perfect and row.value == 1.0 and math.isnan(row.low):
+            errors = 1 - 0.05 ** (1 / row.n)  # the exact 95 % bound on the share of sequences with an error
+            yield Value(value=1.0, lo=1 - number.if_perfect * errors, hi=1.0, baseline=_bar(report, row))
+        elif levels is None:
             why_not = _reason(report, number, row) if math.isnan(row.low) and not number.is_point else ""
             yield Value(value=row.value, lo=row.low, hi=row.high, baseline=_bar(report, row), why_not=why_not)
         else:

@@ -11,7 +11,7 @@ from typing import Any
 from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Run, Value
 from bayesgeom.claims.loading import find
-from bayesgeom.claims.needs import arguments_of, check_needs, runnable
+from bayesgeom.claims.needs import arguments_of, check_needs, runnable, ways_to
 from bayesgeom.claims.reading import agree, provenance_of, values_of
 from bayesgeom.claims.reproduction_report import ReproductionReport, reproduction_report
 from bayesgeom.claims.verdicts import verdict
@@ -155,7 +155,7 @@ def compared(
                 agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
     verdicts = verdict(claim, found or None), verdict(claim)
     left_out = [
-        f"{run.command} ({'not trained yet' if run.numbers else 'the claim reads no number from it'})"
+        f"{run.command} ({ways_to(run) or 'the claim reads no number from it'})"
         for run in claim.runs
         if run not in (claim.decisive if chosen is None else chosen)
     ]

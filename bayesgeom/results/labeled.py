@@ -12,6 +12,8 @@ from bayesgeom.results.tidy import COLUMN_OF_AXIS
 if TYPE_CHECKING:
     import xarray as xr
 
+_UNITS = ("bits", "nats", "seconds", "steps", "symbols", "tokens")
+
 
 def dataset(name: str, report: object) -> "xr.Dataset":
     """Return the estimates and arrays of a report (see `Report.to_xarray`)."""
@@ -24,13 +26,13 @@ def dataset(name: str, report: object) -> "xr.Dataset":
         own, levels = _of_estimate(field, values_by_field[field], quantity)
         variables |= own
         coordinates |= levels
-    variables |= {field: (dims, values_by_field[field]) for field, dims in axes.items() if field not in declared}
+    plain_arrays = ((field, dims) for field, dims in axes.items() if field not in declared)
+    variables |= {field: (dims, values_by_field[field], _units_of(field)) for field, dims in plain_arrays}
     used = {dim for dims in axes.values() for dim in dims}
     coordinates |= {
         dim: list(values_by_field[f"{dim}s"]) for dim in used if isinstance(values_by_field.get(f"{dim}s"), tuple)
     }
-    clash = sorted(used & variables.keys())
-    if clash:
+    if clash := sorted(used & variables.keys()):
         raise InvalidArgument(
             f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}. Rename one."
         )
@@ -38,6 +40,12 @@ def dataset(name: str, report: object) -> "xr.Dataset":
     whole = xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
     counted = {str(dim): np.arange(size) for dim, size in whole.sizes.items() if dim in COLUMN_OF_AXIS}
     return whole.assign_coords({dim: places for dim, places in counted.items() if dim not in coordinates})
+
+
+def _units_of(field: str) -> dict[str, str]:
+    """The unit in the name of a plain array: a last part, or one before `_by_…` and `_at_…`."""
+    stem = field.partition("_by_")[0].partition("_at_")[0]
+    return {"units": unit} if (unit := stem.rpartition("_")[2]) in _UNITS else {}
 
 
 def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -55,11 +63,8 @@ def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dic
     levels = np.stack([own.value for own in estimate.baselines])
     kinds = ", ".join(own.kind for own in estimate.baselines)
     found[f"{name}_baseline"] = ((axis, *quantity.dims), levels, {**attributes, "kinds": kinds})
-    unknown = np.full(estimate.value.shape, np.nan)
-    for end, of in (
-        ("low", [own.low for own in estimate.baselines]),
-        ("high", [own.high for own in estimate.baselines]),
-    ):
+    unknown, lows = np.full(estimate.value.shape, np.nan), [own.low for own in estimate.baselines]
+    for end, of in (("low", lows), ("high", [own.high for own in estimate.baselines])):
         if any(level is not None for level in of):
             ends = np.stack([unknown if level is None else level for level in of])
             found[f"{name}_baseline_{end}"] = ((axis, *quantity.dims), ends, attributes)

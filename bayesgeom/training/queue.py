@@ -66,6 +66,10 @@ REPORTED: Mapping[str, float] = {
     "recall-transformer-quarter-lr0.3": 0.02698,
     "recall-transformer-quarter-lr1": 1.791,
     "recall-transformer-quarter-lr3": 2.77,
+    "recall-mamba-quarter-lr3": 2.09,
+    "recall-mlp-prefix-quarter-lr0.3": 3.07,
+    "recall-mlp-prefix-quarter-lr1": 3.069,
+    "recall-mlp-prefix-quarter-lr3": 3.068,
 }
 _ALIVE_SECONDS = 300.0  # a run saves its state every minute
 

@@ -107,7 +107,7 @@ def test_a_run_that_was_never_recorded_waits_for_its_checkpoints(small: Claim, t
     number = replace(small.runs[0].numbers["kl"], name="second")
     later = replace(small.runs[0], name="later", report=None, needs=("absent",), numbers={"second": number})
     again = reproduce(replace(small, runs=(*small.runs, later)))
-    assert set(again.found) == {"kl", "error"} and again.not_run == (f"{later.command} (not trained yet)",)
+    assert set(again.found) == {"kl", "error"} and again.not_run == (f"{later.command} (No recipe makes 'absent' yet)",)
     recorded = replace(later, report="docs/readings/claims/later")
     for runs in ((later,), (*small.runs, recorded)):
         with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):

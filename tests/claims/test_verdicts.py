@@ -119,6 +119,17 @@ def test_a_verdict_that_is_not_on_hold_follows_from_numbers() -> None:
     assert all(claim.supported_if for claim in load().values() if claim.id not in ("C5", "C6"))
 
 
+@pytest.mark.parametrize("wrong", ["lstm", "mlp"])
+def test_h4_is_contradicted_only_by_every_training(wrong: str) -> None:
+    """One training once sufficed, although the criterion asks for every one."""
+    claim = replace(load()["H4"], seeds=2)
+    below, above = value(0.01, 0.009, 0.011), value(0.1, 0.09, 0.11)
+    others = dict.fromkeys({"lstm", "lstm_seed1", "mlp", "mlp_seed1"} - {wrong, f"{wrong}_seed1"}, above)
+    assert verdict(claim, others | {wrong: below, f"{wrong}_seed1": above}) == Verdict.NOT_DECIDED
+    assert verdict(claim, others | {wrong: below, f"{wrong}_seed1": below}) == Verdict.CONTRADICTED
+    assert verdict(claim, others | {wrong: above, f"{wrong}_seed1": above}) == Verdict.SUPPORTED
+
+
 def numbers_that_decide(claim: Claim, group: Sequence[Condition]) -> dict[str, Value]:
     """The recorded numbers of a claim, changed so that every condition of the group is met, if that is possible."""
     assert claim.measured is not None

@@ -18,6 +18,7 @@ from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.folder import write_run
 from bayesgeom.results.report import with_provenance
 from bayesgeom.results.terminal import LINES
+from tests.pages import READINGS
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
 LONG = ", of a label that\nnever ends" * 9
@@ -157,6 +158,13 @@ def test_a_dataset_has_named_axes_units_ends_and_baselines(report: PlantedReport
     for axis in ("layer", "kv_head", "position"):
         assert found[axis].values.tolist() == list(range(found.sizes[axis])), "indices of the arrays"
     assert (found.attrs["report"], found.attrs["n"], found.attrs["share"]) == ("planted", 19, 0.75)
+
+
+def test_arrays_whose_name_states_a_unit_have_it_in_a_dataset() -> None:
+    for folder in sorted(READINGS.glob("*/report.json")):
+        for name, own in Diagnosis.load(folder.parent).items():
+            for field, array in own.to_xarray().data_vars.items():
+                assert "_bits" not in str(field) or "units" in array.attrs, f"{folder}: {name}.{field}"
 
 
 def test_a_diagnosis_is_a_tree_of_datasets(diagnosis: Diagnosis) -> None:
