@@ -55,7 +55,7 @@ import torch
 from interval_curves import bounds_above, bounds_converged, curve_rows, trend_row
 from interval_keys import key_rows, layers_apart
 from interval_means import Draw, mean_row, mean_rows, percentile_row, pools, populations
-from interval_readouts import best_map, read_out_rows, spearman_row
+from interval_readouts import best_map, overlap_row, read_out_rows, spearman_row
 from interval_row import FEW_SIZES, REASONS, SIZES, Row
 from scipy.stats import binomtest
 
@@ -94,6 +94,9 @@ def earlier_rows(named: Iterable[tuple[str, Draw, float]]) -> Iterator[Row]:
         if any(word in name for word in ("σ = 2.0", "failures in 1%", "failures in 5%")):
             yield percentile_row(name, draw, truth)
     yield spearman_row(0.0, is_absolute=True)
+    yield overlap_row("random, 0.7^i", 0.7 ** np.arange(24.0), np.inf)
+    yield overlap_row("near, 0.7^i", 0.7 ** np.arange(24.0), 0.3)
+    yield overlap_row("near, 1/i", 1 / np.arange(1.0, 25), 0.3)
     yield Row("before: R² of the best linear map, d = 128", "nothing any more", best_map, sizes=(160,))
 
 

@@ -223,6 +223,27 @@ def silhouette(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     return stacked(found), truth
 
 
+def overlap_row(name: str, spectrum: np.ndarray, spread: float) -> Row:
+    """Overlap of the top 4 directions of a second moment with a span of 8; the span is random if `spread` is infinite.
+
+    Otherwise it is that of the top 8 directions, each with noise of length `spread`. Sequences differ in scale.
+    """
+    d, k, r = len(spectrum), 8, 4
+
+    def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        noise = rng.normal(size=(d, k)) / np.sqrt(d)
+        span = np.linalg.qr(noise if np.isinf(spread) else np.eye(d)[:, :k] + spread * noise)[0]
+        weights, found = jackknife_weights(n, most=64), []
+        for _ in range(m):
+            own = rng.normal(size=(n, 4, d)) * np.sqrt(spectrum) * np.exp(0.5 * rng.normal(size=(n, 1, 1)))
+            grams = (weights @ np.einsum("npd,npe->nde", own, own).reshape(n, -1)).reshape(-1, d, d)
+            top = np.linalg.eigh(grams)[1][:, :, -r:]
+            found.append(statistic_interval(((span.T @ top) ** 2).sum(axis=(1, 2)) / r, seed=1, scale="share"))
+        return stacked(found), float((span[:r] ** 2).sum() / r)
+
+    return Row(f"before: overlap with a span, {name}", "nothing any more", measure, sizes=(32, 64))
+
+
 def read_out_rows() -> Iterator[Row]:
     """Maps, correlations, axes, decisions and clusters."""
     yield Row("R² of this map, held out", "belief read-out", fixed_map)

@@ -226,7 +226,7 @@ class Intervention:
     def _overlaps(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, Overlap]:
         """Return how much of each subspace lies in the span of the hypothesis tokens' embeddings."""
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
-        return overlaps(self.fit, setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
+        return overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
 
     def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
         """Return random subspaces of this rank in one layer."""

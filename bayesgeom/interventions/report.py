@@ -289,16 +289,15 @@ class InterventionReport(Report):
         return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *rest])
 
     def _overlaps(self) -> list[str]:
-        """Return the overlap with the hypothesis tokens' embeddings, in the layers where it has an interval."""
-        head = ("layer", "inside the span of hypothesis embeddings", "95 % interval", "random, mean", "max of 1,000")
+        """Return the overlap with the hypothesis tokens' embeddings, on which claims about J-space rest."""
+        head = ("layer", "inside the span of hypothesis embeddings", "random, mean", "max of 1,000")
         rows, overlap = list[tuple[str, ...]](), self.share[INSIDE]
-        low, high = overlap.ends
-        for at in (at for at in self.layers if np.isfinite(low[at])):
+        for at in (at for at in self.layers if self.subspace.endswith("Jacobian") and np.isfinite(overlap.value[at])):
             own, random, most = (
                 number_text(level[at], is_exact=True)
                 for level in (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
             )
-            rows.append((str(at), own, interval_text(low[at], high[at]), random, most))
+            rows.append((str(at), own, random, most))
         return ["", *aligned([head, *rows])] if rows else []
 
     def _head(self) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED, stacked
+from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import SITE, WHOLE, Matched
-from bayesgeom.subspaces.overlap import Overlap
+from bayesgeom.subspaces.overlap import WHY_NOT, Overlap
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.subspace import Subspace
 
@@ -381,15 +381,13 @@ def _share(context: Context) -> Estimate:
         at: (context.variance_share[at], context.outside_share[at], context.controls.found[at].share)
         for at in context.subspaces
     }
-    overlaps = {at: (own.value, own.lo, own.hi, own.random, own.most) for at, own in context.overlaps.items()}
+    overlaps = {at: (own.value, own.random, own.most) for at, own in context.overlaps.items()}
     variance, outside, matched = context.columns(found, 3)
-    inside, low, high, random, most = context.columns(overlaps, 5)
+    inside, random, most = context.columns(overlaps, 3)
     unknown = np.full_like(inside, np.nan)
     levels = [Baseline.of("chance", MATCHED, np.stack([matched, unknown, unknown]))]
     if overlaps:
-        ends = {"high": np.stack([unknown, unknown, most])}
-        levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), **ends))
-    interval = tuple(np.stack([unknown, unknown, end]) for end in (low, high))
-    return Estimate.of(
-        np.stack([variance, outside, inside]), (interval[0], interval[1]), baselines=levels, why_not=FEW_OR_BIASED
-    )
+        highest = np.stack([unknown, unknown, most])
+        levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), high=highest))
+    ends = np.full((3, *inside.shape), np.nan)
+    return Estimate.of(np.stack([variance, outside, inside]), (ends, ends), baselines=levels, why_not=WHY_NOT)

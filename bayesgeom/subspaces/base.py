@@ -113,10 +113,6 @@ class Fit(ABC):
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         """Return the subspace of each layer."""
 
-    def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
-        """Return the subspaces fitted without each group of sequences in turn; empty if not supported."""
-        return {}
-
 
 class NamedFit(Fit, ABC):
     """A fit that the command line writes as NAME:value,value; a frozen dataclass whose fields are the values.

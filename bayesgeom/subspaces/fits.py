@@ -32,7 +32,7 @@ from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, named_fits
-from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
+from bayesgeom.subspaces.jacobian import jacobian_grams
 from bayesgeom.subspaces.quantity import Quantity
 from bayesgeom.subspaces.quantity_fits import Decoder, Eraser
 from bayesgeom.subspaces.subspace import RANK_TOLERANCE, Subspace, span
@@ -43,7 +43,6 @@ FrameKind = Literal["embedding", "keys", "ov"]
 FRAMES = ("embedding", "keys", "ov")
 AxisKind = Literal["readout", "pc1", "pc1_standardized"]
 AXES = ("readout", "pc1", "pc1_standardized")
-_GRAM_BYTES = 2**30  # limit for second moments stored per sequence
 FORMS = (
     "covariance:QUANTITY[,given=NAME+NAME]",
     "leace:QUANTITY[,given=NAME+NAME]",
@@ -530,19 +529,9 @@ class _TopJacobian(Fit):
         _check_rank(self.r, setting)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        return {at: self._top(gram.sum(dim=0)) for at, gram in self._grams(sample, layers, n_groups=1).items()}
-
-    def without_groups(self, sample: Sample, layers: Sequence[int]) -> dict[int, list[Subspace]]:
-        if len(layers) * (N_SEQUENCES + 1) * 8 * sample.place.width_in(sample.model.spec) ** 2 > _GRAM_BYTES:
-            return {}
-        grams = self._grams(sample, layers, n_groups=N_SEQUENCES)
-        return {at: [self._top(gram.sum(dim=0) - group) for group in gram] for at, gram in grams.items()}
-
-    def _grams(
-        self, sample: Sample, layers: Sequence[int], *, n_groups: int
-    ) -> dict[int, Float64[Tensor, "group d d"]]:
         trials, site = sample.run.trials, sample.place.site
-        return jacobian_grams(sample.model, trials, site, layers, n_groups=n_groups, seed=sample.seed)
+        grams = jacobian_grams(sample.model, trials, site, layers, seed=sample.seed)
+        return {at: self._top(gram.sum(dim=0)) for at, gram in grams.items()}
 
     def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
         # eigh sorts eigenvalues in ascending order.

@@ -6,6 +6,9 @@ This is the mean squared cosine of the principal angles: 1 inside the span, and 
 if the span has k of d dimensions. If embeddings are tied to the output, logits are products with them, so the sensitive
 directions of a late layer lie in their span by construction.
 
+The overlap of a fitted subspace has no interval. At 32 sequences, as in a fit, the jackknife covers 58 to 87 % on
+planted data (`benchmarks/interval_coverage.py --rows "before: overlap"`).
+
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (overlap of J-space and embeddings).
 """
 
@@ -18,48 +21,42 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import BayesGeomError
-from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.base import Fit, Sample, Setting
+from bayesgeom.subspaces.base import Sample, Setting
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.subspace import Subspace
 
 DRAWS = 1_000
+WHY_NOT = "too few sequences for an interval that covers"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Overlap in one layer, with an interval from leaving out groups of sequences, and the chance level.
+    """Overlap in one layer, and the chance level.
 
     `random` and `most` are mean and maximum over `DRAWS` random subspaces of the same rank.
     """
 
     value: float
-    lo: float
-    hi: float
     random: float
     most: float
 
 
-def overlaps(
-    fit: Fit, setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace], *, seed: int
-) -> dict[int, Overlap]:
+def overlaps(setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace], *, seed: int) -> dict[int, Overlap]:
     """Return the overlap in each layer; empty if the site or the task has no such span."""
     embedding = frame()
     try:
         embedding.check(setting)
     except BayesGeomError:
         return {}
-    found, replicates = {}, fit.without_groups(sample, tuple(subspaces))
+    found = {}
     for layer, span in embedding.fitted(sample, tuple(subspaces)).items():
         inside, own = span.basis.double(), subspaces[layer]
         random = random_subspaces(own.width, own.rank, draws=DRAWS, seed=seed)
         chance = np.array([_overlap(inside.cpu(), drawn) for drawn in random])
-        again = np.array([_overlap(inside, one.basis) for one in (own, *replicates.get(layer, ()))])
-        lo, hi = (float(end) for end in statistic_interval(again, seed=seed, scale="share"))
         mean, most = float(chance.mean()), float(chance.max())
-        found[layer] = Overlap(value=float(again[0]), lo=lo, hi=hi, random=mean, most=most)
+        found[layer] = Overlap(value=_overlap(inside, own.basis), random=mean, most=most)
     return found
 
 
