@@ -32,6 +32,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("withhold_kinks.py",),  # intervals of key overlaps where noise decides the size of many cosines
     ("withhold_outside.py",),  # intervals that reached a bound of their range
     ("withhold_silhouettes.py",),  # intervals of silhouettes with the distances fixed
+    ("withhold_overlaps.py",),  # intervals of overlaps of fitted subspaces
 )
 
 
