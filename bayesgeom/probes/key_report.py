@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.geometry.cosine import verdicts
 from bayesgeom.geometry.key_views import COLUMNS, WEIGHTS
-from bayesgeom.results.estimate import NO, YES, Estimate, Quantity, Share, Signed
+from bayesgeom.results.estimate import NO, UNDECIDED, YES, Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -24,6 +24,7 @@ RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 ROUNDING = 1e-6  # of exact values: two keys without their mean are opposite, like two random directions
+HEADS_DIFFER = "heads lie within the range of a level, or on different sides of it"
 WHY_NOT = f"mean keys are noise in part; or {FEW_OR_BIASED}"
 _RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
@@ -37,7 +38,8 @@ class KeyOverlapReport(Report):
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
       networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
-    - `verdict` says which heads lie below, at and above a level, by `geometry.cosine.verdicts`.
+    - `verdict` says which heads lie below, at and above a level, by `geometry.cosine.verdicts`. Where keys are the
+      same in every sequence, the row's verdict follows from it: `verdict_of_heads`.
     - `cross_fitted_overlap` is the overlap from two halves of the sequences. Noise in mean keys lowers the plain
       overlap, but not this one. Keys of activations are means over `n` sequences; `overlap_bias` estimates the effect
       of finite n on the overlap. A verdict "below" requires that the cross-fitted overlap lies below too.
@@ -116,11 +118,32 @@ class KeyOverlapReport(Report):
         if not is_centered:
             high = np.where(np.isnan(high), high, np.fmax(high, self.cross_fitted_overlap))
         _, least, most = self._range(name, is_centered=is_centered)
-        found = verdicts(low, high, least, most)
+        found = verdicts(low - ROUNDING, high + ROUNDING, least, most)
         if is_centered or self.n <= MIN_DIFFERENT:
             return found
         at_most = np.maximum(own.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
         return np.where(np.isnan(low) & (own.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least), -1.0, found)
+
+    def verdict_of_heads(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
+        """Return whether the keys overlap less than every level: the verdict of a row without noise from sequences.
+
+        Keys are the same in every sequence if they come from the weights, or precede all mixing of positions. The only
+        uncertainty is then that of the levels, which are ranges over draws of one head. So every head is compared.
+
+        Args:
+            view: The view.
+            layer: The layer.
+            is_centered: Whether the mean key is removed.
+
+        Returns:
+            "yes" if every head lies below every known level, "no" if every head lies above the same level, else
+            "undecided". A head within the range of a level is like a random one.
+        """
+        found = [self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS]
+        known = [heads for heads in found if np.isfinite(heads).any()]
+        if known and all((heads == -1).all() for heads in known):
+            return YES
+        return NO if any((heads == 1).all() for heads in known) else UNDECIDED
 
     def in_words(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
         """Return the verdicts of one view and layer in words: heads below, at or above each known level."""
@@ -156,11 +179,11 @@ class KeyOverlapReport(Report):
         if self.welch[view] > 0:
             bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
-        if not (self.is_exact(view) and found.no_interval):
-            return found
-        own = self.estimate(metric)[view, layer]
-        is_below = replace(own, low=own.value, high=own.value + ROUNDING).clears("lower") == YES
-        return replace(found, no_interval=NO_SAMPLING, verdict=(YES if is_below else NO) if found.verdict else "")
+        if found.verdict and (self.is_exact(view) or found.high - found.low <= ROUNDING):
+            verdict = self.verdict_of_heads(view, layer, is_centered=is_centered)
+            found = replace(found, verdict=verdict, caveat=HEADS_DIFFER if verdict == UNDECIDED else "")
+        is_withheld = self.is_exact(view) and found.no_interval
+        return replace(found, no_interval=NO_SAMPLING) if is_withheld else found
 
     def _sentence(self, view: int, layer: int, *, is_centered: bool) -> str:
         """Return how many heads lie below, at and above each level, as a sentence; "" where the value is unknown."""

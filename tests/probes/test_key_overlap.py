@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
+from bayesgeom import TransformerConfig, diagnose
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.geometry.cosine import (
@@ -20,6 +21,7 @@ from bayesgeom.geometry.cosine import (
     welch_bound,
 )
 from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
@@ -27,6 +29,7 @@ from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights
+from bayesgeom.tasks.bijection import Bijection
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17
 SETS = {"inputs": (9, 1), "hypotheses": (6, 2, 4), "empty": ()}
@@ -128,8 +131,60 @@ def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[
         is_of_weights = ("/ weights" in line.label or ", columns" in line.label) and np.isfinite(line.value)
         assert ("the value is exact" in line.no_interval) == is_of_weights, line.label
         assert not is_of_weights or "too few" not in line.no_interval
-        if is_of_weights and line.verdict:
-            assert line.verdict == ("yes" if line.value < line.baseline - 1e-6 else "no"), line
+
+
+SMALL = TransformerConfig(d_vocab=40, n_ctx=38, n_layers=1, n_heads=2, d_model=64, d_mlp=64, positions="rotary")
+
+
+def rows_of_layer_0(model: Transformer, *, n: int, n_untrained: int) -> dict[str, str]:
+    """Return the verdicts on keys that are the same in every sequence, by label."""
+    report = diagnose(model, Bijection(), n=n, n_untrained=n_untrained, probes="key_overlap")["key_overlap"]
+    return {line.label: line.verdict for line in report.headlines() if "rotated" not in line.label}
+
+
+@pytest.mark.exhaustive  # builds and reads 72 networks
+def test_an_untrained_network_does_not_beat_the_levels() -> None:
+    """A mean of two heads lies just below the expectation of its level in half of the networks; that is no finding."""
+    rows = [rows_of_layer_0(SMALL.build(seed=seed), n=64, n_untrained=2) for seed in range(100, 124)]
+    n_yes = {label: sum(row[label] == "yes" for row in rows) for label in rows[0]}
+    assert len(n_yes) == 10 and max(n_yes.values()) <= 1, n_yes
+
+
+def test_a_network_with_orthogonal_keys_beats_every_level() -> None:
+    """Keys and values are unit vectors that each head maps to orthogonal keys; rows of W_K are orthogonal, too."""
+    untrained, planted = SMALL.build(seed=1), SMALL.build(seed=1)
+    with torch.no_grad():
+        planted.get_parameter("embed.weight").copy_(torch.eye(40, 64))
+        head = torch.eye(32, 64) + torch.cat([torch.zeros(32, 20), torch.eye(32, 44)], dim=1)
+        head[20:] = torch.eye(64)[40:52]
+        planted.get_parameter("blocks.0.attn.W_K.weight").copy_(torch.cat([head, head]))
+    assert set(rows_of_layer_0(planted, n=64, n_untrained=2).values()) == {"yes"}
+    assert "yes" not in rows_of_layer_0(untrained, n=64, n_untrained=2).values()
+
+
+@pytest.mark.parametrize(
+    ("heads", "verdict"),
+    [((-1, -1), "yes"), ((-1, 0), "undecided"), ((0, 0), "undecided"), ((-1, 1), "undecided"), ((1, 1), "no")],
+)
+def test_the_verdict_of_a_row_agrees_with_its_sentence(heads: tuple[int, int], verdict: str) -> None:
+    n_items, width = 11, 13
+    trials = planted_trials(np.ones((7, 1, 1)), np.tile(np.arange(n_items), (7, 1)), token_sets={"inputs": range(11)})
+    random = torch.from_numpy(np.random.default_rng(4).normal(size=(n_items, width)))
+    frames = {-1: torch.eye(n_items, width, dtype=torch.float64), 0: random, 1: torch.ones(n_items, width)}
+    inputs, w_k = torch.eye(n_items), torch.stack([frames[sign].T for sign in heads]).float()
+    gram, token_keys = w_k @ w_k.swapaxes(1, 2), torch.einsum("tm,hdm->thd", inputs, w_k)
+    static = {s.TOKEN_INPUTS: inputs, s.W_K_GRAM: gram, s.TOKEN_KEYS: token_keys}
+    recorded = {site: values[None] for site, values in static.items()}
+    recorded[s.K] = token_keys.repeat(1, 7, 1, 1, 1)
+    report = KeyOverlap().measure(planted_run(trials, recorded, seed=3))
+    view = report.views.index("inputs / weights")
+    for name in (RANDOM_W_K, RANDOM_DIRECTIONS):
+        assert report.verdict(name)[view, 0].tolist() == list(heads)
+    line = report.headlines()[view]
+    assert (line.verdict, report.headlines()[0].verdict) == (verdict, verdict), "recorded keys are the same"
+    assert ("lie within the range" in line.caveat) == (verdict == "undecided")
+    words = {-1: "below", 0: "at", 1: "above"}
+    assert all(f"{words[sign]} " in line.finding for sign in heads), line.finding
 
 
 def test_there_is_no_interval_where_noise_in_the_means_takes_off_more_than_it_spans(rng: np.random.Generator) -> None:
