@@ -16,7 +16,8 @@ _SIZES = {"n_layers": "{} layers", "n_heads": "{} heads", "d_model": "width {:,}
 class PublishedValue:
     """A published number: the report, metric and label that it belongs to, its source, and the source's task and model.
 
-    Empty `tasks` and `architectures` stand for any. `claim` is the id of the claim that names the same numbers.
+    Empty `tasks` and `architectures` stand for any. A parameter of a task is one value or a list of alternatives, where
+    the empty list stands for None. `claim` is the id of the claim that names the same numbers.
     """
 
     report: str
@@ -44,10 +45,13 @@ class PublishedValue:
 @cache
 def published_values() -> tuple[PublishedValue, ...]:
     """Return all published numbers, in the order of the file."""
-    text = resources.files("bayesgeom.checks").joinpath(FILE).read_text(encoding="utf-8")
-    entries: list[dict[str, Any]] = tomllib.loads(text)["value"]
-    lists = ({name: tuple(entry.get(name, ())) for name in ("tasks", "architectures")} for entry in entries)
-    return tuple(PublishedValue(**(entry | own)) for entry, own in zip(entries, lists, strict=True))
+    known = tomllib.loads(resources.files("bayesgeom.checks").joinpath(FILE).read_text(encoding="utf-8"))
+    entries: list[dict[str, Any]] = known["value"]
+    tasks = (tuple(known["task"][name] for name in entry.get("tasks", ())) for entry in entries)
+    return tuple(
+        PublishedValue(**(entry | {"tasks": own, "architectures": tuple(entry.get("architectures", ()))}))
+        for entry, own in zip(entries, tasks, strict=True)
+    )
 
 
 def published_cell(report: str, metric: str, label: str, provenance: Mapping[str, Any]) -> tuple[str, str]:
@@ -86,10 +90,24 @@ def published_cell(report: str, metric: str, label: str, provenance: Mapping[str
 
 
 def _is_among(tasks: tuple[Mapping[str, Any], ...], known: Mapping[str, Any]) -> bool:
-    """Return whether no stated size of one of the tasks differs from what is known; also if none is stated."""
-    return not tasks or any(all(known[key] == task[key] for key in task.keys() & known.keys()) for task in tasks)
+    """Return whether no stated parameter of one of the tasks differs from what is known; also if none is stated."""
+    return not tasks or any(
+        all(_allows(task[name], known[name]) for name in task.keys() & known.keys()) for task in tasks
+    )
+
+
+def _allows(stated: object, own: object) -> bool:
+    """Return whether a task's own parameter is the stated one or among the stated alternatives; [] stands for None."""
+    value = list(own) if isinstance(own, tuple) else own
+    if not isinstance(stated, list):
+        return value == stated
+    return value in stated if stated else value is None
 
 
 def _task_text(task: Mapping[str, Any]) -> str:
-    sizes = ", ".join(f"{name}={own}" for name, own in task.items() if name != "name")
+    sizes = ", ".join(f"{name}={_parameter_text(own)}" for name, own in task.items() if name != "name")
     return f"{task['name']} with {sizes}" if sizes else str(task["name"])
+
+
+def _parameter_text(stated: object) -> str:
+    return " or ".join(map(str, stated or [None])) if isinstance(stated, list) else str(stated)

@@ -10,14 +10,25 @@ from bayesgeom.checks.published import PublishedValue, published_cell, published
 from bayesgeom.claims.loading import find
 from bayesgeom.results.diagnosis import report_kinds
 from bayesgeom.results.storage import quantities_of
+from bayesgeom.tasks.base import task_kinds
+from bayesgeom.tasks.evidence import BoundEvidence
 from tests.pages import READINGS
 
 TRANSFORMER = {"architecture": "transformer", "n_heads": 6, "n_layers": 6, "d_model": 192, "n_parameters": 2_677_248}
-V20 = {"name": "bijection", "n_values": 20, "n_pairs": 19}
+MLP, LSTM, RWKV = ({"architecture": name, "n_heads": 0} for name in ("mlp", "lstm", "rwkv"))
+V20 = {"name": "bijection", "n_values": 20, "n_pairs": 19, "repeats": False}
+REPEATS = V20 | {"repeats": True}
+HMM = {"name": "hmm", "n_states": 5, "n_symbols": 5, "length": 20, "floor": 0.05, "grid": 0.01, "stay": None}
+EVIDENCE = {"name": "evidence", "control": "none", "style": "plain", "reliability": 0.9, "ks": (0, 1, 2, 4, 8)}
+RECURRENCE = {"name": "modular-recurrence", "modulus": 17, "length": 16, "opaque": False, "prefixes": "all"}
+OTHER = "other size of the task"
+OF_MODELS = "0.44 bits (Pythia-410M), 0.36 bits (Llama-3.2-1B), 0.31 bits (Phi-2)"
 
 
 def numbers_in(text: str) -> set[float]:
-    text = re.sub(r"\(v\d(?:, v\d)*\)|Llama-3\.2-1B|Pythia-410M|Mistral-7B|Phi-2|I v3", "", text)
+    text = re.sub(
+        r"\(v\d(?:, v\d)*\)|\d+ of \d+ layers|layers \d+–\d+|Llama-3\.2-1B|Pythia-410M|Mistral-7B|Phi-2|I v3", "", text
+    )
     return {float(own.replace(",", "")) for own in re.findall(r"\d[\d,]*\.?\d*(?:e-?\d+)?", text)}
 
 
@@ -39,9 +50,33 @@ def test_each_number_belongs_to_a_field_of_a_report_and_is_declared_once() -> No
     ("task", "model", "cell"),
     [
         (V20, TRANSFORMER, "0.003 bits (v1), 0.007 bits (v3)"),
-        (V20, {"architecture": "lstm", "n_heads": 0}, "0.009 bits"),
-        (V20, {"architecture": "rwkv", "n_heads": 0}, "other architecture"),
-        ({"name": "bijection", "n_values": 5}, TRANSFORMER, "other size of the task"),
+        (V20 | {"n_pairs": 20}, TRANSFORMER, "0.003 bits (v1), 0.007 bits (v3)"),
+        (REPEATS, TRANSFORMER, "0.003 bits (v1), 0.007 bits (v3)"),  # I does not say whether keys return
+        (V20 | {"n_pairs": 3}, TRANSFORMER, OTHER),
+        (V20, LSTM, "0.009 bits"),
+        (V20, RWKV, "other architecture"),
+        (V20, MLP, "1.854 bits (v1), 1.85 bits (v3); 1.107 bits (follow-up)"),
+        (REPEATS, MLP, "1.854 bits (v1), 1.85 bits (v3)"),
+        ({"name": "bijection", "n_values": 5}, TRANSFORMER, OTHER),
+        (HMM, TRANSFORMER, "7.5e-5 bits (v1, v2), 0.049 bits (v3)"),
+        (HMM | {"length": 30}, TRANSFORMER, "0.0125 bits"),
+        (HMM | {"length": 50}, TRANSFORMER, "0.0288 bits"),
+        (HMM | {"length": 40}, TRANSFORMER, OTHER),
+        (HMM | {"length": 30}, LSTM, "other architecture"),
+        (HMM, MLP, "0.409 bits (v1, v2), 0.40 bits (v3)"),
+        (HMM | {"length": 50}, MLP, "0.402 bits"),
+        (HMM | {"floor": 0.01, "stay": 0.9}, TRANSFORMER, OTHER),
+        (HMM | {"stay": 0.9}, TRANSFORMER, OTHER),
+        (HMM | {"floor": 0.0}, TRANSFORMER, OTHER),
+        (HMM | {"grid": 0.05}, TRANSFORMER, OTHER),
+        (EVIDENCE, TRANSFORMER, OF_MODELS),
+        (EVIDENCE | {"ks": [0, 1, 2, 4, 8]}, TRANSFORMER, OF_MODELS),
+        (EVIDENCE | {"reliability": 0.6}, TRANSFORMER, OTHER),
+        (EVIDENCE | {"ks": (0, 1)}, TRANSFORMER, OTHER),
+        (EVIDENCE | {"control": "masked"}, TRANSFORMER, OTHER),
+        (EVIDENCE | {"style": "chat"}, TRANSFORMER, OTHER),
+        (RECURRENCE | {"rule_share": 0.5}, TRANSFORMER, "0.014 bits"),
+        (RECURRENCE | {"rule_share": 0.9}, TRANSFORMER, OTHER),
         ({"name": "mess3"}, TRANSFORMER, "other task"),
         ({}, {}, ""),
     ],
@@ -51,6 +86,40 @@ def test_a_number_is_shown_only_for_the_papers_own_task_and_size(
 ) -> None:
     assert published_cell("calibration", "entropy_mae_bits", "", {"task": task, "model": model})[0] == cell
     assert published_cell("calibration", "kl_bits", "", {"task": task, "model": model}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("report", "metric", "label"),
+    [
+        ("key_overlap", "mean_overlap", "|cos|, hypotheses / weights, layer 0"),
+        ("ablation", "top_to_second_ratio", ""),  # language: quoted
+        ("dynamics", "frame_ratio", ""),
+        ("write_strength", "strength", ""),
+        ("intervention", "change_bits", "answer shift, layer 0, frame (embedding)"),
+    ],
+)
+def test_numbers_of_the_follow_up_are_of_keys_that_never_return(report: str, metric: str, label: str) -> None:
+    assert published_cell(report, metric, label, {"task": V20, "model": TRANSFORMER})[0][0].isalnum()
+    cell, note = published_cell(report, metric, label, {"task": REPEATS, "model": TRANSFORMER})
+    assert cell == OTHER and "bijection with n_values=20, n_pairs=19, repeats=False" in note
+
+
+def test_a_range_over_layers_says_so_where_layer_0_is_shown() -> None:
+    known = {"task": {"name": "prompts"}, "model": TRANSFORMER}
+    cell, note = published_cell("key_overlap", "mean_overlap", "|cos|, columns, layer 0", known)
+    assert "Phi-2, 29 of 32 layers" in cell and "Pythia-410M, layers 1–22" in cell and "not numbers of layer 0" in note
+
+
+def test_alternatives_and_none_are_named_in_the_reason() -> None:
+    _, note = published_cell("value_manifold", "entropy_r2", "", {"task": HMM | {"stay": 0.9}, "model": MLP})
+    assert "length=15 or 20, floor=0.05, grid=0.01, stay=None" in note
+
+
+def test_the_tasks_of_published_numbers_have_the_parameters_that_they_state() -> None:
+    kinds = {name: kind for name, (kind, _) in task_kinds().items()} | {"evidence": BoundEvidence}
+    for own in published_values():
+        for task in own.tasks:
+            assert task.keys() - {"name"} <= {field.name for field in fields(kinds[task["name"]])}, task
 
 
 def test_the_note_states_the_papers_model_and_this_one() -> None:
