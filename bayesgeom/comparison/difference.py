@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.checks.text import shown
-from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
+from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport, is_of_head
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
@@ -204,7 +204,7 @@ def _of_diagnoses(a: Diagnosis, b: Diagnosis) -> DifferenceReport:
             f"the diagnoses share no estimate: A has {', '.join(a)}; B has {', '.join(b)}. Measure both with the same "
             f"probes."
         )
-    rows.sort(key=lambda row: not row.is_leading)
+    rows.sort(key=lambda row: (not row.is_leading, is_of_head(row.label)))
     pairing = f"{CONSERVATIVE}, because {reason}" if (reason := _unpaired(a, b)) else ""
     if not pairing:
         rows = _joined(_paired_diagnoses(a, b, seed), rows)
@@ -238,13 +238,17 @@ def _paired_diagnoses(a: Diagnosis, b: Diagnosis, seed: int) -> list[_Row]:
 def _joined(paired: Sequence[_Row], rows: Sequence[_Row]) -> list[_Row]:
     """Return paired rows, then those of other quantities; one whose paired interval is withheld stays conservative."""
     others = {row.key: row for row in rows}
-    first = [row if np.isfinite(row.ends).all() else others.get(row.key, row) for row in paired]
+    withheld = {row.key for row in paired if not np.isfinite(row.ends).all() and row.key in others}
+    first = [replace(others[row.key], is_leading=row.is_leading) if row.key in withheld else row for row in paired]
     known = {row.key for row in paired}
     return [*first, *(row for row in rows if row.key not in known)]
 
 
 def _conservative(a: Report, b: Report) -> list[_Row]:
-    """Return the estimates with intervals in both reports, except single positions, and whether each is a headline."""
+    """Return the estimates with intervals in both reports, except single positions, and whether each is a headline.
+
+    Only calibration measures closeness to the exact posterior, so only its rows have a better direction.
+    """
     leading = {line.metric for line in a.headlines()}
     declared, theirs = quantities_of(type(a)), {_key_of(own): own for own in records_of(b)}
     found: list[_Row] = []
@@ -260,7 +264,7 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
                 key=_key_of(own),
                 label=f"{a.name}: {', '.join(parts)}",
                 unit=own.unit,
-                better=quantity.better,
+                better=quantity.better if a.name == CalibrationReport.name else "",
                 values=(own.value, other.value),
                 difference=other.value - own.value,
                 ends=(other.low - own.high, other.high - own.low),

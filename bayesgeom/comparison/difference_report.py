@@ -1,5 +1,6 @@
 """The report of `diff`: differences between two models, or between two diagnoses."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
 PAIRED = "paired over the same sequences"
 CONSERVATIVE = "conservative"
 _DRAWN = 24  # rows in the figure
+_HEAD = re.compile(r"\bL\d+H\d+$")
+NOT_SCORED = "Neither is called better: they share no calibration scores."
+_HEADS_DIFFER = "Heads with the same index need not correspond in separately trained networks."
+_LINE_PX, _ROW_PX, _AXIS_PX = 17, 34, 60  # a line of a label, the lowest row, and the axis of a panel with its title
+
+
+def is_of_head(label: str) -> bool:
+    """Return whether a row is that of a single head.
+
+    Example:
+        >>> is_of_head("key_overlap: mean |cos| between keys, L0H1"), is_of_head("calibration: accuracy")
+        (True, False)
+    """
+    return _HEAD.search(label) is not None
 
 
 @final
@@ -26,9 +41,9 @@ _DRAWN = 24  # rows in the figure
 class DifferenceReport(Report):
     """B minus A for every quantity; `names` are those of A and B, `pairing` states how intervals were computed.
 
-    `better` states for each row which direction is better: "higher", "lower" or "" if neither is. `is_paired` states
-    which intervals are paired over sequences; the others are conservative. The first `n_leading` rows are the
-    headlines.
+    `better` states for each row which direction is better: "higher", "lower", or "" if neither is closer to the exact
+    posterior. `is_paired` states which intervals are paired over sequences; the others are conservative. The first
+    `n_leading` rows are the headlines.
     """
 
     name: ClassVar[str] = "difference"
@@ -37,7 +52,8 @@ class DifferenceReport(Report):
         "Both models were scored on the same sequences. Each row is the value of B minus that of A. The baseline is "
         "no difference, 0: if the interval contains it, the data do not decide between the two. Paired intervals come "
         "from the differences of single sequences, which removes the variation between sequences. Conservative "
-        "intervals come from the ends of both intervals: they are wider, and hold for any correlation between the two."
+        "intervals come from the ends of both intervals: they are wider, and hold for any correlation between the two. "
+        "Only rows that measure closeness to the exact posterior, those of calibration, are called better."
     )
 
     rows: tuple[str, ...]
@@ -65,13 +81,27 @@ class DifferenceReport(Report):
 
     def conclusion(self) -> str:
         verdicts = [listed for listed, way in zip(self.verdicts(), self.better, strict=True) if way]
-        counts = [(f"{side} is better in", verdicts.count(f"{side} better")) for side in "AB"]
+        counts = [(f"{side} better in", verdicts.count(f"{side} better")) for side in "AB"]
         listed = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
         who = f"A is {self.names[0]}, B is {self.names[1]}."
-        first = f"{self.verdicts()[0]}: by {self.rows[0]}. " if self.rows else ""
-        rest = len(self.rows) - self.n_leading
-        omitted = f"{rest} of {len(self.rows)} rows are in table() and to_pandas() only. " if rest > 0 else ""
-        return f"{first}{who} Of {len(verdicts)} quantities: {listed}. {omitted}Intervals: {self.pairing}."
+        first = f"{self.verdicts()[0]}: by {self.rows[0]}. " if verdicts and self.better[0] else ""
+        scores = f"Of {len(verdicts)} calibration scores: {listed}." if verdicts else NOT_SCORED
+        heads = sum(map(is_of_head, self.rows))
+        each = f" Not drawn: {heads} rows of single heads. {_HEADS_DIFFER}" if heads else ""
+        rows = f" Intervals: {self.pairing}.{self._omitted()}{each}"
+        return f"{first}{who} {scores}{rows}"
+
+    def _omitted(self) -> str:
+        """Return how many rows are headlines and drawn, with a space before it; "" if all are headlines."""
+        if self.n_leading >= len(self.rows):
+            return ""
+        counts = f"{self.n_leading} of {len(self.rows)} rows are listed, {len(self._drawn())} drawn"
+        return f" {counts}; table() and to_pandas() have all."
+
+    def _drawn(self) -> list[int]:
+        """Return the rows in the figure: the first ones with a number, except those of single heads."""
+        known = np.flatnonzero(np.isfinite(self.difference.value)).tolist()
+        return [row for row in known if not is_of_head(self.rows[row])][:_DRAWN]
 
     def _marks(self) -> list[str]:
         """Return what follows the name of each row: paired rows are marked if there are others."""
@@ -108,22 +138,26 @@ class DifferenceReport(Report):
         for kind, chosen in (("paired over sequences", self.is_paired), ("conservative", ~self.is_paired)):
             lines += [f"{kind}:"] if 0 < chosen.sum() < len(rows) else []
             lines += [line for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen for line in row]
+        lines += [_HEADS_DIFFER] if any(map(is_of_head, self.rows)) else []
         return "\n".join(lines)
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.forest import add_forest
+        from bayesgeom.comparison.drawing import stacked
         from bayesgeom.results.theme import panels
 
-        chosen = [row for row in range(len(self.rows)) if np.isfinite(self.difference.value[row])][:_DRAWN]
+        chosen = self._drawn()
         units = list(dict.fromkeys(self.units[row] for row in chosen)) or [""]
         titles = tuple(f"B − A ({unit})" if unit else "B − A" for unit in units)
-        most = max((sum(self.units[row] == unit for row in chosen) for unit in units), default=0)
-        figure = panels(self.title, titles, n_columns=1, row_height=max(340, 160 + 34 * most))
+        figure = panels(self.title, titles, n_columns=1)
         (low, high), marks = self.difference.ends, self._marks()
+        heights: list[int] = []
         for panel, unit in enumerate(units, start=1):
             own = [row for row in chosen if self.units[row] == unit]
             if own:
                 values = (self.difference.value[own], (low[own], high[own]))
                 labels, where = [self.rows[row] + marks[row] for row in own], f"B − A ({unit})" if unit else "B − A"
                 add_forest(figure, (panel, 1), labels, *values, unit=where, baseline=0.0)
-        return figure
+                most = max(text.count("<br>") + 1 for text in figure.get_subplot(panel, 1).yaxis.ticktext or labels)
+                heights.append(_AXIS_PX + len(own) * max(_ROW_PX, 8 + _LINE_PX * most))
+        return stacked(figure, heights) if heights else figure

@@ -58,17 +58,21 @@ def comparison_figure(
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")
-    _set_heights(figure, upper=80 * len(tasks) + 60, lower=28 * len(names) + 60)
-    return figure
+    return stacked(figure, (80 * len(tasks) + 60, 28 * len(names) + 60))
 
 
-def _set_heights(figure: go.Figure, *, upper: int, lower: int) -> None:
-    """Give the two panels heights in pixels, one below the other; their titles move along."""
-    inside = upper + BETWEEN + lower
+def stacked(figure: go.Figure, heights: Sequence[int]) -> go.Figure:
+    """Give the panels heights in pixels, one below the other; their titles move along, and a legend below them."""
+    inside = sum(heights) + BETWEEN * (len(heights) - 1)
     figure.update_layout(height=inside + figure.layout.margin.t + figure.layout.margin.b)
-    figure.layout.yaxis.domain, figure.layout.yaxis2.domain = (1 - upper / inside, 1), (0, lower / inside)
-    for note, y in zip(figure.layout.annotations, (1, lower / inside), strict=False):  # further ones name levels
-        note.y = y
+    figure.layout.legend.y = -figure.layout.margin.b / inside
+    top = inside
+    notes = figure.layout.annotations[: len(heights)]  # further ones name levels
+    for note, axis, height in zip(notes, figure.select_yaxes(), heights, strict=True):
+        axis.domain = max(0, top - height) / inside, top / inside
+        note.y = top / inside
+        top -= height + BETWEEN
+    return figure
 
 
 def _add_models(figure: go.Figure, names: Sequence[str], closed: Estimate) -> None:

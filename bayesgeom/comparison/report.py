@@ -37,6 +37,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, markdown
 from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
+from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ class ComparisonReport(Report):
     about: ClassVar[str] = (
         "Each row of the heat map is a task that tests one primitive, each column an architecture. All have the same "
         "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
-        "the best context-free predictor (0) and the exact posterior (1) that is closed. Equal data, budget and "
-        "parameters do not make the comparison fair if hyperparameters were tuned on one architecture. "
-        "`report.table()` lists hyperparameter search, targets, state size and seeds of every cell."
+        "the best context-free predictor (0) and the exact posterior (1) that is closed. Transport is judged by "
+        "effective memory instead: the width of the narrowest window observer that a model does not beat. "
+        "Equal data, budget and parameters do not make the comparison fair if hyperparameters were tuned on one "
+        "architecture. `report.table()` lists hyperparameter search, targets, state size and seeds of every cell."
     )
     rule: ClassVar[str] = RULE
 
@@ -135,15 +137,15 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        rulings = self._rulings()
-        rows = zip(self.checkpoints, self.verdicts, rulings, self.published, self.standings, strict=True)
+        rulings, full = self._rulings(), self._full_rulings()
+        rows = zip(self.checkpoints, full, self.published, self.standings, strict=True)
         lines = [
             replace(
                 headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
-                ruling=ruling if ruling == outcome else f"{ruling}: {outcome}",
+                ruling=ruling,
                 published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
             )
-            for index, (name, outcome, ruling, published, stands) in enumerate(rows)
+            for index, (name, ruling, published, stands) in enumerate(rows)
         ]
         # One finding per verdict, and one for the cells whose trainings disagree.
         alike: dict[tuple[str, str], list[int]] = {}
@@ -154,10 +156,25 @@ class ComparisonReport(Report):
             alike.setdefault((ruling, of_cell if is_split else outcome), []).append(index)
         for (ruling, outcome), places in alike.items():
             hardest = self._hardest(places, outcome)
-            lines[hardest] = replace(lines[hardest], ruling=ruling, finding=self._finding(places, ruling, outcome))
+            lines[hardest] = replace(lines[hardest], finding=self._finding(places, ruling, outcome))
+        memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
         few = enumerate(self.checkpoints) if len(lines) < FEWEST else ()
         distances = [headline_of(self, "kl_bits", at=(index,), label=f"{name}, KL") for index, name in few]
-        return (*lines, *distances)
+        return (*lines, *memories, *distances)
+
+    def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
+        """The trainings, of all or of `places`, whose verdict follows from effective memory."""
+        chosen = range(len(self.checkpoints)) if places is None else places
+        found = [index for index in chosen if self.task_of[index] in TRANSPORT_TASKS]
+        return [index for index in found if self.window_gap_bits[index] >= TRANSPORT_BITS]
+
+    def _memory_headline(self, index: int, ruling: str) -> Headline:
+        """The effective memory of one training, with the width that transport has to exceed as its baseline."""
+        label = f"{self.checkpoints[index]}, effective memory"
+        line = headline_of(self, "memory_symbols", at=(index,), label=label)
+        return replace(
+            line, baseline=float(TRANSPORT_WINDOW), baseline_name="transport needs more", verdict="", ruling=ruling
+        )
 
     def _hardest(self, places: Sequence[int], outcome: str) -> int:
         """The training that comes closest to another verdict: the lowest share if realized, else the highest."""
@@ -171,11 +188,22 @@ class ComparisonReport(Report):
             return f"{cells[:-1]}: {outcome.removeprefix(f'{NOT_DECIDED}: ')}."
         if ruling != outcome:
             reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(f"{NOT_DECIDED}: ") for index in places)
-            return f"{outcome[0].upper()}{outcome[1:]} on {cells[:-1]}: {'; '.join(reasons)}."
+            return f"{cells[:-1]}: {'; '.join(reasons)}.{self._memory_sentence(places)}"
         elsewhere = [index for index in places if self.standings[index] == "differs at these sizes"]
         against = [index for index in places if self.standings[index] == "contradicts"]
         others = (("Published otherwise", against), ("Published otherwise, at other sizes", elsewhere))
-        return " ".join([cells, *(f"{how}: {self._named(own)}." for how, own in others if own)])
+        differ = "".join(f" {how}: {self._named(own)}." for how, own in others if own)
+        return f"{cells}{differ}{self._memory_sentence(places)}"
+
+    def _memory_sentence(self, places: Sequence[int]) -> str:
+        """A sentence on what decides transport, with a space before it; "" if no training tests it."""
+        own = self._transporting(places)
+        known = [float(self.memory_symbols.value[index]) for index in own]
+        if not known or np.isnan(known).any():
+            return ""
+        ends = " to ".join(number_text(value) for value in dict.fromkeys((min(known), max(known))))
+        named = f"Effective memory (symbols) on {self._named(own)}: {ends}"
+        return f" {named}; transport needs more than {TRANSPORT_WINDOW}."
 
     def _named(self, places: Sequence[int]) -> str:
         """The cells of trainings, by task: "bijection (transformer, lstm), recall (transformer)"."""
@@ -193,6 +221,11 @@ class ComparisonReport(Report):
             return NOT_DECIDED if is_open and not is_check else outcome
 
         return tuple(map(ruling, self.verdicts, self.cell_verdicts, self.is_check))
+
+    def _full_rulings(self) -> list[str]:
+        """The verdict on the cell of each checkpoint, and that on the training where the cell's is open."""
+        both = zip(self._rulings(), self.verdicts, strict=True)
+        return [ruling if ruling == outcome else f"{ruling} ({outcome})" for ruling, outcome in both]
 
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure

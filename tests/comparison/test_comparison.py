@@ -249,9 +249,9 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
     report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 0.03, 1.9, 0.02, 0.02)], seed=0)
     found = [(line.ruling, line.finding) for line in report.headlines()]
     assert found == [
-        ("not decided: realized", ""),
-        ("not decided", "Realized on bijection (lstm), repeats (mamba): one seed."),
-        ("not decided", "Not realized on recall (mlp): one seed."),
+        ("not decided (realized)", ""),
+        ("not decided (realized)", "bijection (lstm), repeats (mamba): one seed."),
+        ("not decided (not realized)", "recall (mlp): one seed."),
         ("realized", ""),
         ("realized", "recall (mamba). Published otherwise, at other sizes: recall (mamba)."),
     ]
@@ -263,6 +263,31 @@ def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) ->
     report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9)], seed=0)
     (found,) = {line.finding for line in report.headlines() if line.finding}
     assert found == "recall (mamba): seeds disagree (not realized, realized)."
+    assert [line.ruling for line in report.headlines()[:2]] == ["not decided (realized)", "not decided (not realized)"]
+
+
+def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generator) -> None:
+    """A share of 0.9 was not realized, for a reason that the page did not state."""
+    row = [*(cell("slow-hmm", "transformer", seed=seed) for seed in (0, 1)), cell("slow-hmm", "mamba")]
+    row.append(cell("hmm", "lstm"))  # which cannot test transport
+    measured = [
+        replace(scores(0.1, rng), memory_symbols=memory, memory_symbols_hi=memory, window_gap_bits=gap)
+        for memory, gap in ((17.0, 0.03), (16.0, 0.03), (7.0, 0.03), (3.0, 1e-8))
+    ]
+    lines = comparison_report(row, measured, seed=0).headlines()
+    memories = [line for line in lines if line.metric == "memory_symbols"]
+    assert [(line.value, line.ruling) for line in memories] == [
+        (17, "realized"),
+        (16, "realized"),
+        (7, "not decided (not realized)"),
+    ]
+    assert all(line.baselines == ["10 (transport needs more)"] and not line.verdict for line in memories)
+    needs = "transport needs more than 10."
+    assert {line.finding for line in lines if line.finding} == {
+        f"slow-hmm (transformer). Effective memory (symbols) on slow-hmm (transformer): 16 to 17; {needs}",
+        f"slow-hmm (mamba): one seed. Effective memory (symbols) on slow-hmm (mamba): 7; {needs}",
+        "hmm (lstm).",
+    }
 
 
 def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.cli import main
-from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport
+from bayesgeom.comparison.difference_report import CONSERVATIVE, NOT_SCORED, PAIRED, DifferenceReport, is_of_head
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import TransformerConfig
@@ -118,7 +118,9 @@ def test_unpaired_diagnoses_state_why() -> None:
     entropies = a[CalibrationReport].entropy_bits_by_position + 1e-4
     assert "their sequences differ" in bayesgeom.diff(a, changed(b, entropy_bits_by_position=entropies)).pairing
     keys = [diagnosed(model(seed), probes=["key_overlap"]) for seed in (0, 1)]
-    assert "calibration, which alone stores single sequences, is missing in A and B" in bayesgeom.diff(*keys).pairing
+    found = bayesgeom.diff(*keys)
+    assert "calibration, which alone stores single sequences, is missing in A and B" in found.pairing
+    assert not any(found.better) and found.conclusion().startswith(f"A is seed0, B is seed1. {NOT_SCORED}")
 
 
 def test_a_row_without_a_paired_interval_stays_conservative() -> None:
@@ -128,6 +130,7 @@ def test_a_row_without_a_paired_interval_stays_conservative() -> None:
     low, high = ends["calibration: KL(exact ‖ model)"]
     assert low < 0 < high and not report.is_paired[report.rows.index("calibration: KL(exact ‖ model)")]
     assert np.isnan(ends["calibration: cross-entropy on the labels"]).all(), "no other report holds it"
+    assert report.n_leading == len(report.headlines()) >= 6, "the conservative row stays a headline"
 
 
 def test_infinite_scores_have_no_interval() -> None:
@@ -183,8 +186,28 @@ def test_omitted_rows_are_counted() -> None:
     diagnosis = bayesgeom.diagnose(model(0), n=19, n_untrained=0)
     report = bayesgeom.diff(diagnosis, diagnosis)
     rest = len(report.rows) - len(report.headlines())
-    assert rest > 0 and f"{rest} of {len(report.rows)} rows are in table() and to_pandas() only." in report.conclusion()
-    assert f"{rest} of {len(report.rows)} rows are in table()" in " ".join(str(report).split())
+    drawn = sum(len(trace.y) for trace in report.plot().data if trace.name == "estimate, 95 % interval")
+    stated = f"{report.n_leading} of {len(report.rows)} rows are listed, {drawn} drawn"
+    assert rest > 0 and f"{stated}; table() and to_pandas() have all." in report.conclusion()
+    assert stated in " ".join(str(report).split())
+
+
+def test_only_calibration_is_better_and_heads_are_neither_counted_nor_drawn() -> None:
+    """115 of 122 rows once counted as better, most of them overlaps of keys in heads that do not correspond."""
+    report = bayesgeom.diff(*(bayesgeom.diagnose(model(seed), n=19, n_untrained=0) for seed in (0, 1)))
+    directed = [row for row, way in zip(report.rows, report.better, strict=True) if way]
+    assert len(directed) >= 6 and all(row.startswith("calibration: ") for row in directed)
+    assert f"Of {len(directed)} calibration scores: " in report.conclusion()
+    heads = [row for row in report.rows if is_of_head(row)]
+    assert heads and report.rows[-len(heads) :] == tuple(heads), "they follow all others"
+    assert f"Not drawn: {len(heads)} rows of single heads. Heads with the same index" in report.conclusion()
+    assert report.table().endswith("need not correspond in separately trained networks.")
+    figure = report.plot()
+    assert not any(is_of_head(label.removesuffix(", paired")) for trace in figure.data for label in trace.y)
+    inside = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    for axis in figure.select_yaxes():
+        row_px = (axis.domain[1] - axis.domain[0]) * inside / (axis.range[0] - axis.range[1])
+        assert all(row_px > 17 * (text.count("<br>") + 1) for text in axis.ticktext), "labels do not overlap"
 
 
 def test_compare_names_diff_for_models_and_diagnoses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +273,7 @@ def test_on_the_command_line(
     save(tmp_path / "two", lambda module: module.embed.weight.mul_(3.0))
     assert main(["diff", "./one", "./two", "--n", "13", "--out", "run"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("A better: by KL(exact ‖ model). A is one, B is two. Of 6 quantities:")
+    assert out.startswith("A better: by KL(exact ‖ model). A is one, B is two. Of 6 calibration scores:")
     assert "KL(exact ‖ model) (bits)" in out
     assert isinstance(Diagnosis.load("run")["difference"], DifferenceReport)
     for name in ("one", "two"):
