@@ -45,6 +45,7 @@ REPORTED: Mapping[str, float] = {
     "slow-hmm-transformer-seed1": 0.007822,
     "slow-hmm-lstm-seed1": 0.5575,
     "slow-hmm-mlp-prefix": 0.4709,
+    "hmm-lstm-seed1": 0.01063,
     "repeats-transformer-seed2": 0.00188,
     "repeats-lstm-seed2": 0.003325,
     "repeats-mlp-seed2": 1.848,
