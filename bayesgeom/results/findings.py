@@ -116,7 +116,7 @@ def numbers(line: Headline) -> str:
 
 
 def _judged(line: Headline) -> str:
-    if line.ruling:  # the report's own verdict decides by more than this one baseline
+    if line.ruling or (line.verdict == "undecided" and line.caveat):  # decided by more than this one baseline
         return "Strongest baseline:"
     is_open = line.verdict == "undecided" and not line.interval
     return "Without an interval nothing is decided; the strongest baseline is" if is_open else _JUDGED[line.verdict]

@@ -183,6 +183,7 @@ def test_the_verdict_of_a_row_agrees_with_its_sentence(heads: tuple[int, int], v
     line = report.headlines()[view]
     assert (line.verdict, report.headlines()[0].verdict) == (verdict, verdict), "recorded keys are the same"
     assert ("lie within the range" in line.caveat) == (verdict == "undecided")
+    assert "Without an interval nothing is decided" not in numbers(line)
     words = {-1: "below", 0: "at", 1: "above"}
     assert all(f"{words[sign]} " in line.finding for sign in heads), line.finding
 
