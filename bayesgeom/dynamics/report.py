@@ -1,7 +1,8 @@
 """The dynamics report: every diagnostic at the snapshots of one training or several."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -27,6 +28,8 @@ _FORMED = (  # metric, layer and label of what has formed by the last snapshot
     ("answer_shift_bits", (0,), "answer shift of the frame swap, layer 0,"),
     ("frame_ratio", (0,), "frame ratio, layer 0,"),
 )
+_BY_CONSTRUCTION = "by construction"
+_IDENTITY = 1e-5  # relative difference from the ceiling; errors of float32 are below 1e-6
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
 
 
@@ -91,7 +94,8 @@ class DynamicsReport(Report):
     def _lowest(self, last: int) -> list[Headline]:
         """Return what formed by the last snapshot, in the training in which it is lowest; unknown numbers are left out.
 
-        The frame is that of layer 0: deeper layers receive what it has written.
+        The frame is that of layer 0: deeper layers receive what it has written. A swap there that equals the ceiling
+        is an identity, whatever the training: it has no verdict of its own.
         """
         found = list[Headline]()
         of = f", lowest of {counted(len(self.runs), 'training')}" if len(self.runs) > 1 else ""
@@ -99,8 +103,18 @@ class DynamicsReport(Report):
             values = self.estimate(metric).value[(slice(None), last, *layer)]
             if np.isfinite(values).any():
                 label = f"{label} at the last snapshot{of}"
-                found.append(headline_of(self, metric, (int(np.nanargmin(values)), last, *layer), label))
+                at = (int(np.nanargmin(values)), last, *layer)
+                line = headline_of(self, metric, at, label)
+                found.append(self._ruled(line, at) if metric == "answer_shift_bits" else line)
         return found
+
+    def _ruled(self, line: Headline, at: tuple[int, ...]) -> Headline:
+        """Return the answer shift without a verdict if the swap equals that of the whole residual stream."""
+        ceiling = float(self.answer_shift_bits.ceiling[at])
+        if not math.isclose(line.value, ceiling, rel_tol=_IDENTITY):
+            return line
+        detail = "At layer 0 the frame holds all that differs between sequences, so its swap equals the ceiling."
+        return replace(line, verdict="", ruling=_BY_CONSTRUCTION, detail=detail)
 
     def plot(self) -> "Figure":
         from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, stable_from

@@ -13,6 +13,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
+from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
@@ -24,6 +25,7 @@ from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
@@ -254,6 +256,34 @@ def test_the_report_opens_with_what_formed(report: DynamicsReport) -> None:
         report.answer_shift_bits.value[0, -1, 0],
         report.frame_ratio.value[0, -1, 0],
     ]
+    shift = lines[2]
+    assert report.answer_shift_bits.ceiling[0, -1, 0] == pytest.approx(shift.value, rel=1e-5)
+    assert (shift.ruling, shift.verdict) == ("by construction", "") and "by construction" in str(shift)
+
+
+def test_an_answer_shift_below_the_ceiling_keeps_its_verdict(report: DynamicsReport) -> None:
+    own = report.answer_shift_bits
+    lower = replace(own, value=own.value / 2, low=own.ends[0] / 2, high=own.ends[1] / 2)
+    line = replace(report, answer_shift_bits=lower).headlines()[2]
+    assert line.ruling == "" and line.verdict == str(lower[0, -1, 0].clears("higher"))
+
+
+def test_the_first_snapshot_is_a_baseline_of_later_ones_and_has_no_verdict() -> None:
+    steps = ("0", "30", "300")
+    share = Estimate.of([0.2, 0.1, 0.5], ([0.19, 0.08, 0.4], [0.21, 0.12, 0.6]), n=5)
+    report = ManifoldFilmReport(
+        run="small",
+        steps=steps,
+        cloud=np.zeros((3, 7, 2)),
+        entropy_bits=np.zeros(7),
+        final_axes_share=replace(share, baselines=(Baseline.of("chance", RANDOM_PLANE, [0.05] * 3),)),
+        n=5,
+    )
+    first, middle, last = report.headlines()
+    assert (first.verdict, first.baseline_text) == ("", "0.05 (random plane)")
+    assert (middle.verdict, middle.baseline) == ("no", 0.2), "above the random plane, below the first snapshot"
+    assert last.verdict == "yes" and last.baselines == ["0.2 (first snapshot)", "0.05 (random plane)"]
+    assert [own.name for own in report.final_axes_share.baselines] == [RANDOM_PLANE], "the stored report is unchanged"
 
 
 def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: SettlingReport) -> None:
