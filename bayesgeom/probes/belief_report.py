@@ -78,8 +78,8 @@ class BeliefReadoutReport(Report):
         "those still possible. The other panels show whether the vectors form clusters, and whether the clusters are "
         "the best guesses (the most probable hypotheses) or only the token just read. k-means finds clusters in any "
         "data, so compare with the Gaussian cloud. Any accurate model clusters by best guess to some degree. The first "
-        "panels plot the beliefs: a corner is certainty, and a color is the same exact belief in every panel. A "
-        "read-out is correct if each color lies at the same place as in the panel of the exact belief."
+        "panels plot the beliefs. Up to six hypotheses are the corners of a polygon, and more are the rows of a heat "
+        "map. The caption of the exact belief says how to read its panel, and a correct read-out looks the same."
     )
 
     r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of the belief")]
@@ -198,8 +198,7 @@ class BeliefReadoutReport(Report):
         """Return simplexes of exact beliefs and of read-outs, also of an untrained network, with their captions."""
         from bayesgeom.charts.simplex import Simplex
 
-        exact = f"Exact beliefs at {len(self.drawn_belief):,} scored positions; the other panels show the same ones."
-        read = [("Exact belief", self.drawn_belief, exact)]
+        read = [("Exact belief", self.drawn_belief, _how_to_read(*self.drawn_belief.shape))]
         for row, site in enumerate(self.sites):
             drawn = self.drawn_readout[:, row]
             last, first = (
@@ -217,6 +216,20 @@ class BeliefReadoutReport(Report):
             (Simplex(title=title, placed=placed, belief=self.drawn_belief, note=note), caption)
             for title, placed, caption in read
         ]
+
+
+def _how_to_read(n_points: int, n_hypotheses: int) -> str:
+    """Return the caption of the exact beliefs: how many are drawn, and what place and color mean; "" without points."""
+    from bayesgeom.charts.simplex import MAX_COLUMNS, MAX_CORNERS
+
+    if n_points == 0:
+        return ""
+    if n_hypotheses <= MAX_CORNERS:
+        drawn = f"Exact beliefs at {n_points:,} scored positions; the other panels show the same ones."
+        return f"{drawn} A corner is certainty, and a color is the same exact belief in every panel."
+    n_columns = -(-n_points // -(-n_points // MAX_COLUMNS))  # every k-th point
+    drawn = f"Exact beliefs at {n_columns:,} of {n_points:,} scored positions, one column each"
+    return f"{drawn}. The other panels show the same ones, with rows and columns in the same order."
 
 
 def window_levels(

@@ -304,12 +304,27 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     assert f"last layer: {number_text(report.r2.value[0, -1])}" in stated_caption(report.plot(), 1)
     assert titles[2].startswith("Read from resid_post, layer 0")
     assert titles[3] == "Untrained network, last layer"
+    assert stated_caption(report.plot(), 0).startswith(f"Exact beliefs at {len(truth):,} scored positions;")
+    assert "A corner is certainty" in stated_caption(report.plot(), 0)
     assert "no untrained network was run" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
+
+
+@pytest.mark.parametrize("n_points", [1, 200, 201, 1000, 1001])
+def test_the_caption_of_a_heat_map_states_the_number_of_its_columns(n_points: int, rng: np.random.Generator) -> None:
+    belief = rng.dirichlet(np.ones(7), size=n_points)
+    own = BeliefReadout().measure(planted(CHAIN))
+    report = replace(own, drawn_belief=belief, drawn_readout=np.stack([belief[None]] * len(STAGES)))
+    figure = report.plot()
+    n_columns = next(trace for trace in figure.data if trace.type == "heatmap").z.shape[1]
+    caption = stated_caption(figure, 0)
+    assert caption.startswith(f"Exact beliefs at {n_columns:,} of {n_points:,} scored positions, one column each.")
+    assert "corner" not in caption and "color" not in caption
 
 
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
     assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2.value).all()
+    assert not stated_caption(report.plot(), 0)
     assert "not drawn: 26 hypotheses are too many" in [t.text[0] for t in report.plot().data if t.mode == "text"]
 
 
