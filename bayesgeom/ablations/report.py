@@ -223,7 +223,7 @@ class AblationReport(Report):
         rank = at.index(True)
         place = f"{label}, rank {rank + 1} of {len(heads)} heads by KL increase"
         own = headline_of(self, "kl_increase_bits", at=(heads[rank],), label=place)
-        return replace(own, ruling=f"rank {rank + 1} of {len(heads)}")
+        return replace(own, verdict="", ruling=f"rank {rank + 1} of {len(heads)}")  # the rank, not whether it exceeds 0
 
     def _attribution(self) -> Sequence[Headline]:
         is_known = not math.isnan(float(self.attribution_rank_correlation))

@@ -175,6 +175,7 @@ def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.
         second.label
         == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by KL increase"
     )
+    assert (second.ruling, second.verdict) == ("rank 5 of 6", ""), "the rank is the verdict"
 
 
 def test_a_pick_that_was_not_ablated_alone_has_no_kl_increase(rng: np.random.Generator) -> None:
