@@ -193,6 +193,7 @@ def test_one_model_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         gradient_movement(run, n=2)
     finally:
         gc.unfreeze()
+        gc.freeze()  # as conftest leaves it
     assert len(alive) == 4 and most == 0, "each of four snapshots is loaded once"
 
 
