@@ -32,8 +32,8 @@ def reproduce(
     """Run a claim's commands and compare their numbers with the recorded ones.
 
     Only commands from which the claim reads numbers are run, and of these only the ones whose checkpoints exist, unless
-    their numbers are recorded. `not_run` of the report lists the others. If the claim reads no number yet, all are run,
-    and `output` holds what they printed.
+    they have a committed report. `not_run` of the report lists the others. If the claim reads no number yet, all are
+    run, and `output` holds what they printed.
 
     Args:
         claim: The claim or its id.

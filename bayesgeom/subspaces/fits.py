@@ -531,7 +531,7 @@ class _TopJacobian(Fit):
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         trials, site = sample.run.trials, sample.place.site
         grams = jacobian_grams(sample.model, trials, site, layers, seed=sample.seed)
-        return {at: self._top(gram.sum(dim=0)) for at, gram in grams.items()}
+        return {at: self._top(gram) for at, gram in grams.items()}
 
     def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
         # eigh sorts eigenvalues in ascending order.

@@ -22,18 +22,18 @@ N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass over all se
 
 
 def jacobian_grams(
-    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, n_groups: int = 1, seed: int
-) -> dict[int, Float64[Tensor, "group d d"]]:
+    model: Model, trials: Trials, site: Site, layers: Sequence[int], *, seed: int
+) -> dict[int, Float64[Tensor, "d d"]]:
     """Return Σ g gᵀ per layer, g = ∂ logit[p, answer] / ∂ x[i], over sequences, positions i ≤ p, and (p, answer).
 
-    It uses the first `N_SEQUENCES` sequences, in `n_groups` groups of consecutive sequences, and `N_LOGITS` pairs of
-    scored position and answer drawn without replacement.
+    It uses the first `N_SEQUENCES` sequences, and `N_LOGITS` pairs of scored position and answer drawn without
+    replacement.
     """
     sums: dict[int, Tensor] = {}
     for gradients in answer_gradients(model, trials.rows(slice(0, N_SEQUENCES)), site, layers, seed=seed):
         for layer, gradient in gradients.items():
-            groups = [rows.flatten(0, 1).flatten(1).double() for rows in gradient.tensor_split(n_groups)]
-            sums[layer] = sums.get(layer, 0) + torch.stack([rows.T @ rows for rows in groups])
+            rows = gradient.flatten(0, 1).flatten(1).double()
+            sums[layer] = sums.get(layer, 0) + rows.T @ rows
     return sums
 
 

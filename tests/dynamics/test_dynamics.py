@@ -120,7 +120,7 @@ def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
     assert ratios.shape == (3, 2)  # both groups, then each of them left out
     for row, rows in zip(ratios, (slice(0, 6), slice(3, 6), slice(0, 3)), strict=True):
         grams = jacobian_grams(model, one.trials.rows(rows), RESID_PRE, (0, 1), seed=seed)
-        basis = [torch.linalg.eigh(grams[layer][0]).eigenvectors[:, -5:] for layer in (0, 1)]
+        basis = [torch.linalg.eigh(grams[layer]).eigenvectors[:, -5:] for layer in (0, 1)]
         shared = [float((b.T @ frame.subspaces[0].basis).square().sum()) / 5 for b in basis]
         assert row == pytest.approx(np.array(shared) * 21 / 5, rel=1e-5)
 
