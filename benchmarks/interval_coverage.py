@@ -52,7 +52,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from interval_curves import bounds_above, bounds_converged, curve_rows, trend_row
+from interval_curves import bounds_above, bounds_converged, curve_rows, fall_row, trend_row
 from interval_keys import key_rows, layers_apart
 from interval_means import Draw, mean_row, mean_rows, percentile_row, pools, populations
 from interval_readouts import best_map, overlap_row, read_out_rows, spearman_row
@@ -97,6 +97,10 @@ def earlier_rows(named: Iterable[tuple[str, Draw, float]]) -> Iterator[Row]:
     yield overlap_row("random, 0.7^i", 0.7 ** np.arange(24.0), np.inf)
     yield overlap_row("near, 0.7^i", 0.7 ** np.arange(24.0), 0.3)
     yield overlap_row("near, 1/i", 1 / np.arange(1.0, 25), 0.3)
+    for drop in (0.0, 0.1):
+        yield fall_row(drop, n_trainings=1)
+        for n_trainings in (3, 5):
+            yield fall_row(drop, n_trainings=n_trainings, is_left_out=True)
     yield Row("before: R² of the best linear map, d = 128", "nothing any more", best_map, sizes=(160,))
 
 

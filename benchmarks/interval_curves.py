@@ -4,13 +4,20 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-from interval_row import Ends, Row
+from interval_row import Ends, Row, stacked
 
+from bayesgeom.dynamics.settling import fall, largest_fall
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import WHOLE, critical_length, discontinuity, mean_along
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER, trend_of
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
+from bayesgeom.stats.bootstrap import (
+    jackknife_weights,
+    linearized_draws,
+    percentile_interval,
+    seed_interval,
+    statistic_interval,
+)
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.memory import WindowScores, effective_memory
 
@@ -35,6 +42,47 @@ def trend_row(name: str, profile: np.ndarray) -> Row:
         return (lo, hi, np.ones(m, dtype=bool)), truth
 
     return Row(f"before: Spearman of layer with value, {name}", "nothing any more", measure)
+
+
+def fall_row(drop: float, *, n_trainings: int, is_left_out: bool = False) -> Row:
+    """Largest fall of a curve over 14 snapshots, which rises to 1 and ends lower by `drop`, or stays level at 0.
+
+    Trainings differ by 0.05 at each snapshot, and sequences by 1. No longer reported: one training with an interval
+    over sequences, and trainings that are each measured between steps chosen on all others (`is_left_out`).
+    """
+    curve = np.minimum(np.linspace(0, 2, 14), 1.0)
+    curve[-4:] -= drop
+
+    def of_one(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        weights, found = jackknife_weights(n), []
+        for _ in range(m):
+            rows = weights @ (curve + rng.normal(size=(n, 1)) + rng.normal(size=(n, len(curve))))
+            start, end = largest_fall(rows[0])
+            found.append(statistic_interval(rows[:, start] - rows[:, end], seed=1))
+        return stacked(found), drop
+
+    def of_several(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        spread = np.hypot(0.05, 1 / np.sqrt(n))  # of the mean over n sequences of a training
+        found = []
+        for _ in range(m):
+            drawn = curve + spread * rng.normal(size=(n_trainings, len(curve)))
+            if is_left_out:
+                steps = [largest_fall(np.delete(drawn, run, axis=0).mean(axis=0)) for run in range(n_trainings)]
+                falls = np.array([own[a] - own[b] for own, (a, b) in zip(drawn, steps, strict=True)])
+                found.append((*seed_interval(falls), drop))
+            else:
+                own = fall(drawn)
+                found.append((own.lo, own.hi, curve[own.start] - curve[own.end]))
+        lo, hi, truth = np.array(found, dtype=float).T
+        return (lo - truth, hi - truth, np.ones(m, dtype=bool)), 0.0  # what falls between the chosen steps
+
+    text = f"ends {drop:g} lower" if drop else "no fall"
+    if n_trainings == 1:
+        return Row(f"before: largest fall of one training, {text}", "nothing any more", of_one, sizes=(64, 256))
+    if is_left_out:
+        name = f"before: largest fall, {n_trainings} trainings, {text}"
+        return Row(name, "nothing any more", of_several, is_cheap=True, sizes=(256,))
+    return Row(f"largest fall, {n_trainings} trainings, {text}", "dynamics", of_several, is_cheap=True)
 
 
 def errors_that_grow(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -138,3 +186,6 @@ def curve_rows() -> Iterator[Row]:
     yield Row("Spearman of layer with value", "query–key alignment", no_order, why=WHY_NO_ORDER)
     yield Row("first position above a threshold", "length", first_above, why=WHOLE)
     yield Row("tokens to converge", "sweep", converged, why=WHOLE)
+    for n_trainings in (3, 5):
+        for drop in (0.0, 0.1, 0.5):
+            yield fall_row(drop, n_trainings=n_trainings)

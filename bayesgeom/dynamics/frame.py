@@ -23,14 +23,13 @@ from bayesgeom.models.base import Model
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.subspaces.fits import frame
-from bayesgeom.subspaces.jacobian import answer_gradients
+from bayesgeom.subspaces.jacobian import jacobian_grams
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
 N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
 MAX_RANK = 8  # number of leading directions of the Jacobian
-GROUPS, GROUP_SIZE = 8, 4  # groups of sequences for the Jacobian
 _DRAWS, _JACOBIAN = 7, 8  # branches of the seed
 
 
@@ -66,20 +65,11 @@ class Frame:
             "random_answer_shift_bits": random.mean(axis=(0, 2)),
         }
 
-    def ratios(self, run: Run) -> Float64[np.ndarray, "left_out layer"]:
-        """Return the overlap of the directions on which answers depend with the frame, over chance; 1 is chance.
-
-        The first row uses all groups of sequences; each other row leaves one group out.
-        """
+    def ratios(self, run: Run) -> Float64[np.ndarray, " layer"]:
+        """Return the overlap of the directions on which answers depend with the frame, over chance; 1 is chance."""
         layers, seed = self.swap.layers, derived_seed(self.swap.seed, _JACOBIAN)
-        size = min(GROUP_SIZE, max(1, run.n_recorded // GROUPS))
-        n_groups = min(GROUPS, run.n_recorded // size)
-        few, grams = run.trials.rows(slice(0, n_groups * size)), dict[int, torch.Tensor]()
-        for gradients in answer_gradients(self.model, few, RESID_PRE, layers, seed=seed):
-            for layer, gradient in gradients.items():
-                rows = gradient.reshape(n_groups, size * gradient.shape[1], -1).double()
-                grams[layer] = grams.get(layer, 0) + rows.mT @ rows
-        return np.stack([_left_out(grams[layer].cpu(), self.subspaces[layer].basis.cpu()) for layer in layers], axis=1)
+        grams = jacobian_grams(self.model, run.trials, RESID_PRE, layers, seed=seed)
+        return np.array([_overlap(grams[layer].cpu(), self.subspaces[layer].basis.cpu()) for layer in layers])
 
     def _edits(self, layer: int) -> list[Edit]:
         """Return the swaps of the frame, of the whole activation, and of random subspaces."""
@@ -107,13 +97,6 @@ class Frame:
         sums = score_pairs(self.swap.pairs(n), plan, n).conditions[..., 0]
         shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
         return shift
-
-
-def _left_out(
-    grams: Float64[torch.Tensor, "group d d"], frame: Float[torch.Tensor, "d rank"]
-) -> Float64[np.ndarray, " left_out"]:
-    total = grams.sum(dim=0)
-    return np.array([_overlap(kept, frame) for kept in (total, *(total - grams))])
 
 
 def _overlap(gram: Float64[torch.Tensor, "d d"], frame: Float[torch.Tensor, "d rank"]) -> float:

@@ -19,7 +19,7 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, RESID_POST, K, Site, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.dynamics.frame import GROUPS, Frame
+from bayesgeom.dynamics.frame import Frame
 from bayesgeom.geometry.chance import gaussian_first_share
 from bayesgeom.geometry.cosine import chance_overlap
 from bayesgeom.geometry.manifold import EntropyScale, cloud_statistics, shuffled_scale
@@ -219,17 +219,16 @@ def _manifold(at: Setting) -> Arrays:
     """Return the shape of the last layer's values (or residual stream), and points on the last snapshot's axes."""
     points, entropy = _cloud(at.run)
     statistics = cloud_statistics(points.flatten(0, 1), _scale(at.run, at.bench, len(points)))
-    flat = points.cpu().numpy()
+    flat, curve_shares = points.cpu().numpy(), statistics.relation["curve_share"]
     axes, weights = at.reference.axes.numpy(), jackknife_weights(len(points))
-    curves = _curve_shares(at, points, float(statistics.relation["curve_share"][0]))
     placed = ((flat - flat.mean(axis=(0, 1))).astype(np.float64) @ axes).reshape(-1, axes.shape[1])
     chosen = np.sort(np.random.default_rng(derived_seed(at.bench.seed, _SHOWN)).permutation(len(placed))[:N_SHOWN])
     return {
         "pc1_share": _first_share(flat, statistics.axes[:, :2].cpu().numpy(), weights),
         "final_axes_share": resampled_axis_shares(flat, axes, weights).sum(axis=0),
         "random_final_axes_share": _alone(axes.shape[1] / len(axes)),
-        "curve_share": curves,
-        "shuffled_curve_share": _alone(float(statistics.relation["curve_share"][1:].mean())),
+        "curve_share": _alone(curve_shares[0]),
+        "shuffled_curve_share": _alone(float(curve_shares[1:].mean())),
         "points": placed[chosen],
         "point_entropy_bits": entropy.ravel()[chosen],
     }
@@ -244,21 +243,6 @@ def _first_share(
     rows = refitted_axis_shares(points, axes, weights)[:, 0]
     least = ABOVE_GAUSSIAN * gaussian_first_share(len(points), points.shape[2])
     return rows if rows[0] > least else _alone(float(rows[0]))
-
-
-def _curve_shares(
-    at: Setting, points: Float[Tensor, "sequence position d"], whole: float
-) -> Float64[np.ndarray, " left_out"]:
-    """Return the share on a smooth curve in entropy, of all sequences, then with each group left out."""
-    n, found = len(points), [whole]
-    entropy = at.run.reference_entropy_bits()[:n].round(9)
-    level = at.run.trials.scored_positions()[:n].cpu().numpy()
-    for group in np.array_split(np.arange(n), min(GROUPS, n // 2)):
-        kept = np.delete(np.arange(n), group)
-        scale = shuffled_scale(entropy[kept], level[kept], shuffles=0, seed=at.bench.seed)
-        cloud = points[torch.from_numpy(kept).to(points.device)].flatten(0, 1)
-        found.append(float(cloud_statistics(cloud, scale).relation["curve_share"][0]))
-    return np.array(found)
 
 
 def _belief(at: Setting) -> Arrays:
@@ -281,8 +265,8 @@ def _frame(at: Setting) -> Arrays:
     frame = Frame.of(at.model, at.bench.task, at.run, n=min(at.bench.n, MAX_PAIRS), seed=at.bench.seed)
     found = frame.answer_shifts()
     by_pair = found.pop("answer_shift_bits")
-    rest = {name: _alone(values) for name, values in found.items()}
-    return {"answer_shift_bits": jackknife_weights(len(by_pair)) @ by_pair, "frame_ratio": frame.ratios(at.run), **rest}
+    alone = {name: _alone(values) for name, values in (found | {"frame_ratio": frame.ratios(at.run)}).items()}
+    return {"answer_shift_bits": jackknife_weights(len(by_pair)) @ by_pair, **alone}
 
 
 PARTS: Mapping[str, Callable[[Setting], Arrays]] = {

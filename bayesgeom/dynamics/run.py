@@ -113,7 +113,7 @@ class _Analysis:
         found, specs = [own for own, _ in each], [spec for _, spec in each]
         numbers = stacked(found)
         curves = dynamics_report(self.runs, numbers, n=self.bench.n, seed=self.bench.seed)
-        settled = settling_report(curves, numbers, seed=self.bench.seed)
+        settled = settling_report(curves)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
             attention_maps(self.runs[0], found[0], maps_at),

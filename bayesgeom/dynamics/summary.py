@@ -12,10 +12,12 @@ from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, 
 from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.dynamics.settling import (
-    MIN_SEEDS,
+    NO_FALL,
+    WHY_NO_FALL,
     dissociation,
     fall,
     frame_moment,
+    measuring,
     precision_by_share,
     precision_moment,
 )
@@ -75,7 +77,7 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
     )
 
 
-def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> SettlingReport:
+def settling_report(curves: DynamicsReport) -> SettlingReport:
     """Return the report on thresholds that are reached, curves that settle, their order, and falls."""
     steps = [int(step) for step in curves.steps]
     kl = curves.kl_bits.value
@@ -100,7 +102,7 @@ def settling_report(curves: DynamicsReport, numbers: Stacked, *, seed: int) -> S
         ),
         verdicts=tuple(own.verdict(first=FRAME, second=PRECISION) for own in by_rule),
         **order_of(steps, curves.timed()).fields(),
-        **_falls(numbers, steps, n=curves.n, seed=seed),
+        **_falls(curves, steps),
         n=curves.n,
     )
 
@@ -113,26 +115,26 @@ def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Est
     return Estimate.of(found, (low, high), n=n, why_not=why_not_of(ends))
 
 
-def _falls(numbers: Stacked, steps: Sequence[int], *, n: int, seed: int) -> dict[str, Any]:
+def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
     """Return the largest fall of every curve that is claimed to rise."""
-    curves = {
-        "PC1 share": numbers["pc1_share"],
-        "curve share": numbers["curve_share"],
-        "belief R²": numbers["belief_r2"],
+    rising = {
+        "PC1 share": curves.pc1_share.value,
+        "curve share": curves.curve_share.value,
+        "belief R²": curves.belief_r2.value,
     }
-    for layer in range(numbers["answer_shift_bits"].shape[-1]):
-        curves[f"answer shift, layer {layer}"] = numbers["answer_shift_bits"][..., layer]
-        curves[f"frame ratio, layer {layer}"] = numbers["frame_ratio"][..., layer]
-    falls = {name: fall(np.moveaxis(values, 1, 2), seed=seed) for name, values in curves.items()}
-    n_runs = len(numbers["kl_bits"])
-    resampled, count = ("trainings", n_runs) if n_runs >= MIN_SEEDS else ("sequences", n)
+    for layer in range(curves.answer_shift_bits.value.shape[-1]):
+        rising[f"answer shift, layer {layer}"] = curves.answer_shift_bits.value[..., layer]
+        rising[f"frame ratio, layer {layer}"] = curves.frame_ratio.value[..., layer]
+    falls = {name: fall(values) for name, values in rising.items()}
+    n_runs, n_measuring = len(curves.runs), len(measuring(curves.kl_bits.value))
     return {
         "curves": tuple(falls),
         "fall": Estimate.of(
             [own.size for own in falls.values()],
             ([own.lo for own in falls.values()], [own.hi for own in falls.values()]),
-            resampled=resampled,
-            n=count,
+            resampled="trainings",
+            n=n_measuring,
+            why_not=WHY_NO_FALL if n_runs == n_measuring else NO_FALL,
         ),
         "fall_share": np.array([own.share for own in falls.values()]),
         "fall_steps": np.array(

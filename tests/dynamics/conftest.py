@@ -1,10 +1,10 @@
-"""In miniature: fewer random subspaces and fewer groups of sequences than in earnest."""
+"""In miniature: fewer random subspaces and gradients of fewer logits than by default."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from bayesgeom.dynamics import frame, measure
+from bayesgeom.dynamics import frame
 from bayesgeom.subspaces import jacobian
 
 
@@ -13,6 +13,4 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frame, "N_RANDOM", 2)
         patch.setattr(jacobian, "N_LOGITS", 5)
-        for module in (frame, measure):
-            patch.setattr(module, "GROUPS", 2)
         yield

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from bayesgeom.core.json_values import encoded
+from bayesgeom.dynamics.again import decided_again
 from bayesgeom.dynamics.replication import ReplicationReport
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
 from tests.pages import READINGS, named_rows, numbers, rows, section
 
@@ -98,6 +101,32 @@ def test_the_second_task_says_what_its_report_says() -> None:
         assert f"{float(own):.2f} [{low:.2f} … {high:.2f}]" in text
     assert found.precision_step_by_scale.tolist() == [[70, 165, 484]] * 5
     assert set(found.frame_step.tolist()) == {314, 390} and set(found.precision_step[0].tolist()) == {484}
+
+
+def test_falls_are_those_of_the_reports(settled: SettlingReport) -> None:
+    def fall(found: SettlingReport, curve: str) -> str:
+        own = found.fall[found.curves.index(curve)]
+        low, high = own.ends
+        digits = 3 if curve == "belief R²" else 2 if abs(float(own)) < 1 else 1
+        return f"{float(own):.{digits}f} [{low:.{digits}f} … {high:.{digits}f}]"
+
+    text = " ".join(PAGE.split())
+    curves = ("frame ratio, layer 0", "frame ratio, layer 1", "frame ratio, layer 2", "curve share", "belief R²")
+    missing = [name for name in curves if fall(settled, name) not in text]
+    assert not missing
+    assert fall(reading("dynamics-sticky")[1], "frame ratio, layer 0") in text
+    alone = reading("dynamics-repeats")[1]
+    assert f"by {float(alone.fall[alone.curves.index('frame ratio, layer 0')]):.1f} from step 14 to 99" in text
+
+
+@pytest.mark.parametrize("name", ["dynamics-bijection", "dynamics-sticky", "dynamics-recall", "formation"])
+def test_a_committed_report_follows_from_its_curves(name: str) -> None:
+    stored, again = reading(name)[1], decided_again(READINGS / name)["settling"]
+    assert isinstance(again, SettlingReport)
+    scalars, arrays = parts_of(again)
+    assert encoded(parts_of(stored)[0]) == scalars
+    for part, array in parts_of(stored)[1].items():
+        np.testing.assert_array_equal(arrays[part], array)
 
 
 @pytest.mark.parametrize("name", ["lstm", "repeats", "recall"])

@@ -42,7 +42,8 @@ CHANGED = {
     "key_overlap": (*INTERVALS, "overlap_bias"),  # the jackknife's bias, by which the rule withholds intervals
     # Withheld: `why_not` of the estimate has the reason.
     "belief_readout": ("silhouette_lo", "silhouette_hi"),
-    "dynamics": ("key_overlap_lo", "key_overlap_hi"),
+    # Also a fall: now measured in other trainings than those that choose its steps (`docs/readings/restate_falls.py`).
+    "dynamics": ("key_overlap_lo", "key_overlap_hi", "fall", "fall_lo", "fall_hi", "fall_share"),
     # Measured again with the decoder directions of the present fit.
     "joint_intervention": (*INTERVALS, "axis_correlation*", "increase_bits*", "beyond_random_bits"),
 }
