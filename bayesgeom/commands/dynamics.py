@@ -36,7 +36,8 @@ class Dynamics(Command):
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, …"""
     from_report: Path | None = None
-    """A saved report instead of runs: recompute the order from its stored curves. Nothing is measured."""
+    """A saved report instead of runs: recompute what settles first and what falls again from its stored curves.
+    Nothing is measured."""
     out: Path | None = None
     """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it.
     Default: the report is not saved."""
