@@ -25,8 +25,7 @@ import torch
 
 from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.models.huggingface.unplaced import check_placed
-from bayesgeom.results.tables import counted
+from bayesgeom.models.huggingface.unplaced import check_weights
 
 SUFFIX = ".gguf"
 _MAGIC, _MOST_TENSORS, _MOST_AXES, _MOST_VALUES = b"GGUF", 1_000_000, 8, 100_000_000
@@ -209,22 +208,11 @@ def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | Non
         device_map=device_map,
         quantization_config=GgufConfig(dequantize=True),
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # raised below, by name
+        ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
         **options,
     )
     hf, found = loaded
-    if wrong := sorted(found["mismatched_keys"]):
-        listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:4])
-        raise CheckpointFault(
-            f"{file} holds {counted(len(wrong), 'tensor')} of other shapes than it declares: {listed}. Copy or "
-            f"download it again."
-        )
-    if missing := sorted(found["missing_keys"]):
-        raise CheckpointFault(
-            f"{file} lacks {counted(len(missing), 'tensor')} of {type(hf).__name__}: {', '.join(missing[:4])}. They "
-            f"would be random numbers; this is not a complete causal language model."
-        )
-    check_placed(hf, found["unexpected_keys"], file)
+    check_weights(hf, found, file, remedy="Copy or download the file again.")
     # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
     hf.hf_quantizer = None
     for marked in (hf.config, hf):

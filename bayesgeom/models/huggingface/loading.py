@@ -23,11 +23,10 @@ from bayesgeom.models.huggingface.quantized import check_readable
 from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
 from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
 from bayesgeom.models.huggingface.sources import check_config, check_weight_files
-from bayesgeom.models.huggingface.unplaced import check_placed
+from bayesgeom.models.huggingface.unplaced import check_weights
 from bayesgeom.models.huggingface.wrapped import base_of, with_adapter
 from bayesgeom.models.options import PLACEMENT
 from bayesgeom.models.options import SOURCE as SOURCES
-from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -175,22 +174,11 @@ def _model(
         config=config,
         use_safetensors=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # raised below, by name
+        ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
         **{"dtype": "auto", **placed, **options},
     )
     hf, found = loaded
-    if wrong := sorted(found["mismatched_keys"]):
-        listed = "; ".join(f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:4])
-        raise CheckpointFault(
-            f"the weights of {source} do not have the shapes that its {CONFIG} requires in "
-            f"{counted(len(wrong), 'tensor')}: {listed}. Restore the {CONFIG} that was saved with the weights."
-        )
-    if missing := sorted(found["missing_keys"]):
-        raise CheckpointFault(
-            f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
-            f"{', '.join(missing[:4])}. They would be random numbers; this is not a complete causal language model."
-        )
-    check_placed(hf, found["unexpected_keys"], source)
+    check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
 
 

@@ -1,12 +1,13 @@
-"""Weights in a file that have no place in the model of its config.
+"""Weights in a file that do not fit the model of its config.
 
-transformers drops such tensors. If they belong to the model, its numbers are wrong. Examples are a layer that the
-config does not declare and a bias that it switches off.
+transformers drops tensors without a place, and draws those that are missing or of another shape at random. In all three
+cases the numbers are those of another model. Examples are a layer that the config does not declare and a bias that it
+switches off.
 """
 
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,33 @@ _INDEX = re.compile(r"\.\d+(?=\.|$)")
 # Masks and tables of positions, which earlier versions of transformers saved and later ones compute.
 _COMPUTED = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\..*|position_ids)$")
 _SHOWN = 4
+
+
+def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | Path, *, remedy: str) -> None:
+    """Check that the weights of a loaded model are complete, of its shapes, and all used.
+
+    Args:
+        hf: The model, as transformers built it from the config.
+        found: What `from_pretrained` returned with `output_loading_info=True`.
+        source: Directory, file or hub name, for the message.
+        remedy: What to do about tensors of other shapes, for the message.
+
+    Raises:
+        CheckpointFault: A tensor has another shape or is missing, or a dropped one is part of the model.
+    """
+    if wrong := sorted(found["mismatched_keys"]):
+        shapes = (f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:_SHOWN])
+        raise CheckpointFault(
+            f"the weights of {source} do not have the shapes that its config requires in "
+            f"{counted(len(wrong), 'tensor')}: {'; '.join(shapes)}. {remedy}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointFault(
+            f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
+            f"{', '.join(missing[:_SHOWN])}. They would be random numbers; this is not a complete causal language "
+            f"model."
+        )
+    check_placed(hf, found["unexpected_keys"], source)
 
 
 def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> None:

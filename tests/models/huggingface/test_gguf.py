@@ -135,7 +135,7 @@ def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CheckpointFault, match=r"cut.gguf is not a complete GGUF file"):
         bayesgeom.load(tmp_path / "cut.gguf")
     write_tiny(tmp_path / "lacking.gguf", without="blk.1.ffn_up")
-    with pytest.raises(CheckpointFault, match=r"lacking.gguf lacks 1 tensor of LlamaForCausalLM: .*1.mlp.up_proj"):
+    with pytest.raises(CheckpointFault, match=r"lacking.gguf lack 1 tensor of LlamaForCausalLM: .*1.mlp.up_proj"):
         bayesgeom.load(tmp_path / "lacking.gguf")
     with pytest.raises(InvalidArgument, match="revision is for models on the Hugging Face hub"):
         bayesgeom.load(tmp_path / "whole.gguf", revision="main")
