@@ -136,6 +136,8 @@ def _breakable(text: str, width: int) -> str:
 
 def wrapped(text: str, most: int, width: int = WIDTH) -> list[str]:
     """Wrap text to at most `most` lines of whole words; omitted text ends in an ellipsis."""
+    if len(text) <= width and text == " ".join(text.split()):
+        return [text] if text else []  # as textwrap does it, which takes a hundred times as long
     lines = textwrap.wrap(text, width, subsequent_indent="  " if width < WIDTH else "")
     if len(lines) <= most:
         return lines

@@ -174,26 +174,24 @@ def entries(figure: go.Figure) -> dict[str, dict[str, list[int]]]:
 
 
 def with_room_for_legend(figure: go.Figure) -> go.Figure:
-    """Return the figure with a legend below each panel, made higher so that panels keep their size."""
+    """Put a legend below each panel and make the figure higher, so that panels keep their size; return the figure."""
     listed, layout = entries(figure), figure.layout
     if (layout.meta or {}).get(_SPACED) or not listed:
-        return go.Figure(figure)
-    spaced = go.Figure(figure)
+        return figure
     width = PAGE_WIDTH - layout.margin.l - layout.margin.r
+    axes = [(listed.get(axis_id(x), {}), x.domain, layout[axis_name(x.anchor or "y")]) for x in figure.select_xaxes()]
     rows: dict[float, int] = {}  # lines of the highest legend, by the upper edge of the row
-    for x in spaced.select_xaxes():
-        names = listed.get(axis_id(x), {})
-        top = spaced.layout[axis_name(x.anchor or "y")].domain[1]
-        rows[top] = max(rows.get(top, 0), _lines(list(names), width * (x.domain[1] - x.domain[0])))
+    for names, (left, right), y in axes:
+        rows[y.domain[1]] = max(rows.get(y.domain[1], 0), _lines(list(names), width * (right - left)))
     moved = _Stretch(rows, layout.height - layout.margin.t - layout.margin.b)
-    for x in spaced.select_xaxes():
-        y = spaced.layout[axis_name(x.anchor or "y")]
-        below = moved(y.domain[0]) - BELOW / moved.height
-        _place_legends(spaced, listed.get(axis_id(x), {}), (x.domain[0], x.domain[1], below), width)
-    _move(spaced, moved)
-    height, below = layout.height + moved.added, layout.margin.b + moved.last
-    noted = {**(layout.meta or {}), _SPACED: True}
-    return spaced.update_layout(height=height, margin_b=below, meta=noted, showlegend=True)
+    number = 2  # of the next legend; traces without one use the first
+    for names, (left, right), y in axes:
+        place = (left, right, moved(y.domain[0]) - BELOW / moved.height)
+        number = _place_legends(figure, names, place, width, number)
+    _move(figure, moved)
+    layout.height, layout.margin.b = layout.height + moved.added, layout.margin.b + moved.last
+    layout.meta, layout.showlegend = {**(layout.meta or {}), _SPACED: True}, True
+    return figure
 
 
 def label_axes(figure: go.Figure, panel: tuple[int, int], x: str, y: str) -> None:
@@ -262,21 +260,23 @@ def _move(figure: go.Figure, moved: _Stretch) -> None:
 
 
 def _place_legends(
-    figure: go.Figure, names: Mapping[str, list[int]], place: tuple[float, float, float], width: float
-) -> None:
-    """SiteLayer legends below a panel, in as many columns as fit; `place` is left, right and the legend's top."""
-    left, right, top = place
+    figure: go.Figure, names: Mapping[str, list[int]], place: tuple[float, float, float], width: float, number: int
+) -> int:
+    """Lay out legends below a panel, in as many columns as fit, and return the number of the next legend.
+
+    `place` is left, right and the legend's top.
+    """
+    (left, right, top), shown, traces = place, list(names.values()), figure.data
     n_lines = _lines(list(names), width * (right - left))
-    n_columns, legend = -(-len(names) // n_lines) if names else 1, ""
-    for number, indices in enumerate(names.values()):
-        column, first = divmod(number, n_lines)
-        if first == 0:
-            n_legends = sum(1 for key in figure.layout if str(key).startswith("legend") and str(key) != "legend")
-            legend = f"legend{n_legends + 2}"
-            x = left + (right - left) * column / n_columns
-            figure.update_layout({legend: {"x": x, "y": top, "yanchor": "top", "font": {"size": 12}}})
-        for index in indices:
-            figure.data[index].update(legend=legend, showlegend=index == indices[0], legendgroup=None)
+    for start in range(0, len(shown), max(1, n_lines)):
+        x = left + (right - left) * (start // n_lines) / -(-len(shown) // n_lines)
+        figure.layout[f"legend{number}"] = {"x": x, "y": top, "yanchor": "top", "font": {"size": 12}}
+        for indices in shown[start : start + n_lines]:
+            for index in indices:
+                trace = traces[index]
+                trace.legend, trace.showlegend, trace.legendgroup = f"legend{number}", index == indices[0], None
+        number += 1
+    return number
 
 
 def _lines(names: list[str], width: float) -> int:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import final
 
@@ -23,13 +23,18 @@ class Source:
     text: str
     tree: ast.Module
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree: about twenty rules go through them."""
+        return tuple(ast.walk(self.tree))
+
     def functions(self) -> Iterator[FunctionNode]:
         """Every function and method, also nested ones."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+        return (node for node in self.nodes if isinstance(node, FunctionNode))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """Every class, also nested ones."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
     def at(self, node: ast.stmt | ast.expr | ast.excepthandler) -> str:
         """Where a node stands, as findings begin."""

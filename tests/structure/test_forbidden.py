@@ -15,7 +15,7 @@ PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 
 def forbidden(source: Source) -> Iterator[str]:
     """Each forbidden construct, with the reason."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         reason = _reason(node)
         if reason:
             assert isinstance(node, ast.stmt | ast.expr | ast.excepthandler)
@@ -65,7 +65,7 @@ def _allows_pickle(keyword: ast.keyword) -> bool:
 
 def through_vars(source: Source) -> Iterator[str]:
     """Each report whose fields are read through `vars`, and each frozen class that writes its own through it."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[ast.Name(id="self")]), ctx=ast.Store()):
                 yield f"{source.at(node)}: writing through vars: the class is frozen"

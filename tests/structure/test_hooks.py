@@ -13,7 +13,7 @@ SETTERS = ("register_forward_hook", "register_forward_pre_hook", "register_full_
 
 def setters(source: Source) -> Iterator[str]:
     """Calls that set a hook on a module, outside the places that may."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and node.attr in SETTERS:
             allowed = ALLOWED.get(source.module)
             if allowed is None or not node.attr.startswith(allowed):

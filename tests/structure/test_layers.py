@@ -47,7 +47,7 @@ _ROOF = max(LAYER_OF.values()) + 1
 
 def imported(source: Source, modules: frozenset[str]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     """Each import of the package's own, with the module that it names; `modules` are those that exist."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Import(names=names):
                 yield from ((node, alias.name) for alias in names if _is_ours(alias.name))
