@@ -38,8 +38,8 @@ class KeyOverlapReport(Report):
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
       networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
-    - `verdict` says which heads lie below, at and above a level, by `geometry.cosine.verdicts`. Where keys are the
-      same in every sequence, the row's verdict follows from it: `verdict_of_heads`.
+    - `verdict` says which heads lie below, at and above a level, by `geometry.cosine.verdicts`. The row's verdict
+      follows from it: `verdict_of_heads`.
     - `cross_fitted_overlap` is the overlap from two halves of the sequences. Noise in mean keys lowers the plain
       overlap, but not this one. Keys of activations are means over `n` sequences; `overlap_bias` estimates the effect
       of finite n on the overlap. A verdict "below" requires that the cross-fitted overlap lies below too.
@@ -125,10 +125,10 @@ class KeyOverlapReport(Report):
         return np.where(np.isnan(low) & (own.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least), -1.0, found)
 
     def verdict_of_heads(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
-        """Return whether the keys overlap less than every level: the verdict of a row without noise from sequences.
+        """Return whether the keys overlap less than every level in every head: the verdict of a row.
 
-        Keys are the same in every sequence if they come from the weights, or precede all mixing of positions. The only
-        uncertainty is then that of the levels, which are ranges over draws of one head. So every head is compared.
+        A mean over heads can lie beyond every level while heads lie on different sides of it, or within its range.
+        Levels are ranges over draws of one head, so every head is compared.
 
         Args:
             view: The view.
@@ -137,10 +137,12 @@ class KeyOverlapReport(Report):
 
         Returns:
             "yes" if every head lies below every known level, "no" if every head lies above the same level, else
-            "undecided". A head within the range of a level is like a random one.
+            "undecided". A head within the range of a level is like a random one. A head without an interval is not
+            known to lie below.
         """
-        found = [self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS]
-        known = [heads for heads in found if np.isfinite(heads).any()]
+        levels = {name: self.level(name, is_centered=is_centered)[view, layer] for name in LEVELS}
+        is_known = {name: np.isfinite(own).any() for name, own in levels.items()}
+        known = [self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS if is_known[name]]
         if known and all((heads == -1).all() for heads in known):
             return YES
         return NO if any((heads == 1).all() for heads in known) else UNDECIDED
@@ -179,7 +181,7 @@ class KeyOverlapReport(Report):
         if self.welch[view] > 0:
             bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
-        if found.verdict and (self.is_exact(view) or found.high - found.low <= ROUNDING):
+        if found.verdict and (self.is_exact(view) or np.isfinite(found.low)):
             verdict = self.verdict_of_heads(view, layer, is_centered=is_centered)
             found = replace(found, verdict=verdict, caveat=HEADS_DIFFER if verdict == UNDECIDED else "")
         is_withheld = self.is_exact(view) and found.no_interval

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.storage import parts_of
@@ -351,6 +353,43 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     assert "below random directions in 1 head, at it in 1, above it in 1" in line.detail
     in_words = "the key overlap (inputs / activation) is below random directions in 1 head, at it in 1, above it in 1."
     assert line.finding == f"In layer 0, {in_words}" and numbers(line).startswith("Mean |cos|: ")
+
+
+@pytest.mark.parametrize(
+    ("heads", "of_mean", "verdict"),
+    [((-1, 0), "yes", "undecided"), ((-1, 1), "no", "undecided"), ((-1, -1), "yes", "yes"), ((1, 1), "no", "no")],
+)
+def test_recorded_keys_are_judged_by_head(heads: tuple[int, int], of_mean: str, verdict: str) -> None:
+    """The mean over a nearly orthogonal head and a random one beats every level; the random head does not."""
+    n_items, width, n = 11, 13, 17
+    trials = planted_trials(
+        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
+    )
+    rng = np.random.default_rng(3)
+    random = rng.normal(size=(n_items, width))
+    frames = {-1: 0.05 + np.eye(n_items, width), 0: random, 1: 1 + 0.5 * random}
+    own = np.stack([frames[sign] for sign in heads], axis=1)
+    k = torch.from_numpy(np.tile(own, (1, n, 1, 1, 1)) + 0.01 * rng.normal(size=(1, n, n_items, 2, width)))
+    report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
+    assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == list(heads)
+    mean, line = report.mean_overlap[0, 0], report.headlines()[0]
+    assert float(mean.ends[1] - mean.ends[0]) > 1e-6 and str(mean.clears("lower")) == of_mean
+    assert line.verdict == verdict and ("lie within the range" in line.caveat) == (verdict == "undecided")
+
+
+def test_a_head_without_an_interval_is_not_below_every_level(
+    everything: tuple[Run, KeyOverlapReport],
+) -> None:
+    """Without an interval a head can lie below untrained networks and have no verdict on random directions."""
+    _, report = everything
+    full = np.ones(report.overlap.value.shape)
+    of_name = ((UNTRAINED, 0.9), (RANDOM_DIRECTIONS, 0.1))
+    levels = [Baseline.of("baseline", name, at * full, low=at * full, high=at * full) for name, at in of_name]
+    own = Estimate.of(0.05 * full, (np.nan * full, np.nan * full), baselines=levels)
+    planted = replace(report, overlap=own, overlap_bias=0 * full, cross_fitted_overlap=0.15 * full, n=17)
+    view = planted.views.index("inputs / activation")
+    assert (planted.verdict(UNTRAINED)[view] == -1).all() and np.isnan(planted.verdict(RANDOM_DIRECTIONS)[view]).all()
+    assert planted.verdict_of_heads(view) == "undecided"
 
 
 def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
