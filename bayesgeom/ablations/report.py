@@ -65,7 +65,7 @@ class AblationReport(Report):
         "Each component is ablated in turn and the model is scored again against the exact posterior on the same "
         "sequences. The number is the KL increase in bits; the baseline is 0. A quantity that can be decoded from an "
         "activation need not influence the answer; an ablation tests whether it does. Whiskers are 95 % paired "
-        "intervals. The report's method criteria applies the criteria of the published claims on layers and heads."
+        "intervals. The command ablate also prints whether the published claims on layers and heads hold here."
     )
 
     mode: Mode

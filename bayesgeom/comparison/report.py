@@ -69,7 +69,8 @@ class ComparisonReport(Report):
         "the best context-free predictor (0) and the exact posterior (1) that is closed. Transport is judged by "
         "effective memory instead: the width of the narrowest window observer that a model does not beat. "
         "Equal data, budget and parameters do not make the comparison fair if hyperparameters were tuned on one "
-        "architecture. `report.table()` lists hyperparameter search, targets, state size and seeds of every cell."
+        "architecture. The table that the command compare prints lists hyperparameter search, targets, state size and "
+        "seeds of every cell."
     )
     rule: ClassVar[str] = RULE
 
@@ -120,7 +121,7 @@ class ComparisonReport(Report):
         return tuple(len(found) for found in same_cell(self._cells(), self.verdicts))
 
     def strongest_baseline(self, index: int) -> Baseline:
-        """Return the baseline with the lowest KL on the task of a checkpoint."""
+        """Return the baseline with the lowest KL on the task of a checkpoint, the context-free predictor included."""
         found = self.kl_bits[index].hardest_baseline("lower")
         assert found is not None, "every task has a context-free predictor"
         return found
@@ -141,7 +142,7 @@ class ComparisonReport(Report):
         rows = zip(self.checkpoints, full, self.published, self.standings, strict=True)
         lines = [
             replace(
-                headline_of(self, "share_closed", at=(index,), label=f"{name}, share closed"),
+                self._share_headline(index, f"{name}, share closed"),
                 ruling=ruling,
                 published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
             )
@@ -161,6 +162,14 @@ class ComparisonReport(Report):
         few = enumerate(self.checkpoints) if len(lines) < FEWEST else ()
         distances = [headline_of(self, "kl_bits", at=(index,), label=f"{name}, KL") for index, name in few]
         return (*lines, *memories, *distances)
+
+    def _share_headline(self, index: int, label: str) -> Headline:
+        """The share closed by one training next to that of its strongest baseline, which need not be context-free."""
+        line, strongest = headline_of(self, "share_closed", at=(index,), label=label), self.strongest_baseline(index)
+        if strongest.name == CONTEXT_FREE:
+            return line
+        share = 1 - float(strongest.value) / float(self.kl_bits.baseline(CONTEXT_FREE).value[index])
+        return replace(line, baseline=share, baseline_name=f"{strongest.name}; {line.baseline_text}")
 
     def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
         """The trainings, of all or of `places`, whose verdict follows from effective memory."""
@@ -183,9 +192,9 @@ class ComparisonReport(Report):
 
     def _finding(self, places: Sequence[int], ruling: str, outcome: str) -> str:
         """A sentence on trainings with one verdict: their cells, why it is open, and where the papers differ."""
-        cells = f"{self._named(places)}."
         if outcome.startswith(DISAGREE):
-            return f"{cells[:-1]}: {outcome.removeprefix(f'{NOT_DECIDED}: ')}."
+            return f"Seeds disagree on {self._seeds(places)}.{self._memory_sentence(places)}"
+        cells = f"{self._named(places)}."
         if ruling != outcome:
             reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(f"{NOT_DECIDED}: ") for index in places)
             return f"{cells[:-1]}: {'; '.join(reasons)}.{self._memory_sentence(places)}"
@@ -194,6 +203,20 @@ class ComparisonReport(Report):
         others = (("Published otherwise", against), ("Published otherwise, at other sizes", elsewhere))
         differ = "".join(f" {how}: {self._named(own)}." for how, own in others if own)
         return f"{cells}{differ}{self._memory_sentence(places)}"
+
+    def _seeds(self, places: Sequence[int]) -> str:
+        """The verdicts of the trainings of each cell: "recall (lstm): limited in 2 of 3 trainings (a, b), …"."""
+        cells: dict[str, list[int]] = {}
+        for index in places:
+            cells.setdefault(self._named([index]), []).append(index)
+        texts = []
+        for cell_name, own in cells.items():
+            named: dict[str, list[str]] = {}
+            for index in own:
+                named.setdefault(self.verdicts[index], []).append(self.checkpoints[index])
+            counts = [f"{found} in {len(names)} of {len(own)} ({', '.join(names)})" for found, names in named.items()]
+            texts.append(f"{cell_name}: {', '.join(counts)}")
+        return "; ".join(texts)
 
     def _memory_sentence(self, places: Sequence[int]) -> str:
         """A sentence on what decides transport, with a space before it; "" if no training tests it."""
@@ -223,9 +246,15 @@ class ComparisonReport(Report):
         return tuple(map(ruling, self.verdicts, self.cell_verdicts, self.is_check))
 
     def _full_rulings(self) -> list[str]:
-        """The verdict on the cell of each checkpoint, and that on the training where the cell's is open."""
-        both = zip(self._rulings(), self.verdicts, strict=True)
-        return [ruling if ruling == outcome else f"{ruling} ({outcome})" for ruling, outcome in both]
+        """The verdict on the cell of each checkpoint, and that on the training where the cell's is open.
+
+        Where seeds disagree, the finding states the verdict on each training: one of them would look like the cell's.
+        """
+        both = zip(self._rulings(), self.verdicts, self.cell_verdicts, strict=True)
+        return [
+            ruling if ruling == outcome or of_cell.startswith(DISAGREE) else f"{ruling} ({outcome})"
+            for ruling, outcome, of_cell in both
+        ]
 
     def plot(self) -> "Figure":
         from bayesgeom.comparison.drawing import comparison_figure
@@ -330,8 +359,9 @@ _TERMS = (
     "seeds",
 )
 _BASELINES = (
-    "Share closed is measured from the best context-free predictor. The strongest baseline sees the context and lacks "
-    "what the row tests (“exact”: the row tests no more than that baseline does). On hidden Markov models window "
+    "Share closed is measured from the best context-free predictor. The strongest baseline is the one with the "
+    "lowest KL; all but the context-free predictor see the context and lack what the row tests (“exact”: the row tests "
+    "no more than that baseline does). On hidden Markov models window "
     "observers of up to 10 symbols are baselines. Effective memory is the width of the narrowest observer, of any "
     "width, that a model does not beat."
 )

@@ -259,11 +259,19 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
 
 def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) -> None:
     """The LSTM on recall once stood in two findings, as limited and as not realized."""
-    row = [cell("recall", "mamba", seed=seed) for seed in (0, 1)]
-    report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9)], seed=0)
+    row = [cell("recall", "mamba", seed=seed) for seed in (0, 1, 2)]
+    report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9, 1.8)], seed=0)
+    first, *others = report.checkpoints
     (found,) = {line.finding for line in report.headlines() if line.finding}
-    assert found == "recall (mamba): seeds disagree (not realized, realized)."
-    assert [line.ruling for line in report.headlines()[:2]] == ["not decided (realized)", "not decided (not realized)"]
+    assert found == (
+        f"Seeds disagree on recall (mamba): realized in 1 of 3 ({first}), not realized in 2 of 3 ({', '.join(others)})."
+    )
+    assert [line.ruling for line in report.headlines()[:3]] == ["not decided"] * 3  # not the verdict on one training
+
+
+def test_what_a_page_says_of_the_table_is_in_words() -> None:
+    """Pages named a method of the report, which a reader of the terminal cannot call."""
+    assert "(" not in ComparisonReport.about.split("parameters do not")[1] and "`" not in ComparisonReport.about
 
 
 def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generator) -> None:
