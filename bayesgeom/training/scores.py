@@ -32,6 +32,8 @@ N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
 KNOWN_BITS = 1e-6  # an answer is known if the entropy of the exact posterior is below this
 _REFERENCE = 1  # branch of the seed
+CONTEXT_FREE = "context-free"
+_AVERAGE, _UNIFORM = f"{CONTEXT_FREE}: average predictive", f"{CONTEXT_FREE}: uniform"
 
 
 @final
@@ -40,8 +42,9 @@ class Scores:
     """Scores of one model per sequence, averaged over scored positions.
 
     Attributes:
-        context_free_kl_bits: KL of the best context-free predictor: the exact predictive averaged over sequences, by
-            position. `context_free_…` fields are scores of this predictor.
+        context_free_kl_bits: KL of the best context-free predictor: the uniform one, or the exact predictive averaged
+            over other sequences, by position, whichever has the lower mean KL. `context_free_…` fields are scores of
+            this predictor.
         known: Share of positions whose answer is certain under the posterior.
         known_correct: Share of positions where it is certain and the most probable answer is correct.
         baseline_kl_bits: Mean KL of every baseline of the task, as for calibration; infinite for one that excludes the
@@ -72,19 +75,20 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
 
     The effective memory is that of calibration with the same `n` and `seed`: of the same sequences and resamples.
     """
-    marginal, resamples = context_free(task, seed=seed), derived_seed(seed, Branch.RESAMPLING)
+    candidates, resamples = context_free(task, seed=seed), derived_seed(seed, Branch.RESAMPLING)
 
     def baselines(trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
-        free = marginal.to(trials.predictive.device).expand(len(trials), -1, -1)
-        return {"context-free": free, **context_aware(task, trials)}
+        return {**_expanded(candidates, trials), **context_aware(task, trials)}
 
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
     run = model.run(stream, baseline_predictives=baselines, seed=resamples)
-    own, free = run.behavior, run.baseline_behaviors["context-free"]
+    own, others = run.behavior, dict(run.baseline_behaviors)
+    free = min((others.pop(name) for name in candidates), key=lambda found: float(found.kl_bits.mean()))
+    others = {CONTEXT_FREE: free, **others}
     known = own.exact_entropy_bits < KNOWN_BITS
     memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed)
-    known_kl = {name: float(found.kl_bits.mean()) for name, found in run.baseline_behaviors.items()}
-    hits = {name: float((known * found.correct).mean()) for name, found in run.baseline_behaviors.items()}
+    known_kl = {name: float(found.kl_bits.mean()) for name, found in others.items()}
+    hits = {name: float((known * found.correct).mean()) for name, found in others.items()}
     return Scores(
         kl_bits=_mean(own.kl_bits),
         context_free_kl_bits=_mean(free.kl_bits),
@@ -131,26 +135,40 @@ def wider_kl(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> di
 
 def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
     """Score the baselines only, on the sequences that `score` uses for the same `n` and `seed`."""
-    marginal = context_free(task, seed=seed)
+    candidates = context_free(task, seed=seed)
     total, windows = dict[str, float](), list[WindowScores]()
     for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
         exact = block.at_scored(block.predictive)
-        predictives = {"context-free": marginal.expand(len(block), -1, -1), **context_aware(task, block)}
+        predictives = {**_expanded(candidates, block), **context_aware(task, block)}
         for name, predictive in predictives.items():
             total[name] = total.get(name, 0.0) + float(kl_bits(exact, predictive.log()).mean(dim=1).sum())
         own = window_scores(block)
         windows += [] if own is None else [own]
     whole = joined(windows)
     own_windows = np.zeros((0, 0)) if whole is None else whole.kl_bits.mean(axis=2)
-    return Levels(kl_bits={name: value / n for name, value in total.items()}, window_kl_bits=own_windows)
+    free = min(total.pop(name) for name in candidates)
+    known = {CONTEXT_FREE: free, **total}
+    return Levels(kl_bits={name: value / n for name, value in known.items()}, window_kl_bits=own_windows)
 
 
-def context_free(task: WindTunnel, *, seed: int) -> Float64[Tensor, "query_pos answer"]:
-    """Return the predictive averaged over sequences, which is the context-free predictor with the least mean KL."""
+def context_free(task: WindTunnel, *, seed: int) -> dict[str, Float64[Tensor, "query_pos answer"]]:
+    """Return the candidates for the best context-free predictor, by name.
+
+    The predictive averaged over all sequences has the least mean KL. Its estimate from `N_REFERENCE` sequences is worse
+    than the uniform predictor where the average is uniform. `score` and `levels` use the candidate with the lower KL.
+    """
     total, n = torch.zeros(1, dtype=torch.float64), 0
     for block in task.stream(N_REFERENCE, seed=derived_seed(seed, _REFERENCE)):
         total, n = total + block.at_scored(block.predictive).sum(dim=0), n + len(block)
-    return total / n
+    average = total / n
+    return {_AVERAGE: average, _UNIFORM: torch.full_like(average, 1 / average.shape[-1])}
+
+
+def _expanded(
+    candidates: Mapping[str, Float64[Tensor, "query_pos answer"]], trials: Trials
+) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
+    device = trials.predictive.device
+    return {name: own.to(device).expand(len(trials), -1, -1) for name, own in candidates.items()}
 
 
 def check_counts(*, seeds: object, n: object, seed: int) -> None:

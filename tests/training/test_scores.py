@@ -11,17 +11,49 @@ from bayesgeom.models.resolve import of_module
 from bayesgeom.probes import calibration
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.tasks.associative_recall import AssociativeRecall
-from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.process import Process
 from bayesgeom.training import scores
 from bayesgeom.training.scores import context_free, levels, score
 
 
-def test_the_best_context_free_predictor_of_a_bijection_is_uniform() -> None:
-    marginal = context_free(Bijection(n_values=5, n_pairs=4), seed=0)
-    assert marginal.shape == (4, 5) and float((marginal - 0.2).abs().max()) < 0.05
-    assert torch.allclose(marginal.sum(-1), torch.ones(4, dtype=torch.float64))
+def candidates_kl(task: WindTunnel, *, n: int, seed: int) -> dict[str, float]:
+    """Return the mean KL of both candidates for the best context-free predictor, by a loop over sequences."""
+    trials = next(iter(task.stream(n, seed=derived_seed(seed, Branch.TRIALS))))
+    exact, found = trials.at_scored(trials.predictive), {}
+    for name, own in context_free(task, seed=seed).items():
+        found[name] = float(torch.where(exact > 0, exact * (exact / own).log2(), 0.0).sum(-1).mean())
+    return found
+
+
+def test_candidates_for_the_best_context_free_predictor_are_the_average_and_uniform() -> None:
+    average, uniform = context_free(Bijection(n_values=5, n_pairs=4), seed=0).values()
+    assert average.shape == (4, 5) and 0 < float((average - 0.2).abs().max()) < 0.05
+    assert torch.allclose(average.sum(-1), torch.ones(4, dtype=torch.float64))
+    assert torch.equal(uniform, torch.full((4, 5), 0.2, dtype=torch.float64))
+
+
+def test_the_best_context_free_predictor_is_never_worse_than_uniform() -> None:
+    """The average over a bijection's sequences is uniform, so that an estimate of it can only be worse."""
+    task = Bijection(n_values=5, n_pairs=4)
+    average, uniform = candidates_kl(task, n=97, seed=0).values()
+    assert uniform < average
+    assert levels(task, n=97, seed=0).kl_bits["context-free"] == pytest.approx(uniform, abs=1e-9)
+    sizes = {"n_ctx": task.n_pos, "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
+    model = of_module(Transformer(TransformerConfig(d_vocab=task.d_vocab, **sizes)), task=task)
+    own = score(model, task, n=97, seed=0)
+    assert own.context_free_kl_bits.mean() == pytest.approx(uniform, abs=1e-5)
+    assert not any(name.startswith("context-free:") for name in (*own.baseline_kl_bits, *own.baseline_known_correct))
+
+
+def test_the_average_predictive_is_the_best_where_answers_are_not_equally_frequent() -> None:
+    coin = [[[0.9, 0.0], [0.0, 0.2]], [[0.1, 0.0], [0.0, 0.8]]]
+    task = Process(coin, initial=[0.9, 0.1], length=3)
+    average, uniform = candidates_kl(task, n=97, seed=0).values()
+    assert average < uniform
+    assert levels(task, n=97, seed=0).kl_bits["context-free"] == pytest.approx(average, abs=1e-9)
 
 
 def test_scores_count_where_the_answer_is_known() -> None:
@@ -33,7 +65,8 @@ def test_scores_count_where_the_answer_is_known() -> None:
     known = (asked.amax(-1) > 1 - 1e-9).double().mean(1)
     assert own.known == pytest.approx(known.numpy()) and 0 < known.mean() < 1
     assert (own.known_correct <= own.known + 1e-12).all() and (own.kl_bits > 0).all()
-    free = context_free(task, seed=0).expand_as(asked)
+    by_name = candidates_kl(task, n=11, seed=0)
+    free = context_free(task, seed=0)[min(by_name, key=by_name.__getitem__)].expand_as(asked)
     kl = torch.where(asked > 0, asked * (asked / free).log2(), 0.0).sum(-1).mean(1)
     assert own.context_free_kl_bits == pytest.approx(kl.numpy(), abs=1e-5)
     right = (free.argmax(-1) == asked.argmax(-1)).double() * (asked.amax(-1) > 1 - 1e-9)
