@@ -61,7 +61,7 @@ def ways_to(run: Run, runs: Path = RUNS) -> str:
     """Return how to make each absent checkpoint of a run that the claim reads, and how long that takes; "" if none."""
     if not run.numbers:
         return ""
-    return "; ".join(dict.fromkeys(map(_way, _absent(run, checkpoints(), runs)))) or "not trained yet"
+    return "; ".join(dict.fromkeys(map(_way, _absent(run, checkpoints(), runs))))
 
 
 def _absent(run: Run, shipped: dict[str, Path], runs: Path) -> list[str]:

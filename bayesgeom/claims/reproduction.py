@@ -71,11 +71,11 @@ def reproduce(
         for run in chosen:
             with contextlib.redirect_stdout(output):
                 _command(run, folder, Path(runs))
-        return _read(own, chosen, folder, output.getvalue())
+        return _read(own, chosen, folder, output.getvalue(), Path(runs))
 
 
-def _read(claim: Claim, chosen: Sequence[Run], folder: Path, output: str) -> ReproductionReport:
-    """The report from what the commands saved in the folder."""
+def _read(claim: Claim, chosen: Sequence[Run], folder: Path, output: str, runs: Path) -> ReproductionReport:
+    """The report from what the commands saved in the folder; `runs` is where they looked for trainings."""
     found: dict[str, Value] = {}
     for run in chosen:
         found.update(values_of(run, folder / run.name))
@@ -83,7 +83,7 @@ def _read(claim: Claim, chosen: Sequence[Run], folder: Path, output: str) -> Rep
     source = _source(sources)
     if source:
         source |= {"claim": claim.id, "commands": [run.command for run in chosen]}
-    return with_provenance(compared(claim, found, output, chosen=chosen), source)
+    return with_provenance(compared(claim, found, output, chosen=chosen, runs=runs), source)
 
 
 def _source(sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> Rep
         )
         for run in chosen
     ]
-    return _read(claim, chosen, folder, "".join(batch.results(jobs, desc=claim.id)))
+    return _read(claim, chosen, folder, "".join(batch.results(jobs, desc=claim.id)), runs)
 
 
 def run_at(*, claim: str, run: str, command: str, out: str, runs: str) -> str:
@@ -140,11 +140,16 @@ def _command(run: Run, folder: Path, runs: Path) -> None:
 
 
 def compared(
-    claim: Claim, found: Mapping[str, Value], output: str = "", *, chosen: Sequence[Run] | None = None
+    claim: Claim,
+    found: Mapping[str, Value],
+    output: str = "",
+    *,
+    chosen: Sequence[Run] | None = None,
+    runs: Path = RUNS,
 ) -> ReproductionReport:
     """Compare reproduced numbers with the recorded ones; `chosen` are the runs that were made (default: `decisive`).
 
-    The others are listed as left out.
+    The others are listed as left out, with the way to make the checkpoints that `runs` lacks.
     """
     agrees = {}
     if claim.measured is not None:
@@ -155,7 +160,7 @@ def compared(
                 agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
     verdicts = verdict(claim, found or None), verdict(claim)
     left_out = [
-        f"{run.command} ({ways_to(run) or 'the claim reads no number from it'})"
+        f"{run.command} ({ways_to(run, runs) or 'the claim reads no number from it'})"
         for run in claim.runs
         if run not in (claim.decisive if chosen is None else chosen)
     ]

@@ -20,7 +20,9 @@ from bayesgeom.claims.reproduction_report import reason
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
+from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch
+from bayesgeom.models.description import FINISHED
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
@@ -112,6 +114,18 @@ def test_a_run_that_was_never_recorded_waits_for_its_checkpoints(small: Claim, t
     for runs in ((later,), (*small.runs, recorded)):
         with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):
             reproduce(replace(small, runs=runs))
+
+
+def test_a_training_in_another_folder_is_still_absent_here(
+    small: Claim, tiny_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report said "not trained yet" without the way to train it, because it looked in the default folder."""
+    monkeypatch.chdir(tmp_path)
+    number = replace(small.runs[0].numbers["kl"], name="second")
+    later = replace(small.runs[0], name="later", report=None, needs=("mess3-small-seed3",), numbers={"second": number})
+    (RUNS / "mess3-small-seed3" / FINISHED).mkdir(parents=True)
+    (left_out,) = reproduce(replace(small, runs=(*small.runs, later)), runs=tmp_path / "others").not_run
+    assert "(Make 'mess3-small-seed3' with `bayesgeom train mess3-small --seed 3` (about" in left_out
 
 
 def test_a_claim_on_the_installed_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
