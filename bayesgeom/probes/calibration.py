@@ -153,7 +153,7 @@ class CalibrationReport(Report):
         can = "can" if self.transport_gap_bits >= TRANSPORT_BITS else "cannot"
         gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone ({can} show transport: {TRANSPORT_BITS:g} needed)"
         of_gap = Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
-        return headline_of(self, "effective_memory_symbols"), of_gap
+        return replace(headline_of(self, "effective_memory_symbols"), detail=self.transport), of_gap
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.calibration import calibration_figure

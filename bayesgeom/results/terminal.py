@@ -31,7 +31,7 @@ def summary(
     """
     has_names = len({name for name, _ in lines}) > 1
     is_ruled = any(line.ruling for _, line in lines) and not any(line.verdict for _, line in lines)
-    rows = [((("report",) if has_names else ()) + (_RULED if is_ruled else _HEAD))]
+    rows = [(("report",) if has_names else ()) + (_RULED if is_ruled else _HEAD)]
     former = ["", *(name for name, _ in lines)]
     for before, (name, line) in zip(former, lines, strict=False):
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
@@ -42,7 +42,9 @@ def summary(
             f"… and {len(verdicts) - _VERDICT_LINES + 1} more verdicts: see conclusion()",
         ]
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
-    if any(line.verdict == UNDECIDED for _, line in lines):
+    if ruled := dict.fromkeys(line.ruling for _, line in lines if line.ruling and not (line.verdict or is_ruled)):
+        notes = [f"rule: judged by rule, not by baselines: {'; '.join(ruled)}", *notes]
+    if any(line.verdict == UNDECIDED and not line.caveat for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]
@@ -74,16 +76,14 @@ def _fitting(rows: Sequence[tuple[str, ...]], names: Sequence[str], room: int) -
 
 
 def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
-    name = line.baseline_name.split(";")[0].split(MEAN)[0]
-    baseline = f"{line.level_text} {name}" if line.has_baseline else ""
+    baseline = f"{line.level_text} {line.baseline_name.split(';')[0].split(MEAN)[0]}" if line.has_baseline else ""
+    verdict = _SHORT.get(line.verdict, line.verdict or "rule" * bool(line.ruling))
     return (
         line.label,
         line.value_text,
         "–" if line.no_interval else line.interval,
         baseline,
-        line.ruling
-        if is_ruled
-        else _SHORT.get(line.verdict, line.verdict) + ("*" if line.verdict and line.caveat else ""),
+        line.ruling if is_ruled else verdict + "*" * bool(line.verdict and line.caveat),
     )
 
 

@@ -324,3 +324,10 @@ def test_the_figure_draws_the_stored_numbers() -> None:
     for axis, example in (("y3", 0), ("y4", 1)):
         for source, own in zip(report.sources, report.example_entropy_bits, strict=True):
             np.testing.assert_array_equal(traces(figure, axis)[source].y, own[example])
+
+
+def test_the_printed_report_states_the_verdict_on_transport() -> None:
+    report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
+    assert report.transport.startswith("This task cannot show transport")
+    assert report.transport in " ".join(str(report).split())
+    assert "transport" not in str(Calibration().measure(baseline_run(Bijection(n_values=5, n_pairs=4), 11)))

@@ -16,8 +16,9 @@ from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.folder import write_run
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import with_provenance
-from bayesgeom.results.terminal import LINES
+from bayesgeom.results.terminal import LINES, summary
 from tests.pages import READINGS
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
@@ -282,3 +283,16 @@ def test_a_kind_that_is_not_known_is_refused(
         load_report(tmp_path / "run")
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         load_report(str(tmp_path / "nowhere"))
+
+
+def test_a_row_that_a_rule_decides_is_not_left_empty() -> None:
+    """Without a verdict against baselines the cell was empty, also where the report has a verdict by rule."""
+    judged = Headline(metric="a", label="KL", value=0.5, verdict="undecided", caveat="heads differ")
+    ruled = Headline(metric="b", label="share closed", value=0.25, ruling="not decided (realized)")
+    plain = Headline(metric="c", label="tokens", value=3.0)
+    table, notes = summary("title", (), [("", judged), ("", ruled), ("", plain)]).split("─\n")[1].split("\n\n")
+    assert [row.split()[-1] for row in table.splitlines()] == ["?*", "rule", "3"]
+    expected = ["rule: judged by rule, not by baselines: not decided (realized)", "*: heads differ"]
+    assert notes.splitlines() == expected, "an interval is not why heads differ"
+    only = summary("title", (), [("", ruled)])
+    assert "verdict" in only and "not decided (realized)" in only and "rule:" not in only
