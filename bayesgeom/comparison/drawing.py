@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.comparison.verdict import LIMITED, REALIZED
 from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import BASELINE, BETWEEN, MEASURED, SHADES, label_axes, panels
+from bayesgeom.results.theme import BASELINE, BETWEEN, EXACT, MEASURED, SHADES, label_axes, panels
 
 
 def comparison_figure(
@@ -34,7 +34,7 @@ def comparison_figure(
             colorscale=SHADES,
             xgap=2,
             ygap=2,
-            text=[[("not trained" if np.isnan(v) else number_text(float(v))) for v in row] for row in shares],
+            text=[[("" if np.isnan(v) else number_text(float(v))) for v in row] for row in shares],
             texttemplate="%{text}",
             showscale=False,
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>",
@@ -43,7 +43,24 @@ def comparison_figure(
         row=1,
         col=1,
     )
-    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    rows, columns = np.nonzero(np.isnan(shares))
+    if len(rows):  # not a text of the heat map, whose color there is that of a light cell on dark pages, too
+        figure.add_trace(
+            go.Scatter(
+                x=[architectures[column] for column in columns],
+                y=[tasks[row] for row in rows],
+                text=["not<br>trained"] * len(rows),
+                mode="text",
+                textfont={"color": EXACT},
+                name="not trained",
+                hoverinfo="skip",
+                showlegend=False,
+            ),
+            row=1,
+            col=1,
+        )
+    figure.update_xaxes(range=[-0.5, len(architectures) - 0.5], row=1, col=1)
+    figure.update_yaxes(range=[len(tasks) - 0.5, -0.5], row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
     _add_models(figure, names, closed)
     for level, name in ((0.0, "context-free"), (LIMITED, "limited"), (REALIZED, "realized")):

@@ -214,7 +214,10 @@ class ComparisonReport(Report):
             named: dict[str, list[str]] = {}
             for index in own:
                 named.setdefault(self.verdicts[index], []).append(self.checkpoints[index])
-            counts = [f"{found} in {len(names)} of {len(own)} ({', '.join(names)})" for found, names in named.items()]
+            counts = [
+                f"{found} in {len(names)} of {len(own)} trainings ({', '.join(names)})"
+                for found, names in named.items()
+            ]
             texts.append(f"{cell_name}: {', '.join(counts)}")
         return "; ".join(texts)
 

@@ -139,7 +139,7 @@ def test_every_headline_is_shown_with_its_baselines_and_verdict(document: str) -
 
 def test_each_baseline_has_a_line_and_each_verdict_its_color(document: str) -> None:
     assert document.count("<div>2 (flat)</div><div>&lt;random&gt; 0.01</div>") == 2
-    assert document.count('<td><span class="chip open">undecided</span></td>') == 2
+    assert document.count('data-label="beats all"><span class="chip open">undecided</span></td>') == 2
     assert Reader(document).text.count("beats all") == 2
 
 
@@ -206,7 +206,11 @@ def test_a_report_states_its_own_findings_and_verdicts() -> None:
     assert found_in(own) == [
         "used Layer 2: it moves. Shift: 0.5 (95 % interval 0.25 … 1). Strongest baseline: 2 (flat)."
     ], "one verdict: the report's own"
-    assert '<li class="good">' in text and "<th>verdict</th><th>published</th>" in text and "<td>unused</td>" in text
+    assert (
+        '<li class="good">' in text
+        and "<th>verdict</th><th>published</th>" in text
+        and '<td class="published">unused</td>' in text
+    )
 
 
 def test_a_verdict_without_a_number_is_a_finding_and_no_finding_is_empty() -> None:
@@ -223,6 +227,14 @@ def test_undecided_without_an_interval_says_so() -> None:
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
     shown = "KL: 0.25. Without an interval nothing is decided; the strongest baseline is 2 (flat)."
     assert found_in(text) == [f"undecided {shown}"]
+
+
+def test_narrow_screens_stack_the_table_with_the_verdict_in_the_first_line(document: str) -> None:
+    """At 400 pixels the verdict lay beyond the right edge, and nothing told that the table scrolls."""
+    narrow = asset("page.css").decode().split("@media screen and (max-width: 700px)")[1].split("@media print")[0]
+    assert "td { display: block; }" in narrow and "td.verdict { grid-area: 1 / 2;" in narrow
+    assert 'content: "95 % interval: "' in narrow and "attr(data-label)" in narrow, "no header above"
+    assert document.count('<td class="verdict" data-label="beats all">') == 6
 
 
 def test_print_keeps_figures_whole_and_shows_rules_and_provenance() -> None:

@@ -35,6 +35,7 @@ from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import parts_of
+from bayesgeom.results.theme import DARK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.baselines import context_aware
@@ -267,9 +268,22 @@ def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) ->
     first, *others = report.checkpoints
     (found,) = {line.finding for line in report.headlines() if line.finding}
     assert found == (
-        f"Seeds disagree on recall (mamba): realized in 1 of 3 ({first}), not realized in 2 of 3 ({', '.join(others)})."
+        f"Seeds disagree on recall (mamba): realized in 1 of 3 trainings ({first}), not realized in 2 of 3 "
+        f"trainings ({', '.join(others)})."
     )
     assert [line.ruling for line in report.headlines()[:3]] == ["not decided"] * 3  # not the verdict on one training
+
+
+def test_a_cell_that_is_not_trained_is_named_in_a_color_that_dark_pages_change(rng: np.random.Generator) -> None:
+    """A heat map writes on missing cells as on light ones, which is dark gray on dark pages."""
+    row = [cell("recall", "mamba"), cell("bijection", "lstm")]
+    cells, named, *_ = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9)], seed=0).plot().data
+    assert [[bool(text) for text in line] for line in cells.text] == [[True, False], [False, True]]
+    assert named.mode == "text" and named.textfont.color in DARK and set(named.text) == {"not<br>trained"}
+    assert {(x, y.split("<br>")[0]) for x, y in zip(named.x, named.y, strict=True)} == {
+        ("lstm", "recall"),
+        ("mamba", "bijection"),
+    }
 
 
 def test_what_a_page_says_of_the_table_is_in_words() -> None:
