@@ -50,11 +50,13 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
     )
     most = matched.bar("higher")[layers, 0]
     add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=BASELINE, dash="dash")
+    figure.data[-1].marker.update(symbol="square", size=8)
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
     others = (own for own in effect.compared if own.name not in (RANDOM, MATCHED))
-    for dash, other in zip(DASHES[2:], others, strict=False):  # untrained networks: over all positions only
+    for dash, other in zip(("solid", *DASHES[2:]), others, strict=False):  # untrained: over all positions only
         if np.isfinite(level := other.bar("higher")[layers, 0]).any():
             add_line(figure, panel, layers, level, name=f"baseline: {other.name}", color=BASELINE, dash=dash)
+            figure.data[-1].marker.update(symbol="diamond", size=9)
     low, high = (end[layers, 0] for end in effect.ends)
     add_band(figure, panel, layers, low, high, name=f"{bands[0]}, 95 % interval", color=MEASURED)
     for band, name in reversed(list(enumerate(bands))):

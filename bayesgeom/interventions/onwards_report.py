@@ -88,7 +88,11 @@ class OnwardsReport(Report):
         return ""  # the findings state each verdict with its reason
 
     def headlines(self) -> Sequence[Headline]:
-        """Return one line per first layer; each verdict is one finding, with the largest increase of its layers."""
+        """Return one line per first layer, the strongest verdict first.
+
+        One finding states all verdicts, with the largest increase of the layers of the strongest; the table has the
+        rest, without words that would make them findings.
+        """
         lines = {
             at: replace(
                 headline_of(self, "kl_increase_bits", (at,), f"KL increase, {self.subspace} from layer {at} on"),
@@ -96,11 +100,12 @@ class OnwardsReport(Report):
             )
             for at in self.layers
         }
-        for verdict in VERDICTS:
-            group = [at for at in lines if self.verdict_by_layer[at] == verdict]
-            if group:
-                largest = max(group, key=lambda at: lines[at].value)
-                lines[largest] = replace(lines[largest], finding=self._finding(verdict, group))
+        groups = {own: [at for at in lines if self.verdict_by_layer[at] == own] for own in VERDICTS}
+        groups = {verdict: group for verdict, group in groups.items() if group}
+        texts = [self._finding(verdict, group) for verdict, group in groups.items()]
+        for group in list(groups.values())[:1]:
+            largest = max(group, key=lambda at: lines[at].value)
+            lines[largest] = replace(lines[largest], finding=" ".join(texts))
         return sorted(lines.values(), key=lambda line: not line.finding)
 
     def _finding(self, verdict: str, group: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text, with_minus
+from bayesgeom.core.numbers import interval_text, number_text, percent_text, with_minus
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
 from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity
@@ -173,7 +173,23 @@ class InterventionReport(Report):
         return max(range(len(shares)), key=lambda layer: (np.isfinite(shares[layer]), ranks[layer], shares[layer]))
 
     def conclusion(self) -> str:
-        return self.verdict
+        return f"{self.verdict}. {self._size()}".removesuffix(". ")
+
+    def _size(self) -> str:
+        """Return how far a swap moves the model's own value in the strongest layer, with its baselines; "" for none."""
+        at = self.strongest()
+        moved, verdict = self.movement.value[at, 0], self.verdict_by_layer[at]
+        if not self.is_swap or math.isnan(moved) or verdict not in (USED, UNDECIDED):
+            return ""
+        low, high = (end[at, 0] for end in self.movement.ends)
+        interval = "" if math.isnan(low) else f" (95 % interval {_percent(low)} … {_percent(high)})"
+        levels = {own.name: float(own.bar("higher")[at, 0]) for own in self.movement.compared}
+        known = {name: level for name, level in levels.items() if not math.isnan(level)}
+        first = max(known, key=known.__getitem__, default="")
+        chosen = dict.fromkeys((first, RANDOM))  # the strongest, and what chance reaches
+        against = "".join(f"; {name} at most {_percent(known[name])}" for name in chosen if name in known)
+        moves = f"In layer {at}, swapping it moves the model's {self.quantity} {_percent(moved)}"
+        return f"{moves} of the way to the donor's{interval}{against}"
 
     def headlines(self) -> Sequence[Headline]:
         at = self.strongest()
@@ -248,7 +264,10 @@ class InterventionReport(Report):
         ]
         ceilings = self.change_bits.ceiling[..., 0]
         increase = Profile(
-            title="KL increase", y="increase in KL (bits)", effect=self.kl_increase_bits, ceiling=ceilings[KL]
+            title="KL increase",
+            y="increase in KL(exact ‖ model), bits",
+            effect=self.kl_increase_bits,
+            ceiling=ceilings[KL],
         )
         chosen = [
             increase,
@@ -338,6 +357,11 @@ def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
     """Return the largest effect of all control subspaces, random and variance-matched; NaN without controls."""
     found = [_most(effect, own.name) for own in effect.baselines if own.name in _CONTROLS]
     return np.max(found, axis=0) if found else np.full(effect.value.shape, np.nan)
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, as a reader takes it in; the table has all digits."""
+    return "less than 0.1 %" if abs(share) < 0.001 else percent_text(share, int(abs(share) < 0.1))
 
 
 def _known(effect: Estimate) -> Estimate:

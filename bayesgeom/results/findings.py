@@ -126,9 +126,9 @@ def _of_section(section: Section) -> list[Finding]:
     """Return the headlines that state a finding, then up to three those with a verdict, then others."""
     known = [line for line in section.headlines if line.value_text != "–" or line.ruling] or list(section.headlines)
     stated = [line for line in section.headlines if line.finding]
-    others = sorted(
-        (line for line in known if line not in stated), key=lambda line: not line.verdict and not line.ruling
-    )
+    told = {line.ruling for line in stated if line.ruling}  # a row with the same verdict would only repeat it
+    rest = [line for line in known if line not in stated and line.ruling not in told]
+    others = sorted(rest, key=lambda line: not (line.verdict or line.ruling))
     judged = [line for line in others if line.verdict or line.ruling]
     lines = judged if not stated and len(judged) >= FEWEST else [*stated, *others[: max(0, FEWEST - len(stated))]]
     found = [Finding(section=section, line=line, sentence=line.finding or _without_number(line)) for line in lines]

@@ -169,7 +169,7 @@ def _drawings(section: Section, figures: Iterator[go.Figure]) -> dict[str, Drawi
 def _subtitle(section: Section) -> str:
     """Return the part of a figure's title that heading and verdict do not contain."""
     text = plain(section.figure.layout.title.text or "")
-    for known in (section.title, section.verdict):
+    for known in (section.title, section.verdict, section.verdict.split(". ")[0]):
         text = text.removeprefix(plain(known)).lstrip(" —")
     return text
 

@@ -1,5 +1,7 @@
 """Erasure from a layer on: complete in every layer, against plain hooks, and where a copy is read or is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.quantity import Quantity
@@ -72,6 +76,16 @@ def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
     assert report.kl_increase_bits.ceiling[1] == pytest.approx(report.kl_increase_bits.value[1], rel=0.2)
     assert report.verdict.startswith("undecided from layer 1 on") and report.table().startswith(report.verdict)
     assert report.plot().data and report.headlines()[0].metric == "kl_increase_bits"
+
+
+def test_one_finding_carries_all_verdicts_and_the_table_the_rest() -> None:
+    """Pages opened with up to six findings that repeated one verdict."""
+    report = erase_onwards(lively(), quantity="belief", n=23)
+    (found,) = findings([section_of("erasure_onwards", report)])
+    assert found.sentence.startswith("Whether the model uses the belief is not decided: from layer")
+    both = replace(report, verdict_by_layer=("not used", "undecided"), kl_increase_bits=report.kl_increase_bits[[1, 1]])
+    stated = [line.finding for line in both.headlines() if line.finding]
+    assert len(stated) == 1 and stated[0].startswith("The belief from layer 0 on: not used. Whether the model uses")
 
 
 def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:

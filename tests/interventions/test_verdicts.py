@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
@@ -305,6 +306,21 @@ def test_layers_with_the_same_reason_are_one_finding() -> None:
     other = replace(undecided, reason_by_layer=(reason, reason.replace("too small", "too late")))
     sentences = [own.sentence for own in findings([section_of("intervention", other)])]
     assert sum("too late" in own for own in sentences) == sum("too small" in own for own in sentences) == 1
+
+
+def test_a_swap_states_how_far_it_moves_the_answer_next_to_random_subspaces() -> None:
+    """Pages stated "used in layer 1" and left the size to the line below."""
+    report = intervene(lively(), subspace=fits.frame(), kind=FEW, n=11)
+    at = report.strongest()
+    moved = percent_text(report.movement.value[at, 0], 0)
+    (first, *_) = findings([section_of("intervention", report)])
+    assert f"In layer {at}, swapping it moves the model's belief {moved} of the way to the donor's" in first.sentence
+    assert "95 % interval" in first.sentence and f"{RANDOM} " in first.sentence
+    assert "whole activation" not in first.sentence, "a ceiling is no baseline"
+    assert first.sentence.startswith("By construction in layer 0; undecided in layer 1: ")
+    assert report.conclusion().startswith(f"{report.verdict}. ")
+    same = replace(report, verdict_by_layer=("by construction",) * 2)
+    assert same.conclusion() == same.verdict, "an identity moves everything and shows nothing"
 
 
 def test_headlines_are_of_a_layer_that_is_no_identity() -> None:
