@@ -1,7 +1,7 @@
 """Numbers that the papers report, for the quantities that reports measure; `published.toml` declares each once."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -64,13 +64,14 @@ def published_cell(report: str, metric: str, label: str, provenance: Mapping[str
         provenance: Provenance of the report, with its task and model.
 
     Returns:
-        The published number, or why none is comparable: "other task", "other size of the task", "other architecture".
+        The published number, or why none is comparable: "not published for mess3", "not published for lstm on this
+        task", or the parameters of the task that differ.
         Both texts are empty if nothing was published about the quantity.
 
     Example:
         >>> task, model = {"name": "bijection", "n_values": 5}, {"architecture": "lstm"}
         >>> published_cell("calibration", "entropy_mae_bits", "", {"task": task, "model": model})[0]
-        'other size of the task'
+        'published for n_values=20; here n_values=5'
     """
     found = [own for own in published_values() if (own.report, own.metric) == (report, metric) and own.label in label]
     task, model = provenance.get("task") or {}, provenance.get("model") or {}
@@ -80,10 +81,14 @@ def published_cell(report: str, metric: str, label: str, provenance: Mapping[str
     of_task = [own for own in found if _is_among(own.tasks, {"name": task.get("name")})]
     of_size = [own for own in of_task if _is_among(own.tasks, task)]
     comparable = [own for own in of_size if not own.architectures or kind in own.architectures]
-    others = (("task", found, of_task), ("size of the task", of_task, of_size), ("architecture", of_size, comparable))
-    for what, before, alike in others:
+    others = (
+        (f"not published for {task.get('name')}", found, of_task),
+        (_differences([own for entry in of_task for own in entry.tasks], task), of_task, of_size),
+        (f"not published for {kind or 'this architecture'} on this task", of_size, comparable),
+    )
+    for reason, before, alike in others:
         if before and not alike:
-            return f"other {what}", f"Published: {'; '.join(own.words for own in before)}."
+            return reason, f"Published: {'; '.join(own.words for own in before)}."
     here = ", ".join(text.format(model[name]) for name, text in _SIZES.items() if model.get(name))
     notes = [own.note for own in comparable]
     return "; ".join(own.value for own in comparable), " ".join([*notes, f"Here: {here}."] if notes and here else notes)
@@ -94,6 +99,24 @@ def _is_among(tasks: tuple[Mapping[str, Any], ...], known: Mapping[str, Any]) ->
     return not tasks or any(
         all(_allows(task[name], known[name]) for name in task.keys() & known.keys()) for task in tasks
     )
+
+
+def _differences(tasks: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> str:
+    """Return the parameters in which the most similar published tasks of the same name differ from the known one."""
+    same = [task for task in tasks if task["name"] == known.get("name")]
+    differing = [[name for name in task if name in known and not _allows(task[name], known[name])] for task in same]
+    names = min(differing, key=len, default=[])
+    stated: dict[str, list[object]] = {name: [] for name in names}
+    for task in (own for own, others in zip(same, differing, strict=True) if others == names):
+        for name in names:
+            values = (task[name] or [None]) if isinstance(task[name], list) else [task[name]]
+            stated[name] += [value for value in values if value not in stated[name]]
+    published = ", ".join(f"{name}={_parameter_text(values)}" for name, values in stated.items())
+    return f"published for {published}; here {', '.join(f'{name}={_own_text(known[name])}' for name in names)}"
+
+
+def _own_text(value: object) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def _allows(stated: object, own: object) -> bool:

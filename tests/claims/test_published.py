@@ -21,7 +21,6 @@ REPEATS = V20 | {"repeats": True}
 HMM = {"name": "hmm", "n_states": 5, "n_symbols": 5, "length": 20, "floor": 0.05, "grid": 0.01, "stay": None}
 EVIDENCE = {"name": "evidence", "control": "none", "style": "plain", "reliability": 0.9, "ks": (0, 1, 2, 4, 8)}
 RECURRENCE = {"name": "modular-recurrence", "modulus": 17, "length": 16, "opaque": False, "prefixes": "all"}
-OTHER = "other size of the task"
 OF_MODELS = "0.44 bits (Pythia-410M), 0.36 bits (Llama-3.2-1B), 0.31 bits (Phi-2)"
 
 
@@ -52,32 +51,36 @@ def test_each_number_belongs_to_a_field_of_a_report_and_is_declared_once() -> No
         (V20, TRANSFORMER, "0.003 bits (v1), 0.007 bits (v3)"),
         (V20 | {"n_pairs": 20}, TRANSFORMER, "0.003 bits (v1), 0.007 bits (v3)"),
         (REPEATS, TRANSFORMER, "0.003 bits (v1), 0.007 bits (v3)"),  # I does not say whether keys return
-        (V20 | {"n_pairs": 3}, TRANSFORMER, OTHER),
+        (V20 | {"n_pairs": 3}, TRANSFORMER, "published for n_pairs=19 or 20; here n_pairs=3"),
         (V20, LSTM, "0.009 bits"),
-        (V20, RWKV, "other architecture"),
+        (V20, RWKV, "not published for rwkv on this task"),
         (V20, MLP, "1.854 bits (v1), 1.85 bits (v3); 1.107 bits (follow-up)"),
         (REPEATS, MLP, "1.854 bits (v1), 1.85 bits (v3)"),
-        ({"name": "bijection", "n_values": 5}, TRANSFORMER, OTHER),
+        ({"name": "bijection", "n_values": 5}, TRANSFORMER, "published for n_values=20; here n_values=5"),
         (HMM, TRANSFORMER, "7.5e-5 bits (v1, v2), 0.049 bits (v3)"),
         (HMM | {"length": 30}, TRANSFORMER, "0.0125 bits"),
         (HMM | {"length": 50}, TRANSFORMER, "0.0288 bits"),
-        (HMM | {"length": 40}, TRANSFORMER, OTHER),
-        (HMM | {"length": 30}, LSTM, "other architecture"),
+        (HMM | {"length": 40}, TRANSFORMER, "published for length=20 or 30 or 50; here length=40"),
+        (HMM | {"length": 30}, LSTM, "not published for lstm on this task"),
         (HMM, MLP, "0.409 bits (v1, v2), 0.40 bits (v3)"),
         (HMM | {"length": 50}, MLP, "0.402 bits"),
-        (HMM | {"floor": 0.01, "stay": 0.9}, TRANSFORMER, OTHER),
-        (HMM | {"stay": 0.9}, TRANSFORMER, OTHER),
-        (HMM | {"floor": 0.0}, TRANSFORMER, OTHER),
-        (HMM | {"grid": 0.05}, TRANSFORMER, OTHER),
+        (
+            HMM | {"floor": 0.01, "stay": 0.9},
+            TRANSFORMER,
+            "published for floor=0.05, stay=None; here floor=0.01, stay=0.9",
+        ),
+        (HMM | {"stay": 0.9}, TRANSFORMER, "published for stay=None; here stay=0.9"),
+        (HMM | {"floor": 0.0}, TRANSFORMER, "published for floor=0.05; here floor=0.0"),
+        (HMM | {"grid": 0.05}, TRANSFORMER, "published for grid=0.01; here grid=0.05"),
         (EVIDENCE, TRANSFORMER, OF_MODELS),
         (EVIDENCE | {"ks": [0, 1, 2, 4, 8]}, TRANSFORMER, OF_MODELS),
-        (EVIDENCE | {"reliability": 0.6}, TRANSFORMER, OTHER),
-        (EVIDENCE | {"ks": (0, 1)}, TRANSFORMER, OTHER),
-        (EVIDENCE | {"control": "masked"}, TRANSFORMER, OTHER),
-        (EVIDENCE | {"style": "chat"}, TRANSFORMER, OTHER),
+        (EVIDENCE | {"reliability": 0.6}, TRANSFORMER, "published for reliability=0.9; here reliability=0.6"),
+        (EVIDENCE | {"ks": (0, 1)}, TRANSFORMER, "published for ks=[0, 1, 2, 4, 8]; here ks=[0, 1]"),
+        (EVIDENCE | {"control": "masked"}, TRANSFORMER, "published for control=none; here control=masked"),
+        (EVIDENCE | {"style": "chat"}, TRANSFORMER, "published for style=plain; here style=chat"),
         (RECURRENCE | {"rule_share": 0.5}, TRANSFORMER, "0.014 bits"),
-        (RECURRENCE | {"rule_share": 0.9}, TRANSFORMER, OTHER),
-        ({"name": "mess3"}, TRANSFORMER, "other task"),
+        (RECURRENCE | {"rule_share": 0.9}, TRANSFORMER, "published for rule_share=0.5; here rule_share=0.9"),
+        ({"name": "mess3"}, TRANSFORMER, "not published for mess3"),
         ({}, {}, ""),
     ],
 )
@@ -101,7 +104,8 @@ def test_a_number_is_shown_only_for_the_papers_own_task_and_size(
 def test_numbers_of_the_follow_up_are_of_keys_that_never_return(report: str, metric: str, label: str) -> None:
     assert published_cell(report, metric, label, {"task": V20, "model": TRANSFORMER})[0][0].isalnum()
     cell, note = published_cell(report, metric, label, {"task": REPEATS, "model": TRANSFORMER})
-    assert cell == OTHER and "bijection with n_values=20, n_pairs=19, repeats=False" in note
+    assert cell == "published for repeats=False; here repeats=True"
+    assert "bijection with n_values=20, n_pairs=19, repeats=False" in note
 
 
 def test_a_range_over_layers_says_so_where_layer_0_is_shown() -> None:
@@ -134,4 +138,5 @@ def test_a_page_has_a_column_of_published_values_where_there_are_any() -> None:
     text = load_report(READINGS / "claims/attention-entropy-bijection-v20").to_html()
     assert "<th>published</th>" in text and ">85–90 %</td>" in text and "the transformers of I" in text
     assert "<th>published</th>" not in load_report(READINGS / "claims/belief-readout-mess3-small").to_html()
-    assert ">other task</td>" in load_report(READINGS / "smollm2-recall-in-context").to_html()
+    of_text = load_report(READINGS / "smollm2-recall-in-context")
+    assert f">not published for {of_text.provenance['task']['name']}</td>" in of_text.to_html()
