@@ -187,7 +187,7 @@ class InterventionReport(Report):
         known = {name: level for name, level in levels.items() if not math.isnan(level)}
         first = max(known, key=known.__getitem__, default="")
         chosen = dict.fromkeys((first, RANDOM))  # the strongest, and what chance reaches
-        against = "".join(f"; {name} at most {_percent(known[name])}" for name in chosen if name in known)
+        against = "".join(f"; {name} {_at_most(known[name])}" for name in chosen if name in known)
         moves = f"In layer {at}, swapping it moves the model's {self.quantity} {_percent(moved)}"
         return f"{moves} of the way to the donor's{interval}{against}"
 
@@ -361,7 +361,13 @@ def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
 
 def _percent(share: float) -> str:
     """Return a share in percent, as a reader takes it in; the table has all digits."""
-    return "less than 0.1 %" if abs(share) < 0.001 else percent_text(share, int(abs(share) < 0.1))
+    digits = int(abs(share) < 0.0995)  # not 0.1, which gives "10.0 %"
+    return percent_text(round(share, 2 + digits) + 0.0, digits)  # + 0.0: no "−0.0 %"
+
+
+def _at_most(share: float) -> str:
+    """Return an upper end in percent."""
+    return f"at most {_percent(share)}" if share >= 0.001 else "below 0.1 %"
 
 
 def _known(effect: Estimate) -> Estimate:

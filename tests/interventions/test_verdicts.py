@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom import load_report
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
-from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
+from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, sentence, verdict_of
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import findings
 from bayesgeom.results.page import section_of
@@ -23,6 +25,7 @@ from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import N_ANSWERS, TASK, answer_table, checked, coordinates, lively, planted_model
+from tests.pages import READINGS
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
@@ -321,6 +324,20 @@ def test_a_swap_states_how_far_it_moves_the_answer_next_to_random_subspaces() ->
     assert report.conclusion().startswith(f"{report.verdict}. ")
     same = replace(report, verdict_by_layer=("by construction",) * 2)
     assert same.conclusion() == same.verdict, "an identity moves everything and shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bijection-v20-repeats/leace-belief", "at most 17 %; random subspaces below 0.1 %"),
+        ("bijection-v20-repeats/leace-entropy-given-position+answer", "subspaces at most 10 %; random"),
+        ("repeats-transformer/trained_swap-19-belief", "belief 0.0 % of the way to the donor's (95 % interval 0.0 % …"),
+    ],
+)
+def test_small_shares_are_rounded_in_the_finding(name: str, expected: str) -> None:
+    """The finding stated "at most less than 0.1 %", "10.0 %" and "less than 0.1 % … less than 0.1 %"."""
+    saved = load_report(READINGS / "interventions" / name)
+    assert isinstance(saved, Diagnosis) and expected in saved[InterventionReport].conclusion()
 
 
 def test_headlines_are_of_a_layer_that_is_no_identity() -> None:
