@@ -43,22 +43,7 @@ def comparison_figure(
         row=1,
         col=1,
     )
-    rows, columns = np.nonzero(np.isnan(shares))
-    if len(rows):  # not a text of the heat map, whose color there is that of a light cell on dark pages, too
-        figure.add_trace(
-            go.Scatter(
-                x=[architectures[column] for column in columns],
-                y=[tasks[row] for row in rows],
-                text=["not<br>trained"] * len(rows),
-                mode="text",
-                textfont={"color": EXACT},
-                name="not trained",
-                hoverinfo="skip",
-                showlegend=False,
-            ),
-            row=1,
-            col=1,
-        )
+    _name_missing(figure, shares, tasks, architectures)
     figure.update_xaxes(range=[-0.5, len(architectures) - 0.5], row=1, col=1)
     figure.update_yaxes(range=[len(tasks) - 0.5, -0.5], row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
@@ -76,6 +61,31 @@ def comparison_figure(
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")
     return stacked(figure, (80 * len(tasks) + 60, 28 * len(names) + 60))
+
+
+def _name_missing(
+    figure: go.Figure,
+    shares: Float[np.ndarray, "task architecture"],
+    tasks: Sequence[str],
+    architectures: Sequence[str],
+) -> None:
+    """Write "not trained" in cells without a share; a heat map's own text there has the color of light cells."""
+    rows, columns = (at.tolist() for at in np.nonzero(np.isnan(shares)))
+    if rows:
+        figure.add_trace(
+            go.Scatter(
+                x=[architectures[column] for column in columns],
+                y=[tasks[row] for row in rows],
+                text=["not<br>trained"] * len(rows),
+                mode="text",
+                textfont={"color": EXACT},
+                name="not trained",
+                hoverinfo="skip",
+                showlegend=False,
+            ),
+            row=1,
+            col=1,
+        )
 
 
 def stacked(figure: go.Figure, heights: Sequence[int]) -> go.Figure:
