@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, sizes, stated, task_baselines, verdict_on
@@ -16,7 +17,7 @@ from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import stacked
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST
-from bayesgeom.training.scores import levels
+from bayesgeom.training.scores import Levels, levels
 
 _TEXTS = (
     "checkpoints",
@@ -30,13 +31,15 @@ _TEXTS = (
     "rate_search",
     "weights_hashes",
 )
+_ROUNDING = 1e-6  # relative: levels of one predictor differ by less between processors
 _ESTIMATES = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_known", "memory_symbols")
 
 
 def restated(path: Path) -> Diagnosis:
     """Read a saved comparison and recompute its terms, baselines and verdicts by the current rules.
 
-    Scores and effective memory do not change. Baselines are scored on the same sequences.
+    Scores and effective memory do not change. Baselines are scored on the same sequences. Where the best context-free
+    predictor of today is better than the saved one, shares closed are from its level.
 
     Args:
         path: Directory of the saved report.
@@ -56,20 +59,40 @@ def _restated(old: ComparisonReport, provenance: Mapping[str, Any]) -> Diagnosis
     n, seed = int(arguments["n"]), int(arguments["seed"])
     by_task = {name: levels(task, n=n, seed=seed) for name, task in tasks.items()}
     found = [by_task[own.task] for own in cells]
-    terms = zip(cells, old.share_closed.value, old.memory_symbols.value, found, strict=True)
+    free = _least_context_free(old, found)
+    shares = _from_level(old.share_closed, old.kl_bits.baseline(CONTEXT_FREE).value / free)
+    terms = zip(cells, shares.value, old.memory_symbols.value, found, strict=True)
     verdicts = [
         verdict_on(own.task, float(share), float(symbols), known.window_gap_bits)
         for own, share, symbols, known in terms
     ]
     against = [known.against(float(symbols)) for known, symbols in zip(found, old.memory_symbols.value, strict=True)]
-    baselines = task_baselines(old.kl_bits.baseline(CONTEXT_FREE).value, against)
+    baselines = task_baselines(free, against)
     report = replace(
         old,
         **stated(cells, verdicts, old.size_of[0].tolist()),
         kl_bits=Estimate.of(old.kl_bits.value, old.kl_bits.ends, n=old.kl_bits.n, baselines=baselines),
+        share_closed=shares,
         window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )
     return Diagnosis.of(with_provenance(report, provenance))
+
+
+def _least_context_free(old: ComparisonReport, found: Sequence[Levels]) -> Float[np.ndarray, " checkpoint"]:
+    """Return the KL of the best context-free predictor; a saved level counts unless the present one is lower."""
+    before = old.kl_bits.baseline(CONTEXT_FREE).value
+    now = np.array([own.kl_bits[CONTEXT_FREE] for own in found])
+    return np.where(now < before * (1 - _ROUNDING), now, before)
+
+
+def _from_level(shares: Estimate, ratio: Float[np.ndarray, " checkpoint"]) -> Estimate:
+    """Return shares closed from another level; `ratio` is the former level over the new one.
+
+    Ends change by the same factor as values, which is accurate where the model's KL varies more over sequences than the
+    ratio of the two levels. At the level of the predictors themselves, the interval is too wide.
+    """
+    moved = shares.mapped(lambda share: np.where(ratio == 1, share, 1 - (1 - share) * ratio))
+    return replace(moved, baselines=shares.baselines)  # the level itself is 0
 
 
 def _comparison(diagnosis: Diagnosis, path: Path) -> ComparisonReport:
