@@ -91,7 +91,7 @@ def point_silhouettes(
     0 for points alone in their cluster; NaN with only one cluster.
     """
     member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
-    return _silhouettes(distances @ member, member, member.sum(dim=1, keepdim=True))
+    return _silhouettes((distances @ member).mT, labels, member.sum(dim=1))
 
 
 def left_out_silhouettes(
@@ -112,28 +112,32 @@ def left_out_silhouettes(
         weights: Rows of `jackknife_weights` for the sequences of the points; 0 for a point that is left out.
     """
     member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
-    total, size, found = distances @ member, member.sum(dim=1, keepdim=True), []
-    for out in torch.from_numpy(weights == 0):
-        left, kept = member[:, out], ~out
-        scores = _silhouettes(
-            (total - distances[:, :, out] @ left)[:, kept], member[:, kept], size - left.sum(dim=1, keepdim=True)
-        )
-        found.append(scores.mean(dim=1))
+    total, size, found = (distances @ member).mT.contiguous(), member.sum(dim=1), []
+    for is_out in torch.from_numpy(weights == 0).to(labels.device):
+        out, kept = is_out.nonzero().squeeze(1), (~is_out).nonzero().squeeze(1)
+        left = member.index_select(1, out)
+        without = total - left.mT @ distances.index_select(1, out)  # distances are symmetric, and rows contiguous
+        of_kept = without.index_select(2, kept), labels.index_select(1, kept)
+        found.append(_silhouettes(*of_kept, size - left.sum(dim=1)).mean(dim=1))
     return torch.stack(found).cpu().numpy()
 
 
 def _silhouettes(
-    total: Float[Tensor, "cloud point label"],
-    member: Float[Tensor, "cloud point label"],
-    size: Float[Tensor, "cloud 1 label"],
+    total: Float[Tensor, "cloud label point"],
+    labels: Int64[Tensor, "cloud point"],
+    size: Float[Tensor, "cloud label"],
 ) -> Float64[Tensor, "cloud point"]:
     """Return the score of each point from its total distance to each cluster."""
-    own_size = (member * size).sum(dim=2)
-    own = (total * member).sum(dim=2) / (own_size - 1).clamp_min(1)
-    other = torch.where((member > 0) | (size == 0), torch.inf, total / size.clamp_min(1)).amin(dim=2)
+    own_label, own_size = labels[:, None], size.gather(1, labels)
+    own = total.gather(1, own_label).squeeze(1) / (own_size - 1).clamp_min(1)
+    means = (total / size.clamp_min(1)[:, :, None]).scatter_(1, own_label, torch.inf)
+    is_empty = size == 0
+    if bool(is_empty.any()):
+        means.masked_fill_(is_empty[:, :, None], torch.inf)
+    other = means.amin(dim=1)
     score = (other - own) / torch.maximum(own, other).clamp_min(torch.finfo(total.dtype).tiny)
     score = torch.where(own_size > 1, score, 0.0).double()
-    return torch.where((size > 0).sum(dim=2) > 1, score, torch.nan)
+    return torch.where((~is_empty).sum(dim=1, keepdim=True) > 1, score, torch.nan)
 
 
 def meetings(
