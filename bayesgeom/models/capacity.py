@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import nn
 
 from bayesgeom.checks.arguments import checked
@@ -20,6 +19,7 @@ from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import load
+from bayesgeom.models.shapes import shapes_only
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these; the value is the penalty, in doublings of the depth.
@@ -87,7 +87,7 @@ def capacity_matched(
 
 def n_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of the module that the config builds; shared parameters count once."""
-    with torch.device("meta"):  # shapes only: no memory, no random draws
+    with shapes_only():
         return sum(parameter.numel() for parameter in config.build(seed=0).parameters())
 
 

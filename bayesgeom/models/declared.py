@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.shapes import shapes_only
 from bayesgeom.results.tables import counted
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -79,7 +79,7 @@ def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
     """
     _check_bounds(config, found, file)
     try:
-        with torch.device("meta"):
+        with shapes_only():
             expected = {name: tuple(tensor.shape) for name, tensor in config.build(seed=0).state_dict().items()}
     except BayesGeomError:
         raise

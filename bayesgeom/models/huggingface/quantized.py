@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.models.description import CONFIG
+from bayesgeom.models.shapes import shapes_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +80,7 @@ def n_parameters(hf: "PreTrainedModel") -> int:
     if not _format(hf)[0]:
         return sum(parameter.numel() for parameter in hf.parameters())
     plain = type(hf.config).from_dict({key: own for key, own in hf.config.to_dict().items() if key != KEY})
-    with torch.device("meta"):
+    with shapes_only():
         return sum(parameter.numel() for parameter in type(hf)(plain).parameters())
 
 

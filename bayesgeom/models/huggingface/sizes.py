@@ -12,12 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.reading import check_regular, read_json
 from bayesgeom.models.declared import Shapes, read_header
 from bayesgeom.models.description import CONFIG
+from bayesgeom.models.shapes import shapes_only
 
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
@@ -120,7 +119,7 @@ def check_memory(config: Any, path: Path) -> None:
     # If the model cannot be built, transformers reports it when it loads the model.
     with (
         contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
-        torch.device("meta"),
+        shapes_only(),
     ):
         model = AutoModelForCausalLM.from_config(plain)
         needed = sum(part.numel() * part.element_size() for part in (*model.parameters(), *model.buffers()))

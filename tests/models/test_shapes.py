@@ -1,0 +1,59 @@
+"""Modules built for their shapes: on the meta device, and without drawing weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from bayesgeom.core.plugins import discover, find
+from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.models.shapes import shapes_only
+
+ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]
+
+
+class Watch(TorchFunctionMode):
+    """Note the names of the functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: set[str] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        self.called.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def small(architecture: str) -> ModelConfig:
+    kind = find("bayesgeom.models.native", ModelConfig, architecture)  # type: ignore[type-abstract]
+    sizes = {"architecture": architecture, "d_vocab": 11, "n_ctx": 7, "n_layers": 2, **kind.proportions(48)}
+    return config_from_dict(sizes)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_names_shapes_and_dtypes_are_those_of_the_module_with_weights(architecture: str) -> None:
+    config = small(architecture)
+    with shapes_only():
+        module = config.build(seed=0)
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    found, expected = (
+        {name: (tensor.shape, tensor.dtype) for name, tensor in built.state_dict().items()}
+        for built in (module, config.build(seed=0))
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_weight_is_drawn(architecture: str) -> None:
+    draws = {"normal_", "uniform_", "kaiming_uniform_"}
+    with Watch() as plain, torch.device("meta"):
+        small(architecture).build(seed=0)
+    assert plain.called & draws
+    with Watch() as watch, shapes_only():
+        small(architecture).build(seed=0)
+    assert watch.called
+    assert not watch.called & draws
