@@ -43,9 +43,9 @@ def check_needs(claim: Claim, runs: Path = RUNS) -> None:
     shipped = checkpoints()
     absent = [name for run in runnable(claim, runs) for name in _absent(run, shipped, runs)]
     if absent:
-        ways = "; ".join(_way(name) for name in dict.fromkeys(absent))
+        ways = ". ".join(_way(name) for name in dict.fromkeys(absent))
         raise CheckpointFault(
-            f"claim {claim.id} needs {', '.join(map(repr, dict.fromkeys(absent)))}, which is neither shipped nor in "
+            f"claim {claim.id} needs {', '.join(map(repr, dict.fromkeys(absent)))}: neither shipped nor in "
             f"{str(runs)!r}. {ways}."
         )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
+_WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
 EFFECTS = (
     "answer shift",
@@ -74,8 +75,7 @@ class InterventionReport(Report):
       sequences; then R² of entropy and belief from the subspace's coordinates alone.
     - `share`: share of the site's variance; share of the squared difference of donor and recipient outside the
       subspace; and share of the subspace inside the span of the hypothesis tokens' embeddings. The last is NaN outside
-      the residual stream; its baseline is mean and maximum of 1,000 random subspaces, and only `top_jacobian` has an
-      interval.
+      the residual stream; its baseline is mean and maximum of 1,000 random subspaces, and it has no interval.
     - `where`: site, positions, donors, and the number of control subspaces. `reason_by_layer` also states how controls
       with the same share of variance were drawn.
     """
@@ -308,10 +308,10 @@ class InterventionReport(Report):
         return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *rest])
 
     def _overlaps(self) -> list[str]:
-        """Return the overlap with the hypothesis tokens' embeddings, on which claims about J-space rest."""
+        """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""
         head = ("layer", "inside the span of hypothesis embeddings", "random, mean", "max of 1,000")
         rows, overlap = list[tuple[str, ...]](), self.share[INSIDE]
-        for at in (at for at in self.layers if self.subspace.endswith("Jacobian") and np.isfinite(overlap.value[at])):
+        for at in (at for at in self.layers if overlap.value[at] < _WHOLE):
             own, random, most = (
                 number_text(level[at], is_exact=True)
                 for level in (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))

@@ -1,4 +1,4 @@
-"""Findings at the top of a page: three to six sentences with number, interval and strongest baseline."""
+"""Findings at the top of a page: up to six sentences with number, interval and strongest baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
