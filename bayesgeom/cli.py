@@ -168,22 +168,23 @@ def parsed(arguments: Sequence[str] | None) -> Command:
         tell(_HELP.format(commands="\n".join(_listed(commands))))
         raise SystemExit(0)
     written, printed = io.StringIO(), _Help()
+    name = given[0] if given and given[0] in commands else None
     try:
         # tyro 1.0.0 ignores an argument `registry`
         with contextlib.redirect_stderr(written), contextlib.redirect_stdout(printed), _columns(), registry():
-            command: Command = tyro.extras.subcommand_cli_from_dict(
-                {**commands},
-                prog="bayesgeom",
-                args=given,
+            command: Command = (
+                tyro.extras.subcommand_cli_from_dict({**commands}, prog="bayesgeom", args=given)
+                if name is None
+                # The options of the other commands are not read: that takes longer than all else.
+                else tyro.cli(commands[name], prog=f"bayesgeom {name}", args=given[1:])
             )
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # after --help
             _tell_help(printed.getvalue())
-            if given and given[0] in commands:
-                _tell_choices(commands[given[0]])
+            if name is not None:
+                _tell_choices(commands[name])
             raise
-        command_line = " ".join(["bayesgeom", *(name for name in given[:1] if name in commands)])
-        hint = commands[given[0]].hint if given and given[0] in commands else ""
+        command_line, hint = ("bayesgeom", "") if name is None else (f"bayesgeom {name}", commands[name].hint)
         raise InvalidArgument(f"{_one_line(written.getvalue())}. See {command_line} --help. {hint}".strip()) from None
     return command
 

@@ -247,8 +247,9 @@ BAD_ARGUMENTS = {
         "Error parsing --n: expected a whole number, got 'many'. See bayesgeom diagnose --help."
     ),
     "diagnose tiny more": "Unrecognized options: more. See bayesgeom diagnose --help.",
+    # `--seeds` and `--set` are options of other commands.
     "diagnose tiny --sed 3": (
-        "Unrecognized options: --sed, 3. Perhaps you meant --seed or --seeds or --set. See bayesgeom diagnose --help."
+        "Unrecognized options: --sed, 3. Perhaps you meant --seed. See bayesgeom diagnose --help."
     ),
     "compare one two": (
         "Unrecognized options: one, two. See bayesgeom compare --help. For two models or two saved diagnoses, use "
