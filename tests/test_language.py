@@ -151,12 +151,18 @@ def identifiers(source: str) -> Iterator[tuple[int, str]]:
                 found = name
             case _:
                 continue
-        yield node.lineno, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", found).replace("_", " ")
+        yield node.lineno, as_words(found)
+
+
+def as_words(names: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", names).replace("_", " ")
 
 
 def misspelled(source: str) -> list[str]:
     """Names that a module defines in British spelling."""
     spelling = re.compile(rf"\b(?:{SPELLING})", re.IGNORECASE)
+    if not spelling.search(as_words(source)):  # most modules: parsing them takes twenty times as long
+        return []
     return [f"{line}: {name}: American spelling" for line, name in identifiers(source) if spelling.search(name)]
 
 
