@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.comparison.verdict import LIMITED, REALIZED
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import is_small, number_text
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, BETWEEN, EXACT, MEASURED, SHADES, label_axes, panels
 
@@ -34,7 +34,7 @@ def comparison_figure(
             colorscale=SHADES,
             xgap=2,
             ygap=2,
-            text=[[("" if np.isnan(v) else number_text(float(v))) for v in row] for row in shares],
+            text=[[("" if np.isnan(v) else _cell_text(float(v))) for v in row] for row in shares],
             texttemplate="%{text}",
             showscale=False,
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>",
@@ -61,6 +61,11 @@ def comparison_figure(
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")
     return stacked(figure, (80 * len(tasks) + 60, 28 * len(names) + 60))
+
+
+def _cell_text(share: float) -> str:
+    """Return the text of a cell; the sign of a share at the level of the context-free predictor is noise."""
+    return "≈ 0" if is_small(share) else number_text(share)
 
 
 def _name_missing(

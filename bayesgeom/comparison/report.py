@@ -169,7 +169,7 @@ class ComparisonReport(Report):
         if strongest.name == CONTEXT_FREE:
             return line
         share = 1 - float(strongest.value) / float(self.kl_bits.baseline(CONTEXT_FREE).value[index])
-        return replace(line, baseline=share, baseline_name=f"{strongest.name}; {line.baseline_text}")
+        return replace(line, baseline=share, baseline_name=f"{strongest.name.replace('_', ' ')}; {line.baseline_text}")
 
     def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
         """The trainings, of all or of `places`, whose verdict follows from effective memory."""
