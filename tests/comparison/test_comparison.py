@@ -227,7 +227,7 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert {own.name for own in strongest} == {"bag_of_values"} and {float(own.value) for own in strongest} == {0.5}
     lines = [line for line in report.headlines() if line.metric == "share_closed"]
     assert [line.baseline for line in lines] == pytest.approx([1 - 0.5 / 2.0] * 3, abs=0.01)  # of the bag of values
-    assert {tuple(line.baselines) for line in lines} == {(f"{lines[0].level_text} (bag_of_values)", "0 (context-free)")}
+    assert {tuple(line.baselines) for line in lines} == {(f"{lines[0].level_text} (bag of values)", "0 (context-free)")}
     assert report.n_seeds == (1, 1, 1) and np.isnan(report.memory_symbols.value).all()
     low, high = report.share_closed.ends
     assert (low < report.share_closed.value).all() and (report.share_closed.value < high).all()
