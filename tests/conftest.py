@@ -38,8 +38,12 @@ if not hands_out_tests():
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage among what the tests make: a pass over all modules and tests takes most of a second."""
+    """Look for garbage among what the tests make: a pass over all modules and tests takes most of a second.
+
+    A search after every 700 new objects took 4 % of the time of the tests.
+    """
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 
