@@ -115,11 +115,11 @@ def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
 @pytest.mark.parametrize("site", [RESID_PRE, Z], ids=lambda site: site.name)
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
-    fit, at = fits.belief_readout(), InterventionSite(site, positions="all")
-    report = intervene(model, TASK, fit, kind=kind, sites=at, n=N)
-    job = Intervention.of(model, TASK, fit, design=Design.of(kind), place=at, n=N, seed=0)
+    fit, at, design = fits.belief_readout(), InterventionSite(site, positions="all"), Design(kind, n_fit=101)
+    report = intervene(model, TASK, fit, kind=design, sites=at, n=N)
+    job = Intervention.of(model, TASK, fit, design=design, place=at, n=N, seed=0)
     ((originals, donors),) = job.pairs(N)
-    for layer, subspace in fit_subspace(model, TASK, fit, sites=at).items():
+    for layer, subspace in fit.fitted(job.sample(), job.layers).items():
         p = projector(subspace)
         target = pooled_mean(hf, job, site, layer) if donors is None else kept(hf, donors, site, layer)
         conditions = (lambda x, p=p, t=target: x + (t - x) @ p), (lambda x, t=target: t.expand_as(x))
