@@ -3,14 +3,11 @@
 import re
 import textwrap
 from collections.abc import Sequence
+from functools import lru_cache
 
 WIDTH = 100
-_LEAST = {
-    "baseline": 16,
-    "report": 12,
-    "measured": 22,
-    "verdict": 11,
-}  # least width of text columns, in the order in which they are narrowed
+# Least width of text columns, in the order in which they are narrowed.
+_LEAST = {"baseline": 16, "report": 12, "measured": 22, "verdict": 11}
 _DEEPEST = 3  # most lines of one row
 _CELLS = (40, 32, 24)  # widths at which the cells of a wide table wrap; the first that lets it fit is used
 _UNIT = re.compile(r"\[[^\]]*\]|\([^)]*\)|\S+(?: (?:…|→) \S+)+|[^ ]+(?: [^ ]+)*(?=  )|(?<=  )[^ ]+(?: [^ ]+)*")
@@ -121,7 +118,7 @@ def narrow(rows: Sequence[Sequence[str]], *, width: int = WIDTH, room: int = 0) 
     spare, found = max(0, room - len(rows)), list[list[str]]()
     for at, row in enumerate(rows):
         depth = min(_DEEPEST, 1 - -spare // (len(rows) - at))  # the remaining lines are shared among the remaining rows
-        cells = [wrapped(_breakable(cell, size), depth, size) or [""] for cell, size in zip(row, widths, strict=True)]
+        cells = [wrapped(_breakable(cell, size), depth, size) or ("",) for cell, size in zip(row, widths, strict=True)]
         spare -= (height := max(map(len, cells))) - 1
         lines = ([cell[line] if line < len(cell) else "" for cell in cells] for line in range(height))
         aligned = (zip(line, widths, strict=True) for line in lines)
@@ -134,15 +131,16 @@ def _breakable(text: str, width: int) -> str:
     return text.replace("_", "_ ") if len(text) > width and " " not in text else text
 
 
-def wrapped(text: str, most: int, width: int = WIDTH) -> list[str]:
+@lru_cache(maxsize=1_024)  # a table is wrapped once for each row that does not fit
+def wrapped(text: str, most: int, width: int = WIDTH) -> tuple[str, ...]:
     """Wrap text to at most `most` lines of whole words; omitted text ends in an ellipsis."""
     if len(text) <= width and text == " ".join(text.split()):
-        return [text] if text else []  # as textwrap does it, which takes a hundred times as long
+        return (text,) if text else ()  # as textwrap does it, which takes a hundred times as long
     lines = textwrap.wrap(text, width, subsequent_indent="  " if width < WIDTH else "")
     if len(lines) <= most:
-        return lines
+        return tuple(lines)
     rest = " ".join(" ".join(lines[most - 1 :]).split())
     last = textwrap.shorten(rest, width - 2 * (most > 1), placeholder=" …")
     if last in ("…", "") or last == " …":
         last = f"{rest[: width - 3]}…"
-    return [*lines[: most - 1], f"{'  ' if most > 1 and width < WIDTH else ''}{last}"]
+    return (*lines[: most - 1], f"{'  ' if most > 1 and width < WIDTH else ''}{last}")
