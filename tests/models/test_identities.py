@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -34,6 +35,11 @@ def lively(config: TransformerConfig = SIZES) -> Transformer:
 
 def attention_by_hand(n_kv_heads: int = 3) -> Held:
     """Attention computed head by head and query by query; neighboring query heads share keys and values."""
+    return dict(_attention_by_hand(n_kv_heads))
+
+
+@cache
+def _attention_by_hand(n_kv_heads: int) -> Held:
     n_layers, batch, n_pos, n_heads, d_head, d_model = 2, 5, 7, 6, 13, 31
     generator = torch.Generator().manual_seed(2)
 
