@@ -21,11 +21,12 @@ HEAVY = (
     "torchao",
 )
 
+LOADED = f"\nimport json, sys\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))\n"
+
 
 def heavy_after(code: str) -> list[str]:
     """The heavy libraries that are loaded in a fresh interpreter once `code` has run."""
-    script = f"{code}\nimport json, sys\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code + LOADED], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loaded: list[str] = json.loads(done.stdout)
     return loaded
@@ -53,14 +54,32 @@ def after_command(line: str) -> set[str]:
     return set(heavy_after(COMMAND.format(arguments=line.split())))
 
 
-@pytest.mark.parametrize("line", ["checkpoints", "train", "reproduce --all", "reproduce"])
-def test_a_command_that_only_reads_descriptions_does_not_load_torch(line: str) -> None:
-    assert after_command(line) <= {"plotly"}
+HELP = ("diagnose --help", "ablate --help", "intervene --help")
+DESCRIPTIONS = ("checkpoints", "train", "reproduce --all", "reproduce")
 
 
-@pytest.mark.parametrize("command", ["diagnose", "ablate", "intervene"])
-def test_help_loads_nothing_heavy(command: str) -> None:
-    assert after_command(f"{command} --help") == set()
+@pytest.fixture(scope="module")
+def after_commands() -> dict[str, set[str]]:
+    """The heavy libraries that are loaded once each command has run, one after another in one interpreter."""
+    steps = [f"{COMMAND.format(arguments=line.split())}{LOADED}" for line in (*HELP, *DESCRIPTIONS)]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(steps)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [set(json.loads(line)) for line in done.stdout.splitlines()]
+    return dict(zip((*HELP, *DESCRIPTIONS), found, strict=True))
+
+
+@pytest.mark.parametrize("line", DESCRIPTIONS)
+def test_a_command_that_only_reads_descriptions_does_not_load_torch(
+    line: str, after_commands: dict[str, set[str]]
+) -> None:
+    assert after_commands[line] <= {"plotly"}
+
+
+@pytest.mark.parametrize("line", HELP)
+def test_help_loads_nothing_heavy(line: str, after_commands: dict[str, set[str]]) -> None:
+    assert after_commands[line] == set()
 
 
 @pytest.mark.slow
