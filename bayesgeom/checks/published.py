@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any, final
 
 FILE = "published.toml"
+NOT_COMPARABLE = ("not published for", "published for")  # how a cell begins that holds a reason instead of a number
 _SIZES = {"n_layers": "{} layers", "n_heads": "{} heads", "d_model": "width {:,}", "n_parameters": "{:,} parameters"}
 
 
@@ -79,12 +80,12 @@ def published_cell(report: str, metric: str, label: str, provenance: Mapping[str
         return "", ""
     kind = "transformer" if model.get("n_heads") else model.get("architecture")
     of_task = [own for own in found if _is_among(own.tasks, {"name": task.get("name")})]
-    of_size = [own for own in of_task if _is_among(own.tasks, task)]
-    comparable = [own for own in of_size if not own.architectures or kind in own.architectures]
+    of_kind = [own for own in of_task if not own.architectures or kind in own.architectures]
+    comparable = [own for own in of_kind if _is_among(own.tasks, task)]
     others = (
-        (f"not published for {task.get('name')}", found, of_task),
-        (_differences([own for entry in of_task for own in entry.tasks], task), of_task, of_size),
-        (f"not published for {kind or 'this architecture'} on this task", of_size, comparable),
+        (f"{NOT_COMPARABLE[0]} {task.get('name')}", found, of_task),
+        (f"{NOT_COMPARABLE[0]} {kind or 'this architecture'} on this task", of_task, of_kind),
+        (_differences([own for entry in of_kind for own in entry.tasks], task), of_kind, comparable),
     )
     for reason, before, alike in others:
         if before and not alike:
@@ -112,7 +113,7 @@ def _differences(tasks: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -
             values = (task[name] or [None]) if isinstance(task[name], list) else [task[name]]
             stated[name] += [value for value in values if value not in stated[name]]
     published = ", ".join(f"{name}={_parameter_text(values)}" for name, values in stated.items())
-    return f"published for {published}; here {', '.join(f'{name}={_own_text(known[name])}' for name in names)}"
+    return f"{NOT_COMPARABLE[1]} {published}; here {', '.join(f'{name}={_own_text(known[name])}' for name in names)}"
 
 
 def _own_text(value: object) -> str:

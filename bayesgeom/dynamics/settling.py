@@ -24,7 +24,8 @@ NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
 NO_INTERVAL = f"cannot decide: fewer than {MIN_SEEDS} trainings"  # the verdict on a fall
 WHY_NO_FALL = f"with fewer than {MIN_SEEDS} trainings, steps and size come from the same sequences"
-NO_FALL = "no fall in the trainings that choose its steps"  # a verdict, and why such a fall has no interval
+NO_FALL = "no fall in the trainings that choose its steps"  # a verdict
+WHY_NO_ENTRY = f"{NO_FALL}, or not measured"
 
 
 def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:
@@ -128,7 +129,7 @@ def fall(curves: Float[np.ndarray, "run step"]) -> Fall:
     """Return the largest fall: between the steps at which the first half of the trainings falls most, in the others.
 
     The interval is Student's over these others. Steps that are chosen on what is measured give intervals that cover
-    too seldom on planted curves: 69 to 82 % over the sequences of one training, 85 to 90 % over trainings if each is
+    too seldom on planted curves: 69 to 82 % over the sequences of one training, 89 to 94 % over trainings if each is
     measured between steps chosen on all others (`benchmarks/interval_coverage.py --rows "largest fall"`). With too few
     trainings to divide, all of them choose and measure, and there is no interval.
     """

@@ -12,7 +12,7 @@ from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, 
 from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.dynamics.settling import (
-    NO_FALL,
+    WHY_NO_ENTRY,
     WHY_NO_FALL,
     dissociation,
     fall,
@@ -134,7 +134,7 @@ def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
             ([own.lo for own in falls.values()], [own.hi for own in falls.values()]),
             resampled="trainings",
             n=n_measuring,
-            why_not=WHY_NO_FALL if n_runs == n_measuring else NO_FALL,
+            why_not=WHY_NO_FALL if n_runs == n_measuring else WHY_NO_ENTRY,
         ),
         "fall_share": np.array([own.share for own in falls.values()]),
         "fall_steps": np.array(

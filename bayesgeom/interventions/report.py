@@ -176,13 +176,13 @@ class InterventionReport(Report):
         return f"{self.verdict}. {self._size()}".removesuffix(". ")
 
     def _size(self) -> str:
-        """Return how far a swap moves the model's own value in the strongest layer, with its baselines; "" for none."""
+        """Return how far a swap moves the model's own value in the strongest layer, with its baselines; "" without an interval."""
         at = self.strongest()
         moved, verdict = self.movement.value[at, 0], self.verdict_by_layer[at]
-        if not self.is_swap or math.isnan(moved) or verdict not in (USED, UNDECIDED):
-            return ""
         low, high = (end[at, 0] for end in self.movement.ends)
-        interval = "" if math.isnan(low) else f" (95 % interval {_percent(low)} … {_percent(high)})"
+        if not self.is_swap or math.isnan(moved) or math.isnan(low) or verdict not in (USED, UNDECIDED):
+            return ""
+        interval = f" (95 % interval {_percent(low)} … {_percent(high)})"
         levels = {own.name: float(own.bar("higher")[at, 0]) for own in self.movement.compared}
         known = {name: level for name, level in levels.items() if not math.isnan(level)}
         first = max(known, key=known.__getitem__, default="")

@@ -168,10 +168,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         visible = trials.visible()
         has_choice = (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
         agreement = agreement_of(sums[..., 2:], trials, visible)
-        entropy, consistency = (
-            _drawn(weights, bits, np.ones(n)),
-            _drawn(weights, agreement.found.mean(axis=2), np.ones(n)),
-        )
+        entropy, consistency = (_drawn(weights, own, np.ones(n)) for own in (bits, agreement.found.mean(axis=2)))
         over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
         over = np.full_like(over, np.nan) if agreement.note else over
 
@@ -182,6 +179,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
         other = agreement.shuffled.mean(axis=0)
         widest = Baseline.of("chance", UNIFORM, most := float(visible.sum(dim=-1).double().log2().mean()))
+        fresh_layers = of_untrained([own.entropy_bits_by_layer.value for own in untrained])
         return AttentionEntropyReport(
             entropy_bits=within(
                 estimate(entropy, widest, *of_untrained([c.entropy_bits.value for c in untrained])), 0, most
@@ -191,7 +189,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
                 Baseline.of("chance", UNIFORM, 1.0),
                 *of_untrained([copy.entropy_share.value for copy in untrained]),
             ),
-            entropy_bits_by_layer=within(estimate(entropy.mean(axis=2), widest), 0, most),
+            entropy_bits_by_layer=within(estimate(entropy.mean(axis=2), widest, *fresh_layers), 0, most),
             reduction=estimate(
                 of["reduction"],
                 Baseline.of("chance", "uniform in every layer", 0.0),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -114,10 +114,25 @@ class BeliefReadoutReport(Report):
         """Number of held-out sequences, on which the maps are scored."""
         return self.n // 2
 
+    @property
+    def judged_r2(self) -> Estimate:
+        """`r2` with the widest window observer among its baselines, where one of more than four symbols was measured.
+
+        Its level is the upper end of its interval, as for the two observers in claim Y1.
+        """
+        if not self.windows or (width := int(self.windows[-1])) <= WIDEST_BASELINE:
+            return self.r2
+        measured = [own[:, -1] for own in (self.window_r2, self.window_map_r2)]
+        best = max((own[at] for own in measured for at in range(len(self.window_starts))), key=lambda own: own.value)
+        low, high = best.ends
+        widest = Baseline.of("baseline", f"belief after the last {width} symbols", best.value, low=low, high=high)
+        return replace(self.r2, baselines=(*self.r2.baselines, widest.broadcast(self.r2.value.shape)))
+
     def headlines(self) -> Sequence[Headline]:
+        judged = replace(self, r2=self.judged_r2)
         best = int(np.argmax(np.nan_to_num(self.silhouette.value[0, -1], nan=-1.0)))
         lines = [
-            headline_of(self, "r2", (0, -1), "R² of the belief, last layer"),
+            headline_of(judged, "r2", (0, -1), "R² of the belief, last layer"),
             headline_of(self, "total_variation", (0, -1), "total variation of the read belief, last layer"),
             headline_of(self, "balanced_accuracy", (0, -1), "which hypotheses survive, balanced accuracy, last layer"),
             headline_of(self, "silhouette", (0, -1, best), f"best silhouette, k = {self.cluster_counts[best]}"),
@@ -128,7 +143,7 @@ class BeliefReadoutReport(Report):
         ]
         for row, site in enumerate(self.sites):
             if row > 0:
-                lines.append(headline_of(self, "r2", (row, -1), f"R² of the belief in {site}, last layer"))
+                lines.append(headline_of(judged, "r2", (row, -1), f"R² of the belief in {site}, last layer"))
             if (k := str(self.drawn_belief.shape[1])) in self.cluster_counts:
                 label = f"one cluster per hypothesis (k = {k}) in {site}, last layer"
                 at = (row, -1, self.cluster_counts.index(k))
@@ -166,9 +181,9 @@ class BeliefReadoutReport(Report):
         return with_captions(figure, [caption for _, caption in simplexes], n_shown=len(simplexes) + _SHOWN)
 
     def _panels(self) -> tuple[_Panel, ...]:
-        rand = "adjusted Rand index (0 is chance)"
+        rand, r2 = "adjusted Rand index (0 is chance)", self.judged_r2
         return (
-            _Panel(metric=self.r2, title="Linear read-out of the belief", x=_LAYER, y="held-out R² (1 is exact)"),
+            _Panel(metric=r2, title="Linear read-out of the belief", x=_LAYER, y="held-out R² (1 is exact)"),
             _Panel(
                 metric=self.total_variation,
                 title="Distance of the read-out from the belief",

@@ -28,6 +28,7 @@ KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
 YES, NO, UNDECIDED = "yes", "no", "undecided"
 NOT_ESTIMATED = "none is estimated"
+_ROUNDING = 1e-6  # of a baseline: averages in float32 differ by as much, as of a softmax over equal scores
 TOO_FEW = "too few sequences, or too few that differ, for one that covers"
 Values = Float[np.ndarray, "..."]
 
@@ -290,9 +291,8 @@ class Estimate:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.
 
         "no" means that the whole interval lies on the other side of at least one of them. Undecided: there is no
-        interval, it includes a baseline, there is no baseline, the value is unknown, or neither direction is better.
-        With "higher", an interval that reaches down to 0 is never "yes", whatever the baselines: 0 is no effect. The
-        interval of an exact value has two equal ends.
+        interval, it includes a baseline or is within rounding of it, there is none, or neither direction is better.
+        With "higher", an interval that reaches down to 0 is never "yes": 0 is no effect. Exact values have equal ends.
 
         Args:
             better: Which direction is better: "higher", "lower", or "" if neither is.
@@ -317,9 +317,9 @@ class Estimate:
         for bar in known:
             hardest = np.fmax(hardest, sign * bar)
         with np.errstate(invalid="ignore"):
-            has_bar = np.isfinite(hardest)
-            found[has_bar & (sign * near > np.fmax(hardest, least))] = YES
-            found[has_bar & (sign * far < hardest)] = NO
+            has_bar, rounding = np.isfinite(hardest), _ROUNDING * np.abs(hardest)
+            found[has_bar & (sign * near > np.fmax(hardest + rounding, least))] = YES
+            found[has_bar & (sign * far < hardest - rounding)] = NO
         return found
 
 

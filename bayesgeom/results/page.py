@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.checks.published import published_cell
+from bayesgeom.checks.published import NOT_COMPARABLE, published_cell
 from bayesgeom.core.numbers import with_minus
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.results.captions import plain
@@ -117,7 +117,7 @@ def notebook_html(summary: str, figure: go.Figure | None) -> str:
 def _published(report: Any, line: Headline) -> Headline:
     """Return a headline with what was published about its quantity, after what the report states itself."""
     cell, note = published_cell(report.name, line.metric, line.label, report.provenance)
-    cell = "" if line.published and cell.startswith("other ") else cell
+    cell = "" if line.published and cell.startswith(NOT_COMPARABLE) else cell
     return replace(line, published="; ".join(filter(None, (line.published, cell))), published_note=note if cell else "")
 
 

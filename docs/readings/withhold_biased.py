@@ -28,7 +28,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from conversions.rewriting import convert_intervals
 
-from bayesgeom.dynamics.settling import NO_INTERVAL
 from bayesgeom.interventions.joint_report import UNEDITED
 from bayesgeom.interventions.joint_summary import WHY_NO_CORRELATION
 from bayesgeom.probes.key_overlap import ROUNDING
@@ -37,6 +36,7 @@ from bayesgeom.probes.pass_thresholds import ABOVE_GAUSSIAN, MEASURES, WHY_FLAT,
 from bayesgeom.results.estimators import FEW_OR_BIASED, FLAT_OR_BIASED
 from bayesgeom.stats.intervals import WHY_BIASED
 
+NO_INTERVAL = "cannot decide: no interval"  # as the package said until 25 November 2026
 PARTS = ("value", "low", "high")
 DOUBLE = 1e-12  # of the width of the interval
 SINGLE = 2 * float(np.finfo(np.float32).eps)  # an overlap is at most 1

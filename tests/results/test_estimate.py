@@ -199,3 +199,12 @@ def test_a_report_withholds_intervals_that_leave_the_range_of_their_quantity() -
 def test_why_an_interval_was_withheld_before_is_kept() -> None:
     own = within(Estimate.of([0.9, 0.5], ([0.8, np.nan], [1.1, np.nan]), why_not="biased"), 0.0, 1.0)
     assert own.why_not == f"{WHY_OUTSIDE}; or biased"
+
+
+def test_a_difference_within_rounding_of_a_baseline_decides_nothing() -> None:
+    level = Baseline.of("chance", "uniform attention", 3.0)
+    values = [3.0 - 2e-7, 2.99, 3.0 + 2e-7, 3.01]
+    exact = Estimate.of(values, (values, values), baselines=[level])
+    assert exact.clears("lower").tolist() == ["undecided", "yes", "undecided", "no"]
+    small = Baseline.of("baseline", "uniform", 2e-5)
+    assert str(Estimate.of(1.9e-5, (1.8e-5, 1.95e-5), baselines=[small]).clears("lower")) == "yes", "it is relative"
