@@ -176,7 +176,7 @@ class InterventionReport(Report):
         return f"{self.verdict}. {self._size()}".removesuffix(". ")
 
     def _size(self) -> str:
-        """Return how far a swap moves the model's own value in the strongest layer, with its baselines; "" without an interval."""
+        """Return how far a swap moves the model's own value in the strongest layer; "" without an interval."""
         at = self.strongest()
         moved, verdict = self.movement.value[at, 0], self.verdict_by_layer[at]
         low, high = (end[at, 0] for end in self.movement.ends)
