@@ -13,6 +13,7 @@ from tests.structure.source import ROOT
 # What tables print, and the names of the same baselines in reports, where the two differ.
 NAMES = {
     "uniform predictor": {"uniform"},
+    "one untrained network": {"untrained networks"},
     "best constant entropy": {"constant"},
     "observer of the last four symbols": {"window 4 stationary", "window_4_stationary"},
     "observer of the last five symbols": {"window 5 stationary", "window_5_stationary"},
@@ -39,6 +40,14 @@ def test_labels_name_the_baseline_in_the_report() -> None:
     assert len(found) > 60
     wrong = [f"{at}: {label}, {row.baseline_name}" for at, label, row in found if not agree(label, row.baseline_name)]
     assert wrong == []
+
+
+def test_one_untrained_network_is_not_called_several() -> None:
+    """Runs with `--n-untrained 1` have one, which is no distribution of untrained networks."""
+    claims = [claim for claim in load().values() if any("--n-untrained 1" in run.command for run in claim.recordable)]
+    labels = {own.baseline_label for claim in claims for run in claim.recordable for own in run.numbers.values()}
+    assert {claim.id for claim in claims} >= {"L1", "L2", "L3", "L4", "L5"}
+    assert "one untrained network" in labels and "untrained networks" not in labels
 
 
 def test_another_label_is_found() -> None:
