@@ -43,7 +43,7 @@ def summary(
         ]
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
     if ruled := dict.fromkeys(line.ruling for _, line in lines if line.ruling and not (line.verdict or is_ruled)):
-        notes = [f"rule: judged by rule, not by baselines: {'; '.join(ruled)}", *notes]
+        notes = [f"rule: not judged by baselines: {'; '.join(ruled)}", *notes]
     if any(line.verdict == UNDECIDED and not line.caveat for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):

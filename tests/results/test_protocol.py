@@ -292,7 +292,7 @@ def test_a_row_that_a_rule_decides_is_not_left_empty() -> None:
     plain = Headline(metric="c", label="tokens", value=3.0)
     table, notes = summary("title", (), [("", judged), ("", ruled), ("", plain)]).split("─\n")[1].split("\n\n")
     assert [row.split()[-1] for row in table.splitlines()] == ["?*", "rule", "3"]
-    expected = ["rule: judged by rule, not by baselines: not decided (realized)", "*: heads differ"]
+    expected = ["rule: not judged by baselines: not decided (realized)", "*: heads differ"]
     assert notes.splitlines() == expected, "an interval is not why heads differ"
     only = summary("title", (), [("", ruled)])
     assert "verdict" in only and "not decided (realized)" in only and "rule:" not in only
