@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from bayesgeom.checks.templates import rendered
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 
-N_LISTED = 40  # candidates listed in an error
+N_LISTED, N_SHOWN = 40, 8  # candidates listed, and ids of a text shown, in an error
 
 
 @runtime_checkable
@@ -134,6 +134,25 @@ def check_ids(ids: Iterable[int], d_vocab: int) -> None:
             f"the tokenizer gives ids up to {outside[-1]}; the model has {d_vocab} ids, 0 … {d_vocab - 1}. "
             f"Use the tokenizer that belongs to the model."
         )
+
+
+def check_distinct(texts: Sequence[str], ids: Sequence[tuple[int, ...]]) -> None:
+    """Check that most different texts have different ids.
+
+    Raises:
+        InvalidArgument: They have not, as with a tokenizer whose vocabulary lacks their words.
+    """
+    of_ids: dict[tuple[int, ...], set[str]] = {}
+    for text, own in zip(texts, ids, strict=True):
+        of_ids.setdefault(own, set()).add(text)
+    if 2 * len(of_ids) > len(set(texts)):
+        return
+    own, same = max(of_ids.items(), key=lambda entry: len(entry[1]))
+    first, second = sorted(same)[:2]
+    raise InvalidArgument(
+        f"this tokenizer gives {len(of_ids)} encodings to {len(set(texts))} different texts: {first!r} and {second!r} "
+        f"are both {list(own[:N_SHOWN])}. Its vocabulary lacks their words; use the tokenizer of the model."
+    )
 
 
 def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:

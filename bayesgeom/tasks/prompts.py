@@ -22,7 +22,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.checks.arguments import check_types
-from bayesgeom.checks.tokenizer import Tokenizer, chat_prompt, check_ids, labeled, opening
+from bayesgeom.checks.tokenizer import Tokenizer, chat_prompt, check_distinct, check_ids, labeled, opening
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
@@ -119,6 +119,7 @@ class Prompts(TextTask):
         else:
             ids = tuple((*prefix, *tokenizer.encode(text, add_special_tokens=False)) for text in texts)
         check_ids((i for prompt in ids for i in prompt), d_vocab)
+        check_distinct(texts, ids)
         shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
         if len(ids[shortest]) < self.last:
             raise InvalidArgument(

@@ -238,3 +238,34 @@ def test_parameters_of_another_type_are_refused(task: Prompts | InContext, name:
     object.__setattr__(own, name, value)
     with pytest.raises(InvalidArgument, match=message):
         own.__post_init__()
+
+
+class Unknowing:
+    """A tokenizer whose vocabulary has no word of the prompts, but their first letters."""
+
+    def __init__(self, n_known: int) -> None:
+        self.n_known = n_known
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [len(text) % self.n_known] + [0] * 20
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "<unk>"
+
+
+def test_a_tokenizer_that_knows_none_of_the_words_is_refused() -> None:
+    """It made all prompts alike, and every number was that of one sequence."""
+    with pytest.raises(
+        InvalidArgument, match=r"1 encodings to 40 different texts: .* are both \[0, 0, .*tokenizer of the model"
+    ):
+        Prompts(domain="code", bos=False).bind(Unknowing(1), d_vocab=9)
+
+
+def test_some_equal_encodings_are_allowed() -> None:
+    texts = {"a": [f"word {i}" for i in range(3)] + ["WORD 0"]}
+
+    class Uncased(Unknowing):
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [ord(letter) for letter in text.lower()]
+
+    assert len(Prompts(texts=texts, bos=False).bind(Uncased(1), d_vocab=200).prompts) == 4
