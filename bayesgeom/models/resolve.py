@@ -288,7 +288,8 @@ def _of_library(model: Any, tokenizer: Tokenizer | None) -> Model:
         return own
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens."
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For another "
+        f"module, write a ModelConfig: see docs/extending.md."
     )
 
 

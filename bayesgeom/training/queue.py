@@ -71,6 +71,7 @@ REPORTED: Mapping[str, float] = {
     "recall-transformer-quarter-lr1": 1.791,
     "recall-transformer-quarter-lr3": 2.77,
     "recall-mamba-quarter-lr3": 2.09,
+    "recall-mamba2-quarter-lr0.3": 1.239,
     "recall-mamba2-quarter-lr1": 0.01086,
     "recall-mamba2-quarter-lr3": 0.006355,
     "recall-mlp-prefix-quarter-lr0.3": 3.07,
