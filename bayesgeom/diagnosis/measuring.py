@@ -8,9 +8,9 @@ from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.threads import side_by_side
+from bayesgeom.diagnosis.layers import on_layers
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.diagnosis.views import within
-from bayesgeom.results.layers import on_layers
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of

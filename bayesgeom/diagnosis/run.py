@@ -37,8 +37,7 @@ from bayesgeom.models.recorder import Stream
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.models.sendable import job_arguments, load_same, name_of
 from bayesgeom.models.server.model import ServedModel
-from bayesgeom.results.diagnosis import SERVED, STREAMED, Diagnosis
-from bayesgeom.results.layers import LAYERS
+from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 

@@ -13,7 +13,6 @@ from bayesgeom.core.plugins import discover
 from bayesgeom.results.estimate import NOT_ESTIMATED
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.layers import LAYERS, layer_notes
 from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import fits
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Report)
 SERVED = "served"  # key of the provenance: what the replies of a server left open; language: quoted
+LAYERS = "layers"  # key of the provenance: the measured layers of each report that does not have all
 STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
 
 _WITH_REPORTS = (
@@ -155,7 +155,8 @@ class Diagnosis(Mapping[str, Report]):
             notes.insert(
                 0, f"activations were stored for {stored} of {n} sequences; results from activations use these"
             )
-        notes += layer_notes(self.provenance.get(LAYERS))
+        partly = self.provenance.get(LAYERS) or {}
+        notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
         if self.inapplicable:
             notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
         without = [(name, own) for name, own in lines if own.no_interval not in ("", NOT_ESTIMATED)]

@@ -8,9 +8,9 @@ import pytest
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.diagnosis.layers import on_layers
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.layers import layer_notes, on_layers
 from bayesgeom.results.report import Report
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def test_unmeasured_layers_are_nan_everywhere(rng: np.random.Generator) -> None:
         assert np.array_equal(wide[[1, 4]], narrow)
     assert found.kl_bits.baselines[0].high is None and float(found.whole) == 0.25 and found.kl_bits.n == 7
     assert report.kl_bits.value.shape == (2, 3), "the report itself is unchanged"
-    assert layer_notes({"layered": [1, 4]}) == ["layered: only layers 1, 4 have its sites"] and layer_notes(None) == []
 
 
 def test_the_report_is_checked_again_and_keeps_its_provenance() -> None:

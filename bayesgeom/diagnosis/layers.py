@@ -13,7 +13,6 @@ from bayesgeom.results.report import Report
 from bayesgeom.results.storage import axes_of, value_of
 
 R = TypeVar("R", bound=Report)
-LAYERS = "layers"  # key of the provenance: the measured layers of each report that does not have all
 _AXIS = "layer"
 
 
@@ -43,9 +42,3 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
 
         wider[name] = own.mapped(spread) if isinstance(own, Estimate) else spread(own)
     return replace(report, **wider)
-
-
-def layer_notes(stored: Any) -> list[str]:
-    """Return a line for each report that does not have all layers, from the provenance."""
-    known = stored if isinstance(stored, dict) else {}
-    return [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in known.items()]
