@@ -136,6 +136,7 @@ def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list
     """Return the state of each training: finished, shipped, reported, running, stopped or waiting.
 
     Reported trainings are finished and scored, but their weights do not ship; `bayesgeom train` makes them again.
+    Shipped and reported ones count as such also while their finished run is in the folder; others are finished.
 
     Args:
         runs: The folder in which `bayesgeom train` writes.
@@ -175,17 +176,18 @@ def status_table(found: Sequence[Progress]) -> str:
 def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
     chosen = own.reseeded
     folder, steps = runs / chosen.name, sum(stage.steps for stage in _stages(chosen))
+    is_begun, is_finished = (folder / RECIPE).exists(), (folder / FINISHED / CONFIG).exists()
+    if chosen.name not in shipped and chosen.name in REPORTED and (is_finished or not is_begun):
+        return Progress(queued=own, state="reported", steps_done=steps, steps=steps, kl_bits=REPORTED[chosen.name])
     places: tuple[tuple[State, Path], ...] = (
-        ("finished", folder / FINISHED),
         ("shipped", shipped.get(chosen.name, folder)),
+        ("finished", folder / FINISHED),
     )
     for state, path in places:
         if (path / CONFIG).exists():
             kl_bits = float(read_description(path).get("scores", {}).get("kl_bits", math.nan))
             return Progress(queued=own, state=state, steps_done=steps, steps=steps, kl_bits=kl_bits)
-    if not (folder / RECIPE).exists():
-        if chosen.name in REPORTED:
-            return Progress(queued=own, state="reported", steps_done=steps, steps=steps, kl_bits=REPORTED[chosen.name])
+    if not is_begun:
         return Progress(queued=own, state="waiting", steps_done=0, steps=steps)
     states = [*folder.glob(f"**/{STATE}"), folder / RECIPE]
     is_alive = time.time() - max(file.stat().st_mtime for file in states) < _ALIVE_SECONDS

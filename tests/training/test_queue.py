@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from bayesgeom.cli import main
 from bayesgeom.models.capacity import n_parameters
+from bayesgeom.models.description import FINISHED
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.training.duration import typical_seconds
@@ -102,6 +105,19 @@ def test_what_is_done_running_and_next_is_read_from_the_folder(tmp_path: Path) -
     assert "recall-lstm-seed7" in table and table.endswith("next: bayesgeom train recall-mlp --seed 7")
     append_log(tmp_path / "recall-lstm-seed7" / LOG, {"step": 1_500})
     assert progress(tmp_path, ENTRIES)[1].steps_done == 1_500 + recipe("recall-lstm").after.steps  # type: ignore[union-attr]
+
+
+def test_a_run_whose_report_is_committed_is_reported_also_while_its_checkpoint_is_in_the_folder(tmp_path: Path) -> None:
+    entries = (Queued(recipe="recall-16-lstm"), Queued(recipe="sticky-small"), Queued(recipe="recall-lstm", seed=7))
+    for own in entries:
+        begun(tmp_path, own.reseeded.name, 100)
+        shutil.copytree(checkpoints()["bijection-mlp"], tmp_path / own.reseeded.name / FINISHED)
+    found = progress(tmp_path, entries)
+    assert [own.state for own in found] == ["reported", "shipped", "finished"], "once all were finished"
+    assert found[0].kl_bits == REPORTED["recall-16-lstm"], "the report's, not that of the run's card"
+    assert found[1].kl_bits < 1e-3 < 1 < found[2].kl_bits, "the shipped checkpoint's; the run's"
+    shutil.rmtree(tmp_path / "recall-16-lstm" / FINISHED)
+    assert progress(tmp_path, entries)[0].state == "running", "it is trained again"
 
 
 def test_half_a_log_line_does_not_cost_the_status(tmp_path: Path) -> None:
