@@ -28,6 +28,7 @@ NAMES = {
     "key membership": {"membership", "key_membership", "key membership"},
     "plain SGD": {"SGD 0.01"},
     "no difference": {"EM-like: 0.1 on W_V"},
+    "same speed": {"EM-like: 0.1 on W_V"},
     "variance-matched subspaces, at most": {"variance-matched subspaces, most"},
     "random subspaces, mean": {"random subspaces"},
     "random subspaces, most": {"strength in random subspaces"},

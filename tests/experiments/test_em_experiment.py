@@ -94,6 +94,10 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
     assert np.isnan(speedup.value[3]) and list(found.reached[TRAINED, 0]) == [3, 3, 3, 0, 3]
     np.testing.assert_allclose(speedup.ends[0][1], 2, rtol=1e-6)  # seeds differ in level alone: pairing removes it
     assert (speedup.resampled, speedup.n) == ("seeds", 3) and speedup.baseline(BASELINE).value[1] == 1.0
+    ratio = found.em_speed_ratio[TRAINED, 0]
+    np.testing.assert_allclose(ratio.value[[0, 1, 2, 4]], [2, 1, 0.5, 2], rtol=1e-9)
+    np.testing.assert_allclose(ratio.ends[0][[0, 2]], ratio.ends[1][[0, 2]], rtol=1e-6)
+    assert np.isnan(ratio.value[3]) and (ratio.baseline(EM_LIKE).value == 1).all()
     margin = np.array([0.1, 0.0, -0.2, 0.15, 0.1]) / NATS_PER_BIT
     np.testing.assert_allclose(found.em_margin_bits.value[TRAINED, 0], margin, atol=1e-9)
     np.testing.assert_allclose(found.em_margin_bits.ends[0][TRAINED, 0], margin, atol=1e-9)

@@ -42,6 +42,8 @@ class EMReport(Report):
       on the same sequence; geometric mean over seeds. NaN if a seed never reaches it; `reached` counts those that do.
     - `speedup_authors`: the same with the *mean* final loss of the baseline, as in the authors' code; training sequence
       only.
+    - `em_speed_ratio`: speed-up of the EM-like condition, divided by that of the condition, paired; geometric mean over
+      seeds. Above 1, EM-like is faster. Read from the losses at recorded steps.
     - `em_margin_bits`: final loss of the condition minus that of the EM-like one, paired. Above 0, EM-like is better.
     - `best_held_out_bits`: the lowest held-out loss at any recorded step, mean over seeds.
     """
@@ -80,6 +82,9 @@ class EMReport(Report):
         NonNegative(
             _CONDITIONS, unit="times", better="higher", label="speed-up to SGD's final loss on the same sequence"
         ),
+    ]
+    em_speed_ratio: Annotated[
+        Estimate, NonNegative(_CONDITIONS, unit="times", better="higher", label="EM-like's speed-up over this one's")
     ]
     reached: Int[np.ndarray, "sequence chain condition"]
     speedup_authors: Annotated[
@@ -223,6 +228,7 @@ def em_report(
     accuracies = _stacked(curves, lambda c: c.accuracy), _stacked(curves, lambda c: c.held_out_accuracy)
     trained = _steps_to(loss, every_step, last[TRAINED, :, :, _BASE])
     elsewhere = _steps_to(held_out, at, last[HELD_OUT, :, :, _BASE])
+    by_step = np.stack([loss[..., at].swapaxes(1, 2), held_out.swapaxes(1, 2)])
     mean_of_base = np.repeat(last[TRAINED, :, :, _BASE].mean(axis=1, keepdims=True), len(seeds), axis=1)
     rate = np.array([chain.entropy_rate_nats() for chain in chains])
     return EMReport(
@@ -239,12 +245,22 @@ def em_report(
         accuracy=np.stack([own.mean(axis=1) for own in accuracies]),
         em_margin_bits=_mean(last - last[..., _EM : _EM + 1], Baseline.of("baseline", EM_LIKE, 0.0)),
         speedup=_speedup(np.stack([every_step[-1] / trained, at[-1] / elsewhere])),
+        em_speed_ratio=em_speed_ratio(by_step, at),
         reached=np.stack([np.isfinite(took).sum(axis=1) for took in (trained, elsewhere)]),
         speedup_authors=_speedup(every_step[-1] / _steps_to(loss, every_step, mean_of_base)),
         recorded_steps=at,
-        loss_bits_by_step=np.stack([loss[..., at].swapaxes(1, 2), held_out.swapaxes(1, 2)]),
+        loss_bits_by_step=by_step,
         n=len(seeds),
     )
+
+
+def em_speed_ratio(
+    loss: Float[np.ndarray, "sequence chain condition seed record"], at: Int[np.ndarray, " record"]
+) -> Estimate:
+    """Return how many times as fast as each condition the EM-like one reaches the baseline's final loss, seed by seed."""
+    by_seed = loss.swapaxes(2, 3)
+    took = np.stack([_steps_to(own, at, own[:, :, _BASE, -1]) for own in by_seed])
+    return _speedup(took / took[..., _EM : _EM + 1], against=EM_LIKE)
 
 
 def _stacked(
@@ -259,12 +275,12 @@ def _mean(values: Float[np.ndarray, "*rest seed condition"], *baselines: Baselin
     return Estimate.of(values.mean(axis=-2), interval, resampled="seeds", n=values.shape[-2], baselines=baselines)
 
 
-def _speedup(times: Float[np.ndarray, "*rest seed condition"]) -> Estimate:
-    """Return the geometric mean over seeds with its interval; the baseline has speed 1."""
+def _speedup(times: Float[np.ndarray, "*rest seed condition"], *, against: str = BASELINE) -> Estimate:
+    """Return the geometric mean over seeds with its interval; the condition `against` has 1."""
     with np.errstate(divide="ignore"):
         logs = _mean(np.log(times))
     low, high = logs.ends
-    own = Baseline.of("baseline", BASELINE, 1.0)
+    own = Baseline.of("baseline", against, 1.0)
     return Estimate.of(np.exp(logs.value), (np.exp(low), np.exp(high)), resampled="seeds", n=logs.n, baselines=(own,))
 
 

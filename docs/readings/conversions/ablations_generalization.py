@@ -6,7 +6,7 @@ import numpy as np
 
 from bayesgeom.ablations.report import NO_EFFECT, UNIFORM, AblationReport
 from bayesgeom.experiments.em.conditions import BASELINE, EM_LIKE
-from bayesgeom.experiments.em.report import EMReport
+from bayesgeom.experiments.em.report import EMReport, em_speed_ratio
 from bayesgeom.generalization.curves import LARGEST_WITHIN
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.generalization.length import N_RECORDED
@@ -165,6 +165,7 @@ def em_experiment(old: Old) -> EMReport:
 
     no_difference = Baseline.of("baseline", EM_LIKE, 0.0)
     own_speed = Baseline.of("baseline", BASELINE, 1.0)
+    by_step = np.stack([old["loss_bits_by_step"], old["held_out_bits_by_step"]])
     return EMReport(
         chains=tuple(old["chains"]),
         conditions=tuple(old["arms"]),
@@ -179,10 +180,11 @@ def em_experiment(old: Old) -> EMReport:
         accuracy=np.stack([old["accuracy"], old["held_out_accuracy"]]),
         em_margin_bits=both("em_margin_bits", "em_held_out_margin_bits", no_difference),
         speedup=both("speedup", "held_out_speedup", own_speed),
+        em_speed_ratio=em_speed_ratio(by_step, old["recorded_steps"]),
         reached=np.stack([old["reached"], old["held_out_reached"]]),
         speedup_authors=old.estimate("speedup_authors", own_speed, resampled="seeds"),
         recorded_steps=old["recorded_steps"],
-        loss_bits_by_step=np.stack([old["loss_bits_by_step"], old["held_out_bits_by_step"]]),
+        loss_bits_by_step=by_step,
         n=int(old["n"]),
     )
 
