@@ -257,7 +257,7 @@ def em_report(
 def em_speed_ratio(
     loss: Float[np.ndarray, "sequence chain condition seed record"], at: Int[np.ndarray, " record"]
 ) -> Estimate:
-    """Return how many times as fast as each condition the EM-like one reaches the baseline's final loss, seed by seed."""
+    """Return how many times as fast as each condition the EM-like one reaches the baseline's final loss, by seed."""
     by_seed = loss.swapaxes(2, 3)
     took = np.stack([_steps_to(own, at, own[:, :, _BASE, -1]) for own in by_seed])
     return _speedup(took / took[..., _EM : _EM + 1], against=EM_LIKE)
