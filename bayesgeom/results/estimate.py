@@ -28,7 +28,7 @@ KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
 YES, NO, UNDECIDED = "yes", "no", "undecided"
 NOT_ESTIMATED = "none is estimated"
-_ROUNDING = 1e-6  # of a baseline: averages in float32 differ by as much, as of a softmax over equal scores
+ROUNDING = 1e-6  # of a level: computed in float32 or by another processor, the same level differs by as much
 TOO_FEW = "too few sequences, or too few that differ, for one that covers"
 Values = Float[np.ndarray, "..."]
 
@@ -317,7 +317,7 @@ class Estimate:
         for bar in known:
             hardest = np.fmax(hardest, sign * bar)
         with np.errstate(invalid="ignore"):
-            has_bar, rounding = np.isfinite(hardest), _ROUNDING * np.abs(hardest)
+            has_bar, rounding = np.isfinite(hardest), ROUNDING * np.abs(hardest)
             found[has_bar & (sign * near > np.fmax(hardest + rounding, least))] = YES
             found[has_bar & (sign * far < hardest - rounding)] = NO
         return found
