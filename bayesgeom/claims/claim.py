@@ -112,7 +112,8 @@ class Hold:
 class Value:
     """A measured number with its 95 % interval and its strongest baseline; NaN for those that do not exist.
 
-    `why_not` is the reason why it has no interval, "" if it has one or never has one.
+    `why_not` is the reason why it has no interval, "" if it has one or never has one. `over` names what the interval is
+    over, "" for sequences. Over anything but sequences, trainings and seeds, it is no confidence interval but a range.
     """
 
     value: float
@@ -120,6 +121,13 @@ class Value:
     hi: float
     baseline: float
     why_not: str = ""
+    over: str = ""
+
+    @property
+    def scope(self) -> str:
+        """What the interval is over, as tables print it; "" for sequences."""
+        is_range = self.over not in ("", "trainings", "seeds")
+        return f"{'range ' * is_range}over {self.over}" if self.over else ""
 
 
 @final

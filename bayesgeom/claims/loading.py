@@ -62,8 +62,9 @@ _CONDITION = {
     "disjoint": bool,
 }
 _HOLD = {"verdict": str, "reason": str}
-_REASON = "why_not"
-_VALUE = {"value": (int, float), "lo": (int, float), "hi": (int, float), "baseline": (int, float), _REASON: str}
+_OPTIONAL = ("why_not", "over")
+_NUMERIC = dict.fromkeys(("value", "lo", "hi", "baseline"), (int, float))
+_VALUE: dict[str, Any] = _NUMERIC | dict.fromkeys(_OPTIONAL, str)
 _ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
 
 
@@ -278,11 +279,11 @@ def _measurement(entry: Mapping[str, Any], where: str) -> Measurement:
     _check(entry, fields, tuple(fields), place)
     for kind, known in (("numbers", _VALUE), ("origins", _ORIGIN)):
         for name, own in entry[kind].items():
-            _check(own, known, tuple(key for key in known if key != _REASON), f"{kind} {name!r} of {place}")
+            _check(own, known, tuple(key for key in known if key not in _OPTIONAL), f"{kind} {name!r} of {place}")
     values = {
         name: Value(
-            **{key: float(x) for key, x in own.items() if key != _REASON},
-            why_not=own.get(_REASON, ""),
+            **{key: float(x) for key, x in own.items() if key not in _OPTIONAL},
+            **{key: own.get(key, "") for key in _OPTIONAL},
         )
         for name, own in entry["numbers"].items()
     }

@@ -150,7 +150,7 @@ def _values(claim: Claim) -> str:
     rows = []
     for name, value in claim.measured.numbers.items():
         number = claim.numbers[name]
-        interval = f"{short(value.lo)} … {short(value.hi)}"
+        interval = f"{short(value.lo)} … {short(value.hi)}{value.scope and f' ({value.scope})'}"
         if math.isnan(value.lo):
             interval = f"none: {value.why_not}" if value.why_not else "–"
         baseline = f"{short(value.baseline)} ({number.baseline_label or 'strongest baseline'})"

@@ -59,7 +59,8 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
             yield Value(value=1.0, lo=1 - number.if_perfect * errors, hi=1.0, baseline=_bar(report, row))
         elif levels is None:
             why_not = _reason(report, number, row) if math.isnan(row.low) and not number.is_point else ""
-            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=_bar(report, row), why_not=why_not)
+            bar, over = _bar(report, row), "" if math.isnan(row.low) else _over(report, number)
+            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=bar, why_not=why_not, over=over)
         else:
             yield Value(value=float(levels[index]), lo=math.nan, hi=math.nan, baseline=math.nan)
 
@@ -69,6 +70,12 @@ def _bar(report: Report, row: Record) -> float:
     quantity = quantities_of(type(report)).get(row.metric)
     level = Baseline.of("baseline", row.baseline_name, row.baseline, low=row.baseline_low, high=row.baseline_high)
     return float(level.bar(quantity.better if quantity is not None else ""))
+
+
+def _over(report: Report, number: Number) -> str:
+    """What the number's interval is over; "" for sequences."""
+    is_estimate = number.metric in quantities_of(type(report))
+    return report.estimate(number.metric).resampled.removeprefix("sequences") if is_estimate else ""
 
 
 def _reason(report: Report, number: Number, row: Record) -> str:

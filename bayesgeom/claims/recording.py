@@ -84,6 +84,6 @@ def _block(claim_id: str, measured: Measurement) -> str:
 
 
 def _fields(entry: Mapping[str, object]) -> str:
-    written = {name: value for name, value in entry.items() if value or name != "why_not"}  # only if there is a reason
+    written = {name: value for name, value in entry.items() if value or name not in ("why_not", "over")}
     fields = {name: json.dumps(value) if isinstance(value, str) else repr(value) for name, value in written.items()}
     return ", ".join(f"{name} = {value}" for name, value in fields.items())

@@ -166,7 +166,7 @@ def reproduction_report(
         claim=claim.claim,
         criterion=claim.criterion,
         numbers=names,
-        labels=tuple(claim.numbers[name].label for name in names),
+        labels=tuple(_label(claim, name, own) for name, own in found.items()),
         units=tuple(claim.numbers[name].unit for name in names),
         reproduced=_estimate([found[name] for name in names]),
         recorded=_estimate([recorded.get(name, _NOTHING) for name in names]),
@@ -180,11 +180,16 @@ def reproduction_report(
     )
 
 
+def _label(claim: Claim, name: str, value: Value) -> str:
+    """The label of a number, and what its interval is over unless these are sequences."""
+    return f"{claim.numbers[name].label}{value.scope and f' (interval: {value.scope})'}"
+
+
 def text(value: Value, unit: str = "") -> str:
     """Return a number with its interval and unit."""
     written = short(value.value)
     if not math.isnan(value.lo):
-        written += f" [{short(value.lo)}, {short(value.hi)}]"
+        written += f" [{short(value.lo)}, {short(value.hi)}{value.scope and f'; {value.scope}'}]"
     return f"{written} {unit}".strip()
 
 

@@ -39,7 +39,7 @@ def test_recorded_numbers_are_those_of_the_committed_reports(claim: Claim) -> No
     for name, value in found.items():
         recorded, fields = claim.measured.numbers[name], ("value", "lo", "hi", "baseline")
         np.testing.assert_array_equal(*([getattr(own, field) for field in fields] for own in (value, recorded)))
-        assert value.why_not == recorded.why_not
+        assert (value.why_not, value.over) == (recorded.why_not, recorded.over)
 
 
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
@@ -160,6 +160,22 @@ def test_a_number_of_the_summary_has_an_interval_or_says_that_it_has_none() -> N
             value, number = claim.measured.numbers[name], claim.numbers[name]
             assert value.value != value.value or not math.isnan(value.lo) or "(no interval" in row, (claim.id, name)
             assert not number.no_interval or f"(no interval: {number.no_interval})" in row, (claim.id, name)
+
+
+def test_tables_say_what_an_interval_is_over_unless_these_are_sequences() -> None:
+    """Intervals over trainings, and ranges over exchanged domains, once looked like those over sequences."""
+    for claim_id, name, scope in (
+        ("D3", "ratio_qk", "over seeds"),
+        ("G8", "kl", "over trainings"),
+        ("J5", "kl", "over trainings"),
+        ("L4", "code", "range over mixed samples"),
+    ):
+        claim = load()[claim_id]
+        assert claim.measured is not None
+        own = claim.measured.numbers[name]
+        assert own.scope == scope and text(own).endswith(f"{short(own.hi)}; {scope}]")
+        assert f"… {short(own.hi)} ({scope}) |" in details([claim])
+    assert text(Value(value=1.0, lo=0.5, hi=2.0, baseline=math.nan)) == "1 [0.5, 2]"
 
 
 def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -> None:
