@@ -283,7 +283,8 @@ def _measurement(entry: Mapping[str, Any], where: str) -> Measurement:
     values = {
         name: Value(
             **{key: float(x) for key, x in own.items() if key not in _OPTIONAL},
-            **{key: own.get(key, "") for key in _OPTIONAL},
+            why_not=own.get("why_not", ""),
+            over=own.get("over", ""),
         )
         for name, own in entry["numbers"].items()
     }
