@@ -25,7 +25,7 @@ from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell, writing_output
 from bayesgeom.commands.optional import registry
 from bayesgeom.core.columns import WIDTH
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.progress import elapsed_shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
@@ -45,9 +45,11 @@ bayesgeom COMMAND --help lists the options of a command. bayesgeom --version pri
 # transformers imports torchao where it is installed. torchao then warns that its kernels for CUDA cannot be loaded, and
 # torch about how it registers its enumerations. A kernel that is missing when it is called still ends in an error.
 _FOREIGN = ("torchao", "torch.utils._pytree")
-_NUMBERS = {  # of Python, and how to say it
+_REWORDED = {  # messages of Python and tyro, and how to say them
     r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
     r"could not convert string to float: (.*)": r"expected a number, got \1",
+    r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
+    r"Missing value for argument '(?:source\.)?(.*)'\. Expected .*": r"\1 needs a value",
 }
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
@@ -164,28 +166,26 @@ def parsed(arguments: Sequence[str] | None) -> Command:
     # mypy forbids an abstract class as a value, but discovery needs one.
     found = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
     commands = dict(sorted(found.items(), key=lambda entry: (entry[1].order, entry[0])))
-    if list(given) in (["--help"], ["-h"]):
+    name = given[0] if given else ""
+    if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_listed(commands))))
         raise SystemExit(0)
+    if name not in commands:
+        problem = unknown_name("command", name, commands) if name else f"name a command: {', '.join(commands)}."
+        raise InvalidArgument(f"{problem} See bayesgeom --help.")
     written, printed = io.StringIO(), _Help()
-    name = given[0] if given and given[0] in commands else None
     try:
         # tyro 1.0.0 ignores an argument `registry`
         with contextlib.redirect_stderr(written), contextlib.redirect_stdout(printed), _columns(), registry():
-            command: Command = (
-                tyro.extras.subcommand_cli_from_dict({**commands}, prog="bayesgeom", args=given)
-                if name is None
-                # The options of the other commands are not read: that takes longer than all else.
-                else tyro.cli(commands[name], prog=f"bayesgeom {name}", args=given[1:])
-            )
+            # The options of the other commands are not read: that takes longer than all else.
+            command: Command = tyro.cli(commands[name], prog=f"bayesgeom {name}", args=given[1:])
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # after --help
             _tell_help(printed.getvalue())
-            if name is not None:
-                _tell_choices(commands[name])
+            _tell_choices(commands[name])
             raise
-        command_line, hint = ("bayesgeom", "") if name is None else (f"bayesgeom {name}", commands[name].hint)
-        raise InvalidArgument(f"{_one_line(written.getvalue())}. See {command_line} --help. {hint}".strip()) from None
+        hint = f"See bayesgeom {name} --help. {commands[name].hint}".strip()
+        raise InvalidArgument(f"{_one_line(written.getvalue())}. {hint}") from None
     return command
 
 
@@ -254,7 +254,7 @@ def _one_line(box: str) -> str:
     quoted = ("Argument helptext", "For full helptext", "Perhaps you meant")
     written = [part for part in parts if part and not part.startswith(quoted)]
     near = [o for part in parts if part.startswith(quoted[2:]) for o in re.findall(r"(?<!\S)--[a-z]+", part)]
-    for theirs, ours in _NUMBERS.items():
+    for theirs, ours in _REWORDED.items():
         written = [re.sub(theirs, ours, part) for part in written]
     meant = dict.fromkeys(option for option in near if option != "--help")
     return ". ".join([*written, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])

@@ -178,7 +178,11 @@ def plant(folder: Path, what: str) -> None:
 
 
 MISTAKES = {
-    "no such checkpoint": ("tinny", (), "there is no checkpoint named 'tinny'. Available: tiny."),
+    "no such checkpoint": (
+        "tinny",
+        (),
+        "there is no checkpoint named 'tinny'. There are: tiny. Perhaps you meant 'tiny'.",
+    ),
     "no such directory": ("./tinny", (), "there is no directory './tinny' ("),
     "missing tensor": ("missing", (), "model.safetensors lacks 1 tensor: ln_final.w."),
     "extra tensor": ("extra", (), "model.safetensors has 1 unknown tensor: bonus."),
@@ -207,9 +211,9 @@ MISTAKES = {
     "name too long": (
         "x" * 300,
         (),
-        f"named '{'x' * 300}'. Available: tiny.",
+        f"named '{'x' * 300}'. There are: tiny. Specify a directory",
     ),
-    "no such probe": ("tiny", ("--probes", "calibraton"), "there is no probe named 'calibraton'. There are: "),
+    "no such probe": ("tiny", ("--probes", "calibraton"), "value_manifold. Perhaps you meant 'calibration'."),
     "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),
     "out is a file": ("tiny", ("--out", "file"), "file is a file; name a directory."),
     "out in a file": ("tiny", ("--out", "file/run"), "the folder file: file is a file. Name another directory."),
@@ -237,8 +241,11 @@ def test_every_mistake_is_one_line(mistake: str, folder: Path, capsys: pytest.Ca
 FOUND = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
 COMMANDS = ", ".join(sorted(FOUND, key=lambda name: FOUND[name].order))
 BAD_ARGUMENTS = {
-    "": f"Expected one of {{{COMMANDS}}}. See bayesgeom --help.",
-    "diagnos": f"Unrecognized options: diagnos. Available subcommands: {COMMANDS}. See bayesgeom --help.",
+    "": f"name a command: {COMMANDS}. See bayesgeom --help.",
+    "diagnos": (
+        f"there is no command named 'diagnos'. There are: {', '.join(sorted(FOUND))}. Perhaps you meant 'diagnose'. "
+        "See bayesgeom --help."
+    ),
     "diagnose": (
         "Missing from bayesgeom diagnose: CHECKPOINT Name of a shipped checkpoint (see `bayesgeom "
         "checkpoints`), a directory, or owner/name on Hugging Face's hub. (required). See bayesgeom diagnose --help."
@@ -255,6 +262,8 @@ BAD_ARGUMENTS = {
         "Unrecognized options: one, two. See bayesgeom compare --help. For two models or two saved diagnoses, use "
         "`bayesgeom diff A B`."
     ),
+    "diagnose tiny --task": "--task needs a value. See bayesgeom diagnose --help.",
+    "export tiny --out x --to gguf": "--to must be one of 'hf', 'bayesgeom'; got 'gguf'. See bayesgeom export --help.",
     "ablate tiny --mode void": "mode must be zero, mean or resample, got 'void'.",
     "train": "Missing from bayesgeom train: RECIPE",
 }

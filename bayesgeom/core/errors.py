@@ -4,6 +4,7 @@ Each message states what was requested, what is available, and how to fix it.
 """
 
 from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 
 from bayesgeom.checks.text import on_one_line
 
@@ -79,19 +80,34 @@ class ServerFault(BayesGeomError, ConnectionError):
         self.status = status
 
 
-def unknown_name(kind: str, requested: str, known: Iterable[str]) -> UnknownName:
-    """Return the error for a name that does not exist. It lists the known names."""
-    listed = ", ".join(sorted(known)) or "(none)"
-    return UnknownName(f"there is no {kind} named {requested!r}. There are: {listed}.")
+def unknown_name(kind: str, requested: str, known: Collection[str]) -> UnknownName:
+    """Return the error for a name that does not exist. It lists the known names and suggests a similar one."""
+    return UnknownName(
+        f"there is no {kind} named {requested!r}. There are: {_all(known)}.{suggested(requested, known)}"
+    )
 
 
 def check_known(of: str, given: Iterable[str], known: Collection[str]) -> None:
     """Check that every given parameter name is a parameter of `of`.
 
     Raises:
-        InvalidArgument: A name is unknown. The message lists the known names.
+        InvalidArgument: A name is unknown. The message lists the known names and suggests a similar one.
     """
     for name in given:
         if name not in known:
-            listed = ", ".join(sorted(known)) or "(none)"
-            raise InvalidArgument(f"{of} has no parameter {name!r}. It has: {listed}.")
+            raise InvalidArgument(f"{of} has no parameter {name!r}. It has: {_all(known)}.{suggested(name, known)}")
+
+
+def suggested(requested: str, known: Collection[str]) -> str:
+    """Return a sentence with the known name that is most similar to an unknown one, after a space; "" if none is.
+
+    Example:
+        >>> suggested("calibraton", ["calibration", "key_overlap"])
+        " Perhaps you meant 'calibration'."
+    """
+    names = {name.lower(): name for name in known}
+    return "".join(f" Perhaps you meant {names[own]!r}." for own in get_close_matches(requested.lower(), names, n=1))
+
+
+def _all(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "(none)"

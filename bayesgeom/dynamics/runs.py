@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.errors import InvalidArgument, UnknownName, suggested
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -119,7 +119,8 @@ def _place(source: object) -> Path:
     if not path.is_dir():
         packed = ", ".join(formations()) or "(none; bijection-formation is in the repository, not in wheels)"
         raise UnknownName(
-            f"there is no training named {name!r}. Packed trainings: {packed}. For a run, pass its directory."
+            f"there is no training named {name!r}. Packed trainings: {packed}.{suggested(name, named)} For a run, pass "
+            f"its directory."
         )
     return path
 

@@ -212,7 +212,7 @@ class Model(ABC):
         if n_ctx is not None and n_pos > n_ctx:
             raise TaskMismatch(
                 f"the task's sequences have {n_pos} tokens; {self.spec.name} has positions for {n_ctx}. Use shorter "
-                f"sequences."
+                f"sequences: a smaller length or n_pairs in task=… (--task), or leave it out for the model's own task."
             )
         ids = torch.cat([trials.tokens.flatten(), trials.answers])
         if int(ids.min()) < 0 or int(ids.max()) >= d_vocab:

@@ -13,7 +13,7 @@ from torch import nn
 from bayesgeom.checks.arguments import check_argument, checked
 from bayesgeom.checks.text import shown
 from bayesgeom.checks.tokenizer import Tokenizer
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName, unknown_name
 from bayesgeom.core.files import put_back
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -195,10 +195,9 @@ def _require_hub_name(name: str | Path) -> None:
     if not _is_hub_name(name):
         if (full := _WELL_KNOWN.get(str(name))) is not None:
             raise UnknownName(f"there is no checkpoint named {str(name)!r}. On the Hugging Face hub it is {full!r}.")
-        listed = ", ".join(sorted(checkpoints())) or "(none)"
+        missing = unknown_name("checkpoint", str(name), checkpoints())
         raise UnknownName(
-            f"there is no checkpoint named {str(name)!r}. Available: {listed}. Specify a directory by its path, and a "
-            f"model on the Hugging Face hub as owner/name."
+            f"{missing} Specify a directory by its path, and a model on the Hugging Face hub as owner/name."
         )
 
 
@@ -397,7 +396,8 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(
             f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "
-            f"{model.task.d_vocab}: ids would have different meanings. Use parameters that keep the vocabulary."
+            f"{model.task.d_vocab}: ids would have different meanings. Leave task=… (--task) out for the "
+            f"model's own task, or use parameters that keep the vocabulary."
         )
     return chosen
 

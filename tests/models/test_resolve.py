@@ -44,7 +44,7 @@ def test_named_checkpoints_are_the_folders_own(folder: Path) -> None:
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "nowhere"))
     assert checkpoints() == {}
-    with pytest.raises(UnknownName, match=r"no checkpoint named 'tiny'\. Available: \(none\)"):
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'tiny'\. There are: \(none\)"):
         load("tiny")
 
 
@@ -69,7 +69,7 @@ def test_a_folder_next_to_an_installed_package_is_ignored(
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 5_000, "a/" + "x" * 300])
 def test_a_name_longer_than_names_may_be_is_unknown(folder: Path, name: str) -> None:
-    with pytest.raises(UnknownName, match=r"no checkpoint.* named '.*x'\. Available: small, tiny\."):
+    with pytest.raises(UnknownName, match=r"no checkpoint.* named '.*x'\. There are: small, tiny\."):
         load(name)
 
 
@@ -112,7 +112,7 @@ def test_untrained_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
 
 
 def test_unknown_names_list_those_that_exist(folder: Path) -> None:
-    with pytest.raises(UnknownName, match=r"no checkpoint named 'tinny'\. Available: small, tiny\."):
+    with pytest.raises(UnknownName, match=r"no checkpoint named 'tinny'\. There are: small, tiny\."):
         load("tinny")
 
 
