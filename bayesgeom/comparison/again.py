@@ -10,10 +10,18 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.comparison.cell import Cell, cell
-from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, sizes, stated, task_baselines, verdict_on
+from bayesgeom.comparison.report import (
+    CONTEXT_FREE,
+    ComparisonReport,
+    shares_of,
+    sizes,
+    stated,
+    task_baselines,
+    verdict_on,
+)
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimate import ROUNDING, Estimate
 from bayesgeom.results.estimators import stacked
 from bayesgeom.results.report import with_provenance
 from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST
@@ -31,7 +39,6 @@ _TEXTS = (
     "rate_search",
     "weights_hashes",
 )
-_ROUNDING = 1e-6  # relative: levels of one predictor differ by less between processors
 _ESTIMATES = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_known", "memory_symbols")
 
 
@@ -67,12 +74,19 @@ def _restated(old: ComparisonReport, provenance: Mapping[str, Any]) -> Diagnosis
         for own, share, symbols, known in terms
     ]
     against = [known.against(float(symbols)) for known, symbols in zip(found, old.memory_symbols.value, strict=True)]
-    baselines = task_baselines(free, against)
+    levels_kl = task_baselines(free, against)
+    errors = np.array([known.entropy_error_bits[CONTEXT_FREE] for known in found])
+    hits = [known.accuracy_where_known for known in found]
     report = replace(
         old,
         **stated(cells, verdicts, old.size_of[0].tolist()),
-        kl_bits=Estimate.of(old.kl_bits.value, old.kl_bits.ends, n=old.kl_bits.n, baselines=baselines),
-        share_closed=shares,
+        kl_bits=replace(old.kl_bits, baselines=levels_kl),
+        entropy_mae_bits=replace(old.entropy_mae_bits, baselines=task_baselines(errors, ())),
+        share_closed=replace(shares, baselines=shares_of(levels_kl)),
+        accuracy_where_known=replace(
+            old.accuracy_where_known,
+            baselines=task_baselines(np.array([known[CONTEXT_FREE] for known in hits]), hits),
+        ),
         window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )
     return Diagnosis.of(with_provenance(report, provenance))
@@ -82,17 +96,17 @@ def _least_context_free(old: ComparisonReport, found: Sequence[Levels]) -> Float
     """Return the KL of the best context-free predictor; a saved level counts unless the present one is lower."""
     before = old.kl_bits.baseline(CONTEXT_FREE).value
     now = np.array([own.kl_bits[CONTEXT_FREE] for own in found])
-    return np.where(now < before * (1 - _ROUNDING), now, before)
+    return np.where(now < before * (1 - ROUNDING), now, before)
 
 
 def _from_level(shares: Estimate, ratio: Float[np.ndarray, " checkpoint"]) -> Estimate:
     """Return shares closed from another level; `ratio` is the former level over the new one.
 
     Ends change by the same factor as values, which is accurate where the model's KL varies more over sequences than the
-    ratio of the two levels. At the level of the predictors themselves, the interval is too wide.
+    ratio of the two levels. At the level of the predictors themselves, the interval is too wide. Without baselines.
     """
-    moved = shares.mapped(lambda share: np.where(ratio == 1, share, 1 - (1 - share) * ratio))
-    return replace(moved, baselines=shares.baselines)  # the level itself is 0
+    own = replace(shares, baselines=())
+    return own.mapped(lambda share: np.where(ratio == 1, share, 1 - (1 - share) * ratio))
 
 
 def _comparison(diagnosis: Diagnosis, path: Path) -> ComparisonReport:
@@ -144,7 +158,8 @@ def with_rows_of(path: Path, new: ComparisonReport, *, saved: ComparisonReport |
     named = [own.checkpoints[index] for own, index in rows]
     missing = tuple(name for name in dict.fromkeys((*old.missing, *new.missing)) if name not in named)
     report = replace(new, **_joined(rows), missing=missing)
-    added = {"report": path.as_posix(), "checkpoints": [own.checkpoints[index] for own, index in rows if own is old]}
+    sources = before.get("rows_of", {})
+    added = {name: sources.get(name, path.as_posix()) for own, name in zip(rows, named, strict=True) if own[0] is old}
     joined = {
         "model": {"name": ", ".join(report.architectures), "architecture": "several"},
         "task_label": ", ".join(report.tasks),

@@ -53,8 +53,9 @@ class ComparisonReport(Report):
     """One entry per trained model, named by its checkpoint.
 
     `share_closed` is 1 − KL(model) / KL(best context-free predictor): 1 is the exact posterior, 0 no better than that
-    predictor. `accuracy_where_known` is over positions where the posterior is certain, NaN without any; `trained_on`
-    counts sequences, in all stages. `verdicts` are those of single trainings, `cell_verdicts` those of all seeds of the
+    predictor. Its baselines are the shares that those of `kl_bits` close; the verdict is that of the rule.
+    `accuracy_where_known` is over positions where the posterior is certain, NaN without any; `trained_on` counts
+    sequences, in all stages. `verdicts` are those of single trainings, `cell_verdicts` those of all seeds of the
     cell at the same budget. The baselines of `kl_bits` are the context-free predictor and the task's baselines, which
     see the context but lack the tested primitive; they are NaN on other tasks. `memory_symbols` is the effective
     memory, NaN without latent dynamics, and `window_gap_bits` the KL of the stationary observer of the last ten
@@ -89,8 +90,7 @@ class ComparisonReport(Report):
     size_of: Int[np.ndarray, "size checkpoint"]
     kl_bits: Annotated[Estimate, NonNegative("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
     entropy_mae_bits: Annotated[Estimate, NonNegative("checkpoint", unit="bits", better="lower", label="entropy error")]
-    # Without `better`: the verdict on the share is that of the rule, not that it exceeds 0.
-    share_closed: Annotated[Estimate, AtMostOne("checkpoint", label="share closed")]
+    share_closed: Annotated[Estimate, AtMostOne("checkpoint", better="higher", label="share closed")]
     accuracy_where_known: Annotated[
         Estimate, Share("checkpoint", better="higher", label="accuracy where the answer is known")
     ]
@@ -164,12 +164,11 @@ class ComparisonReport(Report):
         return (*lines, *memories, *distances)
 
     def _share_headline(self, index: int, label: str) -> Headline:
-        """The share closed by one training next to that of its strongest baseline, which need not be context-free."""
-        line, strongest = headline_of(self, "share_closed", at=(index,), label=label), self.strongest_baseline(index)
-        if strongest.name == CONTEXT_FREE:
-            return line
-        share = 1 - float(strongest.value) / float(self.kl_bits.baseline(CONTEXT_FREE).value[index])
-        return replace(line, baseline=share, baseline_name=f"{strongest.name.replace('_', ' ')}; {line.baseline_text}")
+        """The share closed by one training next to the strongest and the context-free baseline; the rule decides."""
+        line = headline_of(self, "share_closed", at=(index,), label=label)
+        strongest, *others = line.baseline_name.replace("_", " ").split("; ")
+        free = [own for own in others if own.endswith(f"({CONTEXT_FREE})")]
+        return replace(line, verdict="", baseline_name="; ".join([strongest, *free]))
 
     def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
         """The trainings, of all or of `places`, whose verdict follows from effective memory."""
@@ -377,13 +376,10 @@ def comparison_report(
     kl, free = _columns([own.kl_bits for own in scores]), _columns([own.context_free_kl_bits for own in scores])
     errors = _columns([own.entropy_error_bits for own in scores])
     free_errors = _columns([own.context_free_entropy_error_bits for own in scores])
+    levels = task_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = with_interval(
-            1 - kl.sum(axis=0) / free.sum(axis=0),
-            r2_interval(kl, free, seed=seed),
-            n=len(kl),
-            baselines=[Baseline.of("baseline", CONTEXT_FREE, 0.0)],
-        )
+        closed = 1 - kl.sum(axis=0) / free.sum(axis=0)
+        shares = with_interval(closed, r2_interval(kl, free, seed=seed), n=len(kl), baselines=shares_of(levels))
     verdicts = [
         verdict_on(cell.task, float(share), own.memory_symbols, own.window_gap_bits)
         for cell, own, share in zip(cells, scores, shares.value, strict=True)
@@ -399,9 +395,7 @@ def comparison_report(
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
         **sizes(cells, [own.n_parameters for own in scores]),
-        kl_bits=mean_estimate(
-            kl, seed=seed, baselines=task_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
-        ),
+        kl_bits=mean_estimate(kl, seed=seed, baselines=levels),
         entropy_mae_bits=mean_estimate(
             errors, seed=seed, baselines=[Baseline.of("baseline", CONTEXT_FREE, free_errors.mean(axis=0))]
         ),
@@ -425,6 +419,13 @@ def task_baselines(
     names = dict.fromkeys(name for own in levels for name in own if name != CONTEXT_FREE)
     others = (Baseline.of("baseline", name, np.array([own.get(name, math.nan) for own in levels])) for name in names)
     return Baseline.of("baseline", CONTEXT_FREE, context_free), *others
+
+
+def shares_of(levels: Sequence[Baseline]) -> tuple[Baseline, ...]:
+    """Return the shares of the gap that baselines of the KL close: 0 for the context-free predictor."""
+    (free,) = (own.value for own in levels if own.name == CONTEXT_FREE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return tuple(Baseline.of("baseline", own.name, 1 - own.value / free) for own in levels)
 
 
 def stated(cells: Sequence[Cell], verdicts: Sequence[str], n_parameters: Sequence[int]) -> dict[str, Any]:

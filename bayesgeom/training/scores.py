@@ -14,7 +14,8 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.behavior import predicted_behavior
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.memory import (
     TRANSPORT_WINDOW,
     WindowScores,
@@ -110,9 +111,18 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Mean KL in bits of the baselines of a task, and of its window observers if it has latent dynamics."""
+    """Scores of the baselines of a task, and of its window observers if it has latent dynamics.
+
+    Attributes:
+        kl_bits: Mean KL of every baseline.
+        entropy_error_bits: Mean entropy error of every baseline.
+        accuracy_where_known: How often a baseline is right where the answer is known; NaN if none is.
+        window_kl_bits: Mean KL of the window observers.
+    """
 
     kl_bits: Mapping[str, float]
+    entropy_error_bits: Mapping[str, float]
+    accuracy_where_known: Mapping[str, float]
     window_kl_bits: Float64[np.ndarray, "start window"]
 
     @property
@@ -136,19 +146,26 @@ def wider_kl(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> di
 def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
     """Score the baselines only, on the sequences that `score` uses for the same `n` and `seed`."""
     candidates = context_free(task, seed=seed)
-    total, windows = dict[str, float](), list[WindowScores]()
+    total, windows = dict[str, np.ndarray](), list[WindowScores]()
+    n_known = n_scored = 0
     for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
-        exact = block.at_scored(block.predictive)
-        predictives = {**_expanded(candidates, block), **context_aware(task, block)}
-        for name, predictive in predictives.items():
-            total[name] = total.get(name, 0.0) + float(kl_bits(exact, predictive.log()).mean(dim=1).sum())
-        own = window_scores(block)
-        windows += [] if own is None else [own]
+        known = entropy_bits(block.at_scored(block.predictive)).cpu().numpy() < KNOWN_BITS
+        n_known, n_scored = n_known + int(known.sum()), n_scored + known.size
+        for name, predictive in {**_expanded(candidates, block), **context_aware(task, block)}.items():
+            own = predicted_behavior(block, predictive)
+            scores = own.kl_bits, np.abs(own.model_entropy_bits - own.exact_entropy_bits), known * own.correct
+            total[name] = total.get(name, np.zeros(3)) + np.array([one.sum(dtype=np.float64) for one in scores])
+        of_windows = window_scores(block)
+        windows += [] if of_windows is None else [of_windows]
     whole = joined(windows)
-    own_windows = np.zeros((0, 0)) if whole is None else whole.kl_bits.mean(axis=2)
-    free = min(total.pop(name) for name in candidates)
-    known = {CONTEXT_FREE: free, **total}
-    return Levels(kl_bits={name: value / n for name, value in known.items()}, window_kl_bits=own_windows)
+    free = min((total.pop(name) for name in candidates), key=lambda sums: float(sums[0]))
+    found = {CONTEXT_FREE: free, **total}
+    return Levels(
+        kl_bits={name: float(sums[0]) / n_scored for name, sums in found.items()},
+        entropy_error_bits={name: float(sums[1]) / n_scored for name, sums in found.items()},
+        accuracy_where_known={name: float(sums[2]) / n_known if n_known else math.nan for name, sums in found.items()},
+        window_kl_bits=np.zeros((0, 0)) if whole is None else whole.kl_bits.mean(axis=2),
+    )
 
 
 def context_free(task: WindTunnel, *, seed: int) -> dict[str, Float64[Tensor, "query_pos answer"]]:

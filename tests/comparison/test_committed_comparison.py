@@ -3,6 +3,7 @@
 import numpy as np
 
 from bayesgeom.comparison.report import ComparisonReport
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS, named_rows, numbers, section
@@ -33,6 +34,20 @@ def test_cells_with_a_verdict_are_those_that_the_page_names() -> None:
     named = {"Eleven": 11, "Twelve": 12, "Thirteen": 13, "Fourteen": 14, "Fifteen": 15}
     (count,) = (word for word, number in named.items() if number == len(decided))
     assert f"**{count} cells have a verdict.**" in text, decided
+
+
+def test_a_copied_row_names_the_reading_of_its_training() -> None:
+    """`docs/comparison` once named itself."""
+    found = Diagnosis.load(READINGS.parent / "comparison")
+    report, sources = found[ComparisonReport], found.provenance["rows_of"]
+    assert set(sources) == set(report.checkpoints) - checkpoints().keys()
+    for name, source in sources.items():
+        assert source.endswith(f"/{name}"), "run docs/readings/name_row_sources.py"
+        index, reading = report.checkpoints.index(name), Diagnosis.load(READINGS.parents[1] / source)
+        assert reading.provenance["model"]["weights_hash"] == report.weights_hashes[index]
+        kl = reading[CalibrationReport].kl_bits
+        row = report.kl_bits[index]
+        np.testing.assert_allclose([row.value, *row.ends], [kl.value, *kl.ends], rtol=1e-6)
 
 
 def test_a_row_of_a_further_seed_is_its_report() -> None:

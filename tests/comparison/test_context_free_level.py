@@ -9,6 +9,7 @@ import pytest
 from bayesgeom.comparison.again import restated
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.estimate import ROUNDING
 from bayesgeom.results.report import with_provenance
 from tests.pages import READINGS
 
@@ -20,7 +21,7 @@ def test_the_committed_level_is_not_worse_than_uniform() -> None:
     free, uniform = (kl.baseline(name).value for name in (CONTEXT_FREE, "uniform"))
     is_known = np.isfinite(uniform)
     assert is_known.any()
-    assert (free <= uniform * (1 + 1e-6))[is_known].all(), "processors differ in the last digits"
+    assert (free <= uniform * (1 + ROUNDING))[is_known].all(), "processors differ in the last digits"
 
 
 @pytest.mark.exhaustive  # scores the baselines of five tasks
@@ -42,3 +43,38 @@ def test_a_saved_level_that_is_worse_than_todays_is_replaced_and_shares_with_it(
     np.testing.assert_allclose(again.share_closed.value, 1 - own.value / level, atol=1e-6)
     np.testing.assert_allclose(again.share_closed.ends, share.ends, atol=1e-6)
     assert not again.share_closed.baseline(CONTEXT_FREE).value.any(), "the level itself closes nothing"
+    for name in ("entropy_mae_bits", "accuracy_where_known"):
+        now, before = (each.estimate(name).baseline(CONTEXT_FREE).value for each in (again, report))
+        np.testing.assert_allclose(now, before, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("folder", [COMMITTED, READINGS / "mlp-prefix", READINGS / "checks" / "comparison"])
+def test_one_predictor_gives_the_context_free_level_of_all_rows_of_a_task(folder: Path) -> None:
+    """Copied rows once had the accuracy and the entropy error of the average, next to the KL of the uniform one."""
+    report = Diagnosis.load(folder)[ComparisonReport]
+    uniform = report.kl_bits.baseline("uniform").value
+    for name in ("kl_bits", "entropy_mae_bits"):
+        level = report.estimate(name).baseline(CONTEXT_FREE).value
+        assert (level <= uniform * (1 + ROUNDING)).all(), f"{name}: both are log2 K - H of the uniform predictor"
+    for name in ("kl_bits", "entropy_mae_bits", "accuracy_where_known"):
+        for task in report.tasks:
+            own = report.estimate(name).baseline(CONTEXT_FREE).value[[row == task for row in report.task_of]]
+            np.testing.assert_allclose(own, own[0], rtol=ROUNDING, err_msg=f"{name} {task}")
+
+
+@pytest.mark.parametrize("folder", [COMMITTED, READINGS / "mlp-prefix", READINGS / "checks" / "comparison"])
+def test_tables_name_the_baseline_of_the_share_closed_that_cards_name(folder: Path) -> None:
+    """Both read the field; tables once had the context-free predictor, whatever the strongest baseline was."""
+    report = Diagnosis.load(folder)[ComparisonReport]
+    table = report.to_pandas()
+    rows = table[table.metric == "share_closed"].set_index("variant")
+    lines = [line for line in report.headlines() if line.metric == "share_closed"]
+    for index, (name, line) in enumerate(zip(report.checkpoints, lines, strict=True)):
+        strongest = report.strongest_baseline(index)
+        assert rows.baseline_name[name] == strongest.name and line.baselines[0].endswith(
+            f"({strongest.name.replace('_', ' ')})"
+        )
+        level = report.kl_bits.baseline(CONTEXT_FREE).value[index]
+        assert rows.baseline[name] == line.baseline == pytest.approx(1 - float(strongest.value) / level)
+        assert line.verdict == "", "the rule decides"
+    assert len(set(rows.baseline_name)) > 1

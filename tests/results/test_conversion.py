@@ -44,13 +44,15 @@ CHANGED = {
     "belief_readout": ("silhouette_lo", "silhouette_hi"),
     # Also a fall: now measured in other trainings than those that choose its steps (`docs/readings/restate_falls.py`).
     "dynamics": ("key_overlap_lo", "key_overlap_hi", "fall", "fall_lo", "fall_hi", "fall_share"),
+    # Restated: levels of the context-free predictor that is never worse than uniform, and shares closed from these.
+    "comparison": ("kl_bits_null", "entropy_mae_bits_null", "accuracy_where_known_null", "share_closed*"),
     # Measured again with the decoder directions of the present fit.
     "joint_intervention": (*INTERVALS, "axis_correlation*", "increase_bits*", "beyond_random_bits"),
 }
 # What a new measurement may move. Shares of variance and KL in float64 move by the last digits. Keys come from float32
 # products over 128 coordinates, with errors of about 2^-24 √128 = 7e-7 of their length. Centered keys of a head with
 # mean |cos| 0.999 are 0.03 times as long, so their cosines move by 2e-5.
-ROUNDING = {"key_overlap": 2e-5, "intervention": 1e-15}
+ROUNDING = {"key_overlap": 2e-5, "intervention": 1e-15, "comparison": 1e-15}
 NEVER_COMMITTED = {"domain_separation", "monitor", "pass_thresholds", "write_strength"}  # in that form
 
 
@@ -125,7 +127,9 @@ def test_changed_readings_are_named_with_the_reason() -> None:
     assert "bias is larger than the uncertainty" in curves.why_not and np.isnan(curves.ends[0]).any()
     clusters = Diagnosis.load(READINGS / ORIGINS["belief_readout"])["belief_readout"].estimate("silhouette")
     assert "distances to other points as fixed" in clusters.why_not and np.isnan(clusters.ends[0]).all()
-    assert CHANGED.keys() == NEWER_RULE.keys() | {"belief_readout", "dynamics", "joint_intervention"}
+    (prefix,) = [line for line in page.splitlines() if line.startswith("| `mlp-prefix`")]
+    assert "levels of its context-free predictor and its shares closed were restated" in prefix
+    assert CHANGED.keys() == NEWER_RULE.keys() | {"belief_readout", "comparison", "dynamics", "joint_intervention"}
 
 
 @pytest.mark.parametrize(("kind", "field"), [("belief_readout", "r2"), ("key_overlap", "overlap")])
