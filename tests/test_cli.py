@@ -84,7 +84,11 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
     assert list(saved) == ["calibration", "key_overlap"]
     assert saved.provenance["arguments"]["n"] == 19 and saved.provenance["arguments"]["n_untrained"] == 1
     summary, _, where = out.rstrip().rpartition("\n\n")
-    assert summary == saved.summary() and where == f"report: {Path('runs/tiny/report.html')}" and err == ""
+    assert (
+        summary == saved.summary("see report.html")
+        and where == f"report: {Path('runs/tiny/report.html')}"
+        and err == ""
+    )
     page = (folder / "runs" / "tiny" / "report.html").read_text(encoding="utf-8")
     for _, line in saved.headlines():
         assert line.value_text in page and line.interval in page
@@ -109,6 +113,16 @@ def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.Captur
     before = entries(folder)
     assert main(["diagnose", "tiny", *QUICK]) == 0
     assert entries(folder) == before and "report:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("saved", [(), ("--out", "runs/tiny")])
+def test_what_a_summary_leaves_out_is_found_on_the_command_line(
+    saved: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named `to_pandas()` and the fields of a diagnosis, which a shell does not have."""
+    assert main(["diagnose", "tiny", "--n", "7", "--n-untrained", "0", *saved]) == 0
+    printed, where = capsys.readouterr().out, "see report.html" if saved else "save all with --out DIRECTORY"
+    assert f" more: {where}\n" in printed and "()" not in printed
 
 
 @pytest.mark.parametrize("asked", ["tiny", "checkpoints/tiny", "./checkpoints/tiny/"])

@@ -226,6 +226,13 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     return 0
 
 
+def left_out_at(out: Path | None) -> str:
+    """Return where to find what a printed summary leaves out."""
+    from bayesgeom.results.folder import HTML
+
+    return "save all with --out DIRECTORY" if out is None else f"see {HTML}"
+
+
 def tell(*lines: str) -> None:
     """Print lines to standard output and flush it. Lines of more than 100 columns wrap; paths are never broken.
 

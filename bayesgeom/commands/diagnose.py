@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude, left_out_at
 from bayesgeom.core.errors import InvalidArgument
 
 # CPU time of one core on `bijection-v20`: 2.7 million parameters, sequences of 37 tokens.
@@ -62,7 +62,7 @@ class Diagnose(Command):
                 ablations=self.ablations,
                 executor=executor,
             )
-        return conclude(diagnosis, self.out, diagnosis.summary())
+        return conclude(diagnosis, self.out, diagnosis.summary(left_out_at(self.out)))
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:

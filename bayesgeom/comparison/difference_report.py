@@ -95,8 +95,7 @@ class DifferenceReport(Report):
         """Return how many rows are headlines and drawn, with a space before it; "" if all are headlines."""
         if self.n_leading >= len(self.rows):
             return ""
-        counts = f"{self.n_leading} of {len(self.rows)} rows are listed, {len(self._drawn())} drawn"
-        return f" {counts}; table() and to_pandas() have all."
+        return f" {self.n_leading} of {len(self.rows)} rows are listed, {len(self._drawn())} drawn."
 
     def _drawn(self) -> list[int]:
         """Return the rows in the figure: the first ones with a number, except those of single heads."""

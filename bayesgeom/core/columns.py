@@ -136,7 +136,8 @@ def wrapped(text: str, most: int, width: int = WIDTH) -> tuple[str, ...]:
     """Wrap text to at most `most` lines of whole words; omitted text ends in an ellipsis."""
     if len(text) <= width and text == " ".join(text.split()):
         return (text,) if text else ()  # as textwrap does it, which takes a hundred times as long
-    lines = textwrap.wrap(text, width, subsequent_indent="  " if width < WIDTH else "")
+    is_cell = width < WIDTH
+    lines = textwrap.wrap(text, width, subsequent_indent="  " * is_cell, break_on_hyphens=is_cell)
     if len(lines) <= most:
         return tuple(lines)
     rest = " ".join(" ".join(lines[most - 1 :]).split())

@@ -136,8 +136,12 @@ class Diagnosis(Mapping[str, Report]):
         """Return the first headlines of every report, with its name, for the summary and the page."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
-    def summary(self) -> str:
-        """Return a short table for the terminal: at most 24 lines of 100 columns."""
+    def summary(self, where: str = "") -> str:
+        """Return a short table for the terminal: at most 24 lines of 100 columns.
+
+        Args:
+            where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
+        """
         lines = self.headlines()
         notes = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if foreign := self.provenance.get("foreign_hooks"):
@@ -162,7 +166,7 @@ class Diagnosis(Mapping[str, Report]):
         without = [(name, own) for name, own in lines if own.no_interval not in ("", NOT_ESTIMATED)]
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in without]
         conclusions = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
-        return summary(self.title, conclusions, lines, notes)
+        return summary(self.title, conclusions, lines, notes, where)
 
     def plot(self) -> "Figure":
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.

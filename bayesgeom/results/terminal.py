@@ -12,14 +12,18 @@ LINES = 24  # of what `print(result)` shows, at most 100 columns wide
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
 _RULED = (*_HEAD[:-1], "verdict")  # of reports that state verdicts of their own, and none against baselines
 _NOTED = 4  # lines of notes below the table
-_VERDICT_LINES = 9  # lines of verdicts above the table
+_ABOVE = 11  # lines of title and verdicts above it
 _SHORT = {UNDECIDED: "?"}
 _LAYER = re.compile(r"\blayers? \d|\bL\d+\b")
 _COUNTED = "layers are counted from 0, as in TransformerLens; positions from 1"
 
 
 def summary(
-    title: str, sentences: Sequence[str], lines: Sequence[tuple[str, Headline]], notes: Sequence[str] = ()
+    title: str,
+    sentences: Sequence[str],
+    lines: Sequence[tuple[str, Headline]],
+    notes: Sequence[str] = (),
+    where: str = "",
 ) -> str:
     """Return the printed form of a result: title, verdicts, headlines, notes; at most 24 lines of 100 columns.
 
@@ -28,6 +32,7 @@ def summary(
         sentences: Sentences, such as verdicts.
         lines: Headlines with the name of their report, or "" for a single report; most important first.
         notes: Notes, such as what was not measured and why.
+        where: Where to find what is left out; "" for the methods and fields that hold it.
     """
     has_names = len({name for name, _ in lines}) > 1
     is_ruled = any(line.ruling for _, line in lines) and not any(line.verdict for _, line in lines)
@@ -35,12 +40,6 @@ def summary(
     former = ["", *(name for name, _ in lines)]
     for before, (name, line) in zip(former, lines, strict=False):
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
-    verdicts = [part for own in sentences for part in wrapped(own, 3 if 3 * len(sentences) <= _VERDICT_LINES else 1)]
-    if len(verdicts) > _VERDICT_LINES:
-        verdicts = [
-            *verdicts[: _VERDICT_LINES - 1],
-            f"… and {len(verdicts) - _VERDICT_LINES + 1} more verdicts: see conclusion()",
-        ]
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
     if ruled := dict.fromkeys(line.ruling for _, line in lines if line.ruling and not (line.verdict or is_ruled)):
         notes = [f"rule: not judged by baselines: {'; '.join(ruled)}", *notes]
@@ -48,15 +47,17 @@ def summary(
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]
-    above = [*wrapped(title, 2), *verdicts]
-    below = _noted(notes)
+    above = [*wrapped(title, 4)]
+    room = _ABOVE - len(above)
+    above += _first(sentences, room, room - 1, f"verdicts: {where or 'see conclusion()'}")
+    below = _first(notes, _NOTED, 2, f"notes: {where or 'see headlines(), skipped, inapplicable'}")
     room = LINES - len(above) - len(below) - 3 - bool(below)
     kept = (
         _fitting(rows, [name for name, _ in lines], room)
         if has_names
         else rows[: room if len(rows) <= room else room - 1]
     )
-    more = [] if len(kept) == len(rows) else [f"… and {len(rows) - len(kept)} more: see to_pandas()"]
+    more = [] if len(kept) == len(rows) else [f"… and {len(rows) - len(kept)} more: {where or 'see to_pandas()'}"]
     head, *table = narrow(kept, room=room - len(more))
     body = [*(part for row in table for part in row), *more]
     rule = "─" * max(map(len, [*head, *body]))
@@ -87,12 +88,12 @@ def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
     )
 
 
-def _noted(notes: Sequence[str]) -> list[str]:
-    """Return as many notes as fit, of at most two lines each, then the number of omitted notes."""
+def _first(texts: Sequence[str], room: int, most: int, what: str) -> list[str]:
+    """Return as many texts as fit into the room, of at most `most` lines each, then the number of omitted ones."""
     found: list[str] = []
-    for number, note in enumerate(notes):
-        lines = wrapped(note, 2)
-        if len(found) + len(lines) > _NOTED - (number < len(notes) - 1):
-            return [*found, f"… and {len(notes) - number} more notes: see skipped, inapplicable"]
+    for number, text in enumerate(texts):
+        lines = wrapped(text, most)
+        if len(found) + len(lines) > room - (number < len(texts) - 1):
+            return [*found, f"… and {len(texts) - number} more {what}"]
         found += lines
     return found

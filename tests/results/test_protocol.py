@@ -75,6 +75,31 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: P
     assert ("more: see to_pandas()" in str(many)) == (n_lines > 1), "what is left out is counted"
 
 
+def test_what_is_left_out_is_pointed_to_where_a_reader_can_find_it(report: PlantedReport) -> None:
+    """The command line once named methods of Python."""
+    many = Diagnosis(
+        reports={f"n{index}": replace(report, n_lines=15, verdict="It is. " * 33) for index in range(15)},
+        skipped=dict.fromkeys(map(str, range(15)), "no texts"),
+        provenance=SOURCE,
+    )
+    in_python = ("see conclusion()", "see to_pandas()", "see headlines(), skipped, inapplicable")
+    for text, pointers in ((many.summary(), in_python), (many.summary("see report.html"), ("see report.html",) * 3)):
+        assert_fits_the_terminal(text)
+        counted = [line.partition(" more")[2] for line in text.splitlines() if line.startswith("… and ")]
+        assert counted == [
+            f"{what}: {where}" for what, where in zip((" verdicts", "", " notes"), pointers, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("n_words", [60, 120])
+def test_a_verdict_is_printed_to_its_end(n_words: int, report: PlantedReport) -> None:
+    """Sentences on swaps once ended after three lines."""
+    verdict = " ".join(f"variance-matched-{index}" for index in range(n_words // 3))
+    for printed in (str(replace(report, verdict=verdict)), str(Diagnosis.of(replace(report, verdict=verdict)))):
+        assert_fits_the_terminal(printed)
+        assert verdict in " ".join(printed.split()) and "…" not in printed.partition("measured")[0]
+
+
 def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) -> None:
     lines = str(replace(report, verdict="It is.")).splitlines()
     assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
