@@ -275,6 +275,7 @@ TEXTS = (
 
 ON_MODEL = ("", "--device", "--dtype", "--device-map", "--revision", "--memory-gib", "--task", "--n", "--seed", "--out")
 FEW = ("--n", "4")
+SWAPS = Path(__file__).parents[1] / "docs/readings/interventions"
 Line = tuple[list[str], tuple[str, ...]]
 
 
@@ -300,6 +301,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         "relabel": (["relabel", held, *FEW], ON_MODEL),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
         "write-strength": (["write-strength", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
+        "swap-shares": (["swap-shares", str(SWAPS)], ("", "--subspace", "--out")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],
             (

@@ -14,6 +14,7 @@ from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict
 from benchmarks import fault_files
+from tests.pages import READINGS
 from tests.tiny import FORMATION, tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
@@ -28,6 +29,7 @@ CHEAP = {
     "ablate": f"{LONG} --n 8",
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
     "write-strength": f"{LONG} --n 8",
+    "swap-shares": f"{READINGS / 'interventions'}",
     "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",

@@ -113,7 +113,7 @@ class Value:
     """A measured number with its 95 % interval and its strongest baseline; NaN for those that do not exist.
 
     `why_not` is the reason why it has no interval, "" if it has one or never has one. `over` names what the interval is
-    over, "" for sequences. Over anything but sequences, trainings and seeds, it is no confidence interval but a range.
+    over, "" for sequences. Over sequences, trainings, seeds and networks it is a confidence interval, else a range.
     """
 
     value: float
@@ -126,7 +126,7 @@ class Value:
     @property
     def scope(self) -> str:
         """What the interval is over, as tables print it; "" for sequences."""
-        is_range = self.over not in ("", "trainings", "seeds")
+        is_range = self.over not in ("", "trainings", "seeds", "networks")
         return f"{'range ' * is_range}over {self.over}" if self.over else ""
 
 
