@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from interval_row import FEW_SIZES, Ends, Row, inside, shown
+from interval_row import FEW_SIZES, SIZES, Ends, Row, inside, shown
 
 from bayesgeom.models.resolve import as_model, task_of
 from bayesgeom.stats.bootstrap import (
@@ -31,6 +31,21 @@ def mean_row(name: str, draw: Callable[[np.random.Generator, tuple[int, int]], n
         return shown(mean_interval(draw(rng, (n, m)), seed=1)), truth
 
     return Row(f"mean, {name}", "", measure, True, sizes=FEW_SIZES)
+
+
+def background_row(share: float, background: float, *, is_r2: bool = False) -> Row:
+    """Failures of exponential size in a share of the sequences, on a background that hides how rare they are."""
+
+    def measure(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
+        failures = (rng.random((n, m)) < share) * rng.exponential(size=(n, m))
+        errors, mean = background * rng.exponential(size=(n, m)) + failures, background + share
+        if is_r2:
+            return shown(r2_interval(errors, rng.gamma(4.0, 0.25, (n, m)), seed=1)), 1 - mean
+        return shown(mean_interval(errors, seed=1)), mean
+
+    of = "R² with errors in" if is_r2 else "mean, failures in"
+    name = f"{of} {100 * share:g}%, background {background:g}"
+    return Row(name, "", measure, True, limit=f"{(1 - share) ** SIZES[0]:.0%} of the samples hold no failure")
 
 
 def percentile_row(name: str, draw: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], truth: float) -> Row:
@@ -164,6 +179,10 @@ def mean_rows(named: Iterable[tuple[str, Draw, float]]) -> Iterator[Row]:
     """Means of these populations, and ratios of means: all are cheap."""
     for name, draw, truth in named:
         yield mean_row(name, draw, truth)
+    for share in (0.02, 0.05, 0.1):
+        for background in (0.01, 0.1):
+            yield background_row(share, background)
+            yield background_row(share, background, is_r2=True)
     yield Row("ratio of correlated lognormal means", "length, ablation", ratio, True)
     yield from ratio_rows()
     yield Row("movement, a ratio of signed sums", "interventions", slope, True)

@@ -77,32 +77,35 @@ class Effects:
         """Return row numbers, largest KL increase first."""
         return [int(row) for row in np.argsort(-self.values, kind="stable")]
 
+    def largest(self) -> Estimate:
+        """Return the largest KL increase, with an interval that allows for the choice."""
+        return self.kl_increase_bits.extreme("largest")[1]
+
     def above(self, row: int, limit: float) -> _Outcome:
         """Compare the interval of a row with a threshold: "met" above it, "failed" below it, else "open"."""
-        return _above(float(self.low[row]), float(self.high[row]), limit)
+        return _above(self.kl_increase_bits[row], limit)
 
-    def cell(self, row: int) -> str:
-        """Return label, KL increase and interval of one row."""
-        low, high = self.low[row], self.high[row]
+    def cell(self, row: int, own: Estimate | None = None) -> str:
+        """Return label, KL increase and interval of one row; `own` if it was chosen by its size."""
+        low, high = (self.kl_increase_bits[row] if own is None else own).ends
         ends = f"[{low:.3g} … {high:.3g}]" if np.isfinite(low) else "[no interval]"
         return f"{self.labels[row]} {self.values[row]:.3g} bits {ends}"
 
 
 def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: float) -> Criterion:
     """Apply criterion A1: every block's increase of the entropy error against a multiple of the unablated error."""
-    limit, (low, high) = BLOCK_TIMES * own_error_bits, increase.ends
-    found = [_above(float(a), float(b), limit) for a, b in zip(low, high, strict=True)]
+    limit = BLOCK_TIMES * own_error_bits
     verdict: Verdict
     if not labels:
         verdict, reason = "not tested", "no blocks were ablated one by one; run with --battery all or layers"
     else:
-        least = int(increase.value.argmin())
-        times = np.array([increase.value[least], low[least], high[least]]) / own_error_bits
-        verdict = _verdict(found)
+        (least,), own = increase.extreme("smallest")
+        times = np.array([own.value, *own.ends]) / own_error_bits
+        verdict = _verdict([_above(own, limit), *_open(increase)])
         reason = (
             f"smallest increase: {labels[least]}, {times[0]:.1f} times the unablated error "
-            f"[{times[1]:.1f} … {times[2]:.1f}]; {found.count('failed')} of {len(found)} blocks below {BLOCK_TIMES:g} "
-            f"times{_missing(low)}"
+            f"[{times[1]:.1f} … {times[2]:.1f}]; {int((increase.value < limit).sum())} of {len(labels)} blocks below "
+            f"{BLOCK_TIMES:g} times{_missing(increase)}"
         )
     return Criterion(
         id="A1",
@@ -130,18 +133,20 @@ def one_head_is_unique(
     if not len(first) or len(heads.labels) < 2:
         verdict, reason = "not tested", _NO_HEADS
     else:
-        top = int(first[heads.values[first].argmax()])
+        top, own = int(first[heads.values[first].argmax()]), heads.where(heads.layer == 0).largest()
         second = next(row for row in heads.ranked() if row != top)
         outcomes = {
             f"{UNIQUE_RATIO:g} times the second largest": _stands_out(heads, top, second),
-            f"{CATASTROPHIC_TIMES:g} times the unablated KL": heads.above(top, CATASTROPHIC_TIMES * own_kl_bits),
+            f"{CATASTROPHIC_TIMES:g} times the unablated KL": _above(own, CATASTROPHIC_TIMES * own_kl_bits),
         }
         if is_layer_ablated:
             name = f"{LAYER_SHARE:g} times the effect of layer 0's attention ({layer_attention_bits:.3g} bits)"
-            outcomes[name] = heads.above(top, LAYER_SHARE * layer_attention_bits)
+            outcomes[name] = _above(own, LAYER_SHARE * layer_attention_bits)
         verdict = _verdict(list(outcomes.values()))
         listed = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
-        reason = f"largest of layer 0: {heads.cell(top)}; largest of the other heads: {heads.cell(second)}; {listed}"
+        reason = (
+            f"largest of layer 0: {heads.cell(top, own)}; largest of the other heads: {heads.cell(second)}; {listed}"
+        )
         if not is_layer_ablated and verdict != "contradicted":
             verdict = "not tested"
             reason += "; the rule also needs layer 0's attention ablated as a whole: run with --battery all"
@@ -170,11 +175,11 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
             "the report does not hold the uniform predictor's KL; run bayesgeom ablate again",
         )
     else:
-        found = [late.above(row, limit) for row in range(len(late.labels))]
-        verdict = _verdict([_OTHER_SIDE[outcome] for outcome in found])
+        own, effects = late.largest(), late.kl_increase_bits
+        verdict = _verdict([_OTHER_SIDE[_above(own, limit)], *_open(effects)])
         reason = (
-            f"largest of the last layer: {late.cell(late.ranked()[0])}; {found.count('met')} of {len(found)} heads "
-            f"above {limit:.3g} bits{_missing(late.low)}"
+            f"largest of the last layer: {late.cell(late.ranked()[0], own)}; {int((late.values > limit).sum())} of "
+            f"{len(late.labels)} heads above {limit:.3g} bits{_missing(effects)}"
         )
     return Criterion(
         id="A3",
@@ -233,8 +238,14 @@ _OTHER_SIDE: dict[_Outcome, _Outcome] = {"met": "failed", "failed": "met", "open
 _UNANIMOUS: dict[frozenset[str], Verdict] = {frozenset({"met"}): "supported", frozenset({"failed"}): "contradicted"}
 
 
-def _above(low: float, high: float, limit: float) -> _Outcome:
+def _above(own: Estimate, limit: float) -> _Outcome:
+    low, high = own.ends
     return "met" if low > limit else "failed" if high < limit else "open"  # NaN is open
+
+
+def _open(effects: Estimate) -> list[_Outcome]:
+    """Return an open outcome for each effect without an interval: a rule on every effect is then not met."""
+    return ["open"] * int(np.isnan(effects.ends[0]).sum())
 
 
 def _verdict(outcomes: Sequence[_Outcome]) -> Verdict:
@@ -266,6 +277,6 @@ def _why_no_pick(picks: Sequence[str]) -> str:
     return "no head with the least key overlap is known; run bayesgeom diagnose with --probes key_overlap"
 
 
-def _missing(low: Float[np.ndarray, " row"]) -> str:
-    n = int((~np.isfinite(low)).sum())
-    return f"; {n} of {len(low)} have no interval" if n else ""
+def _missing(effects: Estimate) -> str:
+    n = len(_open(effects))
+    return f"; {n} of {len(effects.value)} have no interval" if n else ""

@@ -182,12 +182,13 @@ class AblationReport(Report):
 
     def _exactly(self, effect: Estimate) -> Estimate:
         """Return the effect with value and interval set to exactly 0 where the ablation changes no logit."""
-        value, *ends = (np.where(self.inert, 0.0, own) for own in (effect.value, *effect.ends))
-        return Estimate.of(value, (ends[0], ends[1]), n=effect.n)
+        value, low, high = (np.where(self.inert, 0.0, own) for own in (effect.value, *effect.ends))
+        return replace(effect, value=value, low=low, high=high)
 
     def headlines(self) -> Sequence[Headline]:
-        top = self.ranked()[0]
-        largest = headline_of(self, "kl_increase_bits", at=(top,), label=f"largest KL increase: {self.ablations[top]}")
+        (top,), own = self._exactly(self.kl_increase_bits).extreme("largest")
+        label = f"largest KL increase: {self.ablations[top]}"
+        largest = headline_of(self, "kl_increase_bits", (top,), label, own=own)
         unablated = headline_of(self, "unablated_kl_bits")
         return (
             replace(largest, finding=f"The largest KL increase is that of {self.ablations[top]}."),

@@ -26,10 +26,10 @@ class Verdict(StrEnum):
 class Number:
     """The position of a number in a report: the row of its table with these entries.
 
-    If several rows match, `reduce` chooses the one with the smallest or the largest value. If `baseline` names a
-    baseline of the estimate, the number is the level of that baseline: its value, or the `end` of its range.
-    `no_interval` says why the number never has an interval; it is then judged by its value. Otherwise a missing
-    interval leaves the condition open.
+    If several rows match, `reduce` chooses the one with the smallest or the largest value, and the interval allows for
+    the choice: see `bayesgeom.stats.extremes`. If `baseline` names a baseline of the estimate, the number is the level
+    of that baseline: its value, or the `end` of its range. `no_interval` says why the number never has an interval; it
+    is then judged by its value. Otherwise a missing interval leaves the condition open.
 
     `if_perfect` is for shares of right answers. If all n sequences are entirely right, the bootstrap gives no interval.
     At most 1 − 0.05^(1/n) of all sequences then hold an error, with 95 % confidence, and the lower end is 1 minus

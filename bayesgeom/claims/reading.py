@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bayesgeom.results.estimate import TOO_FEW, Baseline, reason_of
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.stats.extremes import WHY_CHOSEN, Extreme, extreme_interval
 
 
 def values_of(run: Run, folder: Path) -> dict[str, Value]:
@@ -43,12 +45,21 @@ def value_of(number: Number, reports: Iterable[Report]) -> Value:
             f"number {number.name!r} ({number.probe}.{number.metric}) matches {len(found)} rows of the report; it must "
             f"match one, or state reduce = 'min' or 'max'."
         )
-    known = [own for own in found if not math.isnan(own.value)] or found
-    return (max if number.reduce == "max" else min)(known, key=lambda own: own.value)
+    known = [own for own in found if not math.isnan(own[0].value)] or found
+    chosen = (max if number.reduce == "max" else min)((value for value, _ in known), key=lambda own: own.value)
+    return chosen if len(known) == 1 or number.baseline or number.is_point else _extreme(chosen, known, number)
 
 
-def _matching(number: Number, report: Report) -> Iterator[Value]:
-    """The matching rows of the report's table: their own numbers, or the level of the named baseline."""
+def _extreme(chosen: Value, known: Sequence[tuple[Value, int]], number: Number) -> Value:
+    """The chosen value with an interval that allows for the choice among `known`; see `extreme_interval`."""
+    value, low, high = (np.array([getattr(own, end) for own, _ in known]) for end in ("value", "lo", "hi"))
+    which: Extreme = "largest" if number.reduce == "max" else "smallest"
+    lo, hi = extreme_interval(value, low, high, which, n=min(n for _, n in known))
+    return replace(chosen, lo=lo, hi=hi, why_not=(chosen.why_not or WHY_CHOSEN) * math.isnan(lo))
+
+
+def _matching(number: Number, report: Report) -> Iterator[tuple[Value, int]]:
+    """The matching rows of the report's table, with n: their own numbers, or the level of the named baseline."""
     rows = records_of(report, metric=number.metric)
     levels = _levels(number, report, len(rows)) if number.baseline and rows else None
     for index, row in enumerate(rows):
@@ -56,13 +67,14 @@ def _matching(number: Number, report: Report) -> Iterator[Value]:
             continue
         if levels is None and number.if_perfect and row.value == 1.0 and math.isnan(row.low):
             errors = 1 - 0.05 ** (1 / row.n)  # the exact 95 % bound on the share of sequences with an error
-            yield Value(value=1.0, lo=1 - number.if_perfect * errors, hi=1.0, baseline=_bar(report, row))
+            yield Value(value=1.0, lo=1 - number.if_perfect * errors, hi=1.0, baseline=_bar(report, row)), row.n
         elif levels is None:
             why_not = _reason(report, number, row) if math.isnan(row.low) and not number.is_point else ""
             bar, over = _bar(report, row), "" if math.isnan(row.low) else _over(report, number)
-            yield Value(value=row.value, lo=row.low, hi=row.high, baseline=bar, why_not=why_not, over=over)
+            own = Value(value=row.value, lo=row.low, hi=row.high, baseline=bar, why_not=why_not, over=over)
+            yield own, row.n
         else:
-            yield Value(value=float(levels[index]), lo=math.nan, hi=math.nan, baseline=math.nan)
+            yield Value(value=float(levels[index]), lo=math.nan, hi=math.nan, baseline=math.nan), row.n
 
 
 def _bar(report: Report, row: Record) -> float:

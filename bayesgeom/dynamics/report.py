@@ -100,11 +100,11 @@ class DynamicsReport(Report):
         found = list[Headline]()
         of = f", lowest of {counted(len(self.runs), 'training')}" if len(self.runs) > 1 else ""
         for metric, layer, label in _FORMED:
-            values = self.estimate(metric).value[(slice(None), last, *layer)]
-            if np.isfinite(values).any():
-                label = f"{label} at the last snapshot{of}"
-                at = (int(np.nanargmin(values)), last, *layer)
-                line = headline_of(self, metric, at, label)
+            trainings = self.estimate(metric)[(slice(None), last, *layer)]
+            if np.isfinite(trainings.value).any():
+                (run,), own = trainings.extreme("smallest")
+                label, at = f"{label} at the last snapshot{of}", (run, last, *layer)
+                line = headline_of(self, metric, at, label, own=own)
                 found.append(self._ruled(line, at) if metric == "answer_shift_bits" else line)
         return found
 

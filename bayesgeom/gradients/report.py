@@ -1,7 +1,7 @@
 """The report on the gradient laws: do they hold, and does attention correlate with its advantage for the loss?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -71,15 +71,23 @@ class GradientReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        layer, head = _largest(self.correlation.value - self.correlation.baseline(OTHER).value)
+        at, own = self._most_above()
         worst, worst_nats = _largest(self.identity_error.value), _largest(self.identity_error_nats.value)
         return (
             headline_of(self, "identity_error", at=worst, label="laws against autograd, largest relative error"),
             headline_of(self, "mean_correlation"),
-            headline_of(self, "correlation", at=(layer, head), label=f"most above its baseline: L{layer}H{head}"),
+            headline_of(self, "correlation", at, f"most above its baseline: L{at[0]}H{at[1]}", own=own),
             headline_of(self, "identity_error_nats", at=worst_nats, label="laws against autograd, largest error"),
             headline_of(self, "loss_nats"),
         )
+
+    def _most_above(self) -> tuple[tuple[int, ...], Estimate]:
+        """Return the head most above its baseline, with an interval that allows for the choice."""
+        level, (low, high) = self.correlation.baseline(OTHER).value, self.correlation.ends
+        above = Estimate.of(self.correlation.value - level, (low - level, high - level), n=self.correlation.n)
+        at, chosen = above.extreme("largest")
+        own, (lo, hi) = self.correlation[at], [end + level[at] for end in chosen.ends]
+        return at, replace(own, low=lo, high=hi, why_not=chosen.why_not or own.why_not)
 
     def plot(self) -> "Figure":
         from bayesgeom.gradients.drawing import Binned, HeadMap, gradients_figure

@@ -74,7 +74,6 @@ class AttentionEntropyReport(Report):
     consistency_last_layer: Annotated[
         Estimate, Share(better="higher", label="attention–posterior consistency, last layer")
     ]
-    consistency_greatest: Annotated[Estimate, Share(better="higher", label="consistency of the most consistent head")]
     consistency_over_other: Annotated[
         Estimate,
         Signed("layer head", better="higher", label="consistency minus that of another sequence's attention"),
@@ -99,11 +98,16 @@ class AttentionEntropyReport(Report):
             return (reduction, undefined, *self._widths())
         label = f"attention–posterior consistency, last layer (at most {self.most_possible_consistency:.3g})"
         last = headline_of(self, "consistency_last_layer", label=label)
-        over, greatest = (
-            headline_of(self, "consistency_over_other_last_layer"),
-            headline_of(self, "consistency_greatest"),
+        over = headline_of(self, "consistency_over_other_last_layer")
+        (layer, head), own = self.consistency.extreme("largest")
+        greatest = f"consistency of the most consistent head: L{layer}H{head}"
+        return (
+            reduction,
+            last,
+            over,
+            headline_of(self, "consistency", (layer, head), greatest, own=own),
+            *self._widths(),
         )
-        return (reduction, last, over, greatest, *self._widths())
 
     def _widths(self) -> tuple[Headline, ...]:
         """Return the entropy of the last layer, and that of the narrowest head as a share of the maximum."""
@@ -111,9 +115,9 @@ class AttentionEntropyReport(Report):
         lines = (headline_of(self, "entropy_bits_by_layer", (last,), f"attention entropy, layer {last}, the last"),)
         if np.isnan(self.entropy_share.value).all():
             return lines
-        layer, head = np.unravel_index(int(np.nanargmin(self.entropy_share.value)), self.entropy_share.value.shape)
+        (layer, head), own = self.entropy_share.extreme("smallest")
         label = f"entropy as a share of the maximum, narrowest head: L{layer}H{head}"
-        return (*lines, headline_of(self, "entropy_share", (int(layer), int(head)), label))
+        return (*lines, headline_of(self, "entropy_share", (layer, head), label, own=own))
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
@@ -204,7 +208,6 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             consistency_last_layer=estimate(
                 of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())
             ),
-            consistency_greatest=estimate(of["consistency_greatest"], uniform),
             consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0)),
             consistency_over_other_last_layer=estimate(
                 over[:, -1].mean(axis=1), Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
@@ -250,11 +253,9 @@ def _scalars(
     """Return draws of the scalars; the reduction of a single layer, or from zero entropy, is NaN."""
     first, last = by_layer[:, 0], by_layer[:, -1]
     has_reduction = (first > 0) & (by_layer.shape[1] > 1)
-    greatest = int(np.nan_to_num(consistency[0]).argmax())
     return {
         "reduction": np.where(has_reduction, 1 - last / np.where(has_reduction, first, 1), np.nan),
         "consistency_last_layer": consistency[:, -1].mean(axis=1),
-        "consistency_greatest": consistency.reshape(len(consistency), -1)[:, greatest],
     }
 
 

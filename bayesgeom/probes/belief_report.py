@@ -130,12 +130,14 @@ class BeliefReadoutReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         judged = replace(self, r2=self.judged_r2)
-        best = int(np.argmax(np.nan_to_num(self.silhouette.value[0, -1], nan=-1.0)))
+        (best,), clearest = self.silhouette[0, -1].extreme("largest")
         lines = [
             headline_of(judged, "r2", (0, -1), "R² of the belief, last layer"),
             headline_of(self, "total_variation", (0, -1), "total variation of the read belief, last layer"),
             headline_of(self, "balanced_accuracy", (0, -1), "which hypotheses survive, balanced accuracy, last layer"),
-            headline_of(self, "silhouette", (0, -1, best), f"best silhouette, k = {self.cluster_counts[best]}"),
+            headline_of(
+                self, "silhouette", (0, -1, best), f"best silhouette, k = {self.cluster_counts[best]}", own=clearest
+            ),
             headline_of(self, "rand_index", (0, -1, best), "the same clusters against best guesses, adjusted Rand"),
             headline_of(
                 self, "token_rand_index", (0, -1, best), "the same clusters against the token just read, adjusted Rand"

@@ -11,7 +11,7 @@ References:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -106,15 +106,15 @@ class QKAlignmentReport(Report):
             return (Headline(metric="layer_trend", label="the task names no evidence relations", value=np.nan),)
         strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
         rows, unknown = list[Headline](), list[Headline]()
-        for i, layer in enumerate(strength.argmax(axis=1).tolist()):
-            outcome = self.verdict(i)
+        for i in range(len(self.relations)):
+            outcome, (layer, own) = self.verdict(i), _farthest(self.mass_over_other_by_layer[i])
             if not self.identified[i]:
                 label = f"{_words(self.relations[i])}: {outcome}"
                 unknown.append(Headline(metric="layer_trend", label=label, value=np.nan))
                 continue
             remark = "" if outcome == _ABOVE else f" ({outcome})"
             label = f"{_words(self.relations[i])}: attention above baseline, layer {layer}{remark}"
-            rows.append(headline_of(self, "mass_over_other_by_layer", (i, layer), label))
+            rows.append(headline_of(self, "mass_over_other_by_layer", (i, layer), label, own=own))
         if not rows:
             return unknown
         leading = int(strength.max(axis=1).argmax())
@@ -138,10 +138,10 @@ class QKAlignmentReport(Report):
             return f"not identified as evidence-following: {POSITIONAL}"
         if np.isnan(own.value).all():
             return "not measured: too few sequences to compare with another"
-        layer = int(np.nan_to_num(np.abs(own.value)).argmax())
-        strongest = next((level.value[layer] for level in own.baselines if level.name == STRONGEST), 0.0)
-        (low, high), level = own[layer].ends, float(np.nan_to_num(strongest))
-        if np.isnan(low) and abs(own.value[layer]) > ROUNDING:
+        layer, chosen = _farthest(own)
+        strongest = next((level.value for level in chosen.baselines if level.name == STRONGEST), 0.0)
+        (low, high), level = chosen.ends, float(np.nan_to_num(strongest))
+        if np.isnan(low) and abs(chosen.value) > ROUNDING:
             return f"undecided: no interval in layer {layer}, as the sample is too small or too uneven"
         return _ABOVE if low > level else "below" if high < -level else "at baseline"
 
@@ -301,6 +301,15 @@ def trend_of(
     value = np.where(is_constant, np.nan, layer_order(by_layer))
     levels = (random_orders(by_layer.shape[1]),)
     return Estimate.of(value, (np.nan, np.nan), n=n, baselines=levels, why_not=WHY_NO_ORDER)
+
+
+def _farthest(own: Estimate) -> tuple[int, Estimate]:
+    """Return the layer farthest from 0, with an interval that allows for the choice among layers and signs."""
+    (low, high), n_layers = own.ends, len(own.value)
+    mirrored = [np.concatenate(pair) for pair in ((own.value, -own.value), (low, -high), (high, -low))]
+    (at,), chosen = Estimate.of(mirrored[0], (mirrored[1], mirrored[2]), n=own.n).extreme("largest")
+    layer, (lo, hi) = at % n_layers, chosen.ends if at < n_layers else [-end for end in chosen.ends[::-1]]
+    return layer, replace(own[layer], low=lo, high=hi, why_not=chosen.why_not or own.why_not)
 
 
 def random_orders(n_layers: int) -> Baseline:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Shaped
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, is_any_small, number_text
 from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
+from bayesgeom.stats.extremes import WHY_CHOSEN, Extreme, extreme_interval
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
@@ -286,6 +287,27 @@ class Estimate:
             return known[0] if known else None
         sign = 1 if better == "higher" else -1
         return max(known, key=lambda own: sign * float(own.bar(better)))
+
+    def extreme(self, which: Extreme) -> tuple[tuple[int, ...], Self]:
+        """Return the index of the largest (smallest) entry, and that entry with an interval that allows for the choice.
+
+        The interval is about the largest true value: see `bayesgeom.stats.extremes`. NaN entries are never chosen.
+
+        Args:
+            which: "largest" or "smallest".
+
+        Example:
+            >>> own = Estimate.of([0.5, 0.4], ([0.25, 0.3], [0.75, 0.5]), n=64)
+            >>> own.extreme("largest")
+            ((0,), Estimate(0.5 [0.3 … 0.75]))
+        """
+        sign, (low, high) = 1 if which == "largest" else -1, self.ends
+        chosen = int(np.where(np.isnan(self.value), -np.inf, sign * self.value).argmax())
+        at = tuple(int(index) for index in np.unravel_index(chosen, self.value.shape))
+        if self.low is None or (own := self[at]).is_withheld:
+            return at, self[at]
+        lo, hi = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n)
+        return at, replace(own, low=_array(lo), high=_array(hi), why_not=own.why_not if lo == lo else WHY_CHOSEN)
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.

@@ -233,7 +233,9 @@ def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
     return replace(report, provenance=dict(provenance))
 
 
-def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
+def headline_of(
+    report: Report, metric: str, at: tuple[int, ...] = (), label: str = "", *, own: Estimate | None = None
+) -> Headline:
     """Return one entry of an estimate as a headline.
 
     Args:
@@ -241,9 +243,9 @@ def headline_of(report: Report, metric: str, at: tuple[int, ...] = (), label: st
         metric: Name of a field that is an estimate.
         at: Index of the entry along every axis; empty for a scalar.
         label: Label in tables. Default: the label of its quantity.
+        own: The entry, where its interval differs from that in the field: see `Estimate.extreme`.
     """
-    quantity = quantities_of(type(report))[metric]
-    own = report.estimate(metric)[at]
+    quantity, own = quantities_of(type(report))[metric], report.estimate(metric)[at] if own is None else own
     (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
     has_verdict = hardest is not None and bool(quantity.better)
     return Headline(

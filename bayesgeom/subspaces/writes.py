@@ -67,8 +67,8 @@ class WriteReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        layer, head = self._order()[0]
-        most = headline_of(self, "strength", (layer, head), f"strongest writer: L{layer}H{head}")
+        (layer, head), own = self.strength.extreme("largest")
+        most = headline_of(self, "strength", (layer, head), f"strongest writer: L{layer}H{head}", own=own)
         return headline_of(self, "rank_correlation"), most, headline_of(self, "largest_gap")
 
     def plot(self) -> "Figure":

@@ -34,6 +34,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("withhold_silhouettes.py",),  # intervals of silhouettes with the distances fixed
     ("withhold_overlaps.py",),  # intervals of overlaps of fitted subspaces
     ("restate_falls.py",),  # falls of training curves, whose steps other trainings choose
+    ("drop_greatest.py",),  # the largest entry of a field of its report
     ("add_speed_ratios.py",),  # paired speeds of `em-experiment`
     ("name_row_sources.py",),  # readings of the rows that a comparison copies
 )

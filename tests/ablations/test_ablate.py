@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +170,30 @@ def interrupted_after(n_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "score_batch", scoring)
 
 
-@pytest.mark.parametrize("mode", ["mean", "resample"])
-@pytest.mark.parametrize("n_batches", [0, 1, 2])
+@cache
+def straight(mode: str) -> AblationReport:
+    """The report of a battery that was not stopped, with a block of the stream as one tile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", 13 * 128)
+        return ablated(lively(), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("n_batches", "mode"),
+    [
+        (0, "mean"),
+        (1, "mean"),
+        (2, "mean"),
+        (1, "resample"),
+        pytest.param(0, "resample", marks=pytest.mark.exhaustive),
+        pytest.param(2, "resample", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_stopped_battery_goes_on_to_the_same_report(
     n_batches: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = lively()
+    model, expected = lively(), straight(mode)
     monkeypatch.setattr("bayesgeom.ablations.engine.TARGET_ROWS", 13 * 128)  # a block of the stream is one tile
-    straight = ablated(model, mode=mode)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupted_after(n_batches, patch)
         ablated(model, mode=mode, out=tmp_path)
@@ -184,8 +201,23 @@ def test_a_stopped_battery_goes_on_to_the_same_report(
     scored_again: list[int] = []
     score_batch = MODULE.score_batch
     monkeypatch.setattr(MODULE, "score_batch", lambda *a: scored_again.append(1) or score_batch(*a))
-    assert_equal(ablated(model, mode=mode, out=tmp_path), straight)
+    assert_equal(ablated(model, mode=mode, out=tmp_path), expected)
     assert len(scored_again) == 3 - n_batches
+
+
+ASKED: dict[str, Any] = {"battery": SMALL, "n": 3}
+
+
+@pytest.fixture(scope="module")
+def progress(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a battery that has run; what is refused leaves it as it is."""
+    folder = tmp_path_factory.mktemp("progress")
+    ablate(lively(), **ASKED, out=folder)
+    return folder
+
+
+def test_progress_of_the_same_battery_is_read_back_equal(progress: Path) -> None:
+    assert_equal(ablate(lively(), **ASKED, out=str(progress)), ablate(lively(), **ASKED))
 
 
 @pytest.mark.parametrize(
@@ -201,12 +233,10 @@ def test_a_stopped_battery_goes_on_to_the_same_report(
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_progress_of_another_battery_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    asked = {"battery": SMALL, "n": 3}
-    ablate(lively(), **asked, out=tmp_path)
-    assert_equal(ablate(lively(), **asked, out=str(tmp_path)), ablate(lively(), **asked))
+def test_progress_of_another_battery_is_refused(changes: dict[str, Any], progress: Path) -> None:
     with pytest.raises(OutputFault, match="holds the progress of another battery"):
-        ablate(lively(), **asked | changes, out=tmp_path)
+        ablate(lively(), **ASKED | changes, out=progress)
+    assert [path.name for path in progress.iterdir()] == [PROGRESS]
 
 
 # Bad input: one clear error, before anything runs.

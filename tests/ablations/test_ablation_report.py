@@ -144,8 +144,9 @@ def test_summaries_equal_their_slow_twins(rng: np.random.Generator) -> None:
     assert float(report.unablated_entropy_mae_bits) == pytest.approx(batch.baseline[1].mean())
     by_position = (batch.variants[:, 0] - batch.baseline[0]).mean(axis=1)
     np.testing.assert_allclose(report.kl_increase_bits_by_position, by_position)
-    first = report.headlines()[0]
-    assert (first.low, first.high, first.baseline) == (*map(float, report.kl_increase_bits[7].ends), 0.0)
+    first, (low, high) = report.headlines()[0], report.kl_increase_bits[7].ends
+    assert first.high == high and first.baseline == 0.0
+    assert low - 0.6 * (first.value - low) < first.low < low, "chosen among nine: 1.28 times as far out, by 5/9 %"
     assert report.uniform_kl_bits == 1.7
 
 

@@ -27,7 +27,7 @@ def heads(by_layer: Sequence[Sequence[float]], *, spread: float = 0.1) -> Effect
     labels = [f"L{i}H{j}" for i, layer in enumerate(by_layer) for j in range(len(layer))]
     ends = flat - spread * np.abs(flat), flat + spread * np.abs(flat)
     layer = np.repeat(np.arange(len(by_layer)), [len(layer) for layer in by_layer])
-    return Effects(labels=labels, layer=layer, kl_increase_bits=Estimate.of(flat, ends))
+    return Effects(labels=labels, layer=layer, kl_increase_bits=Estimate.of(flat, ends, n=512))
 
 
 def committed(name: str) -> AblationReport:
@@ -62,7 +62,7 @@ def test_a_unique_head_stands_out_and_carries_its_layer(
     found = one_head_is_unique(effects, own_kl_bits=own_kl, layer_attention_bits=layer, is_layer_ablated=True)
     assert (found.id, found.verdict) == ("A2", verdict), found.reason
     if verdict == "supported":
-        assert "L0H0 0.3 bits [0.27 … 0.33]; largest of the other heads: L1H0" in found.reason
+        assert "L0H0 0.3 bits [0.267 … 0.33]; largest of the other heads: L1H0" in found.reason
 
 
 def test_without_its_layers_attention_a_head_is_never_called_catastrophic() -> None:
@@ -94,17 +94,17 @@ def test_every_block_must_add_nine_times_the_error(increase: tuple[float, ...], 
     found, own = 0.02 * np.array(increase), 0.02
     labels = [f"L{i} block" for i in range(len(increase))]
     ends = (found * (1 - spread), found * (1 + spread))
-    assert blocks_matter(labels, Estimate.of(found, ends), own_error_bits=own).verdict == verdict
+    assert blocks_matter(labels, Estimate.of(found, ends, n=512), own_error_bits=own).verdict == verdict
 
 
 def test_a_missing_interval_supports_nothing_and_hides_no_contradiction() -> None:
-    increase = Estimate.of([300.0, 12.0, 7.0], ([np.nan, 11.0, 6.0], [np.nan, 13.0, 8.0]))
+    increase = Estimate.of([300.0, 12.0, 7.0], ([np.nan, 11.0, 6.0], [np.nan, 13.0, 8.0]), n=512)
     labels = ["L0 block", "L1 block", "L2 block"]
     assert blocks_matter(labels, increase, own_error_bits=1.0).verdict == "contradicted"
     found = blocks_matter(labels[:2], increase[:2], own_error_bits=1.0)
     assert found.verdict == "not decided" and found.reason.endswith("; 1 of 2 have no interval")
     nothing = np.full(6, np.nan)
-    holed = replace(UNIQUE, kl_increase_bits=Estimate.of(UNIQUE.values, (nothing, nothing)))
+    holed = replace(UNIQUE, kl_increase_bits=Estimate.of(UNIQUE.values, (nothing, nothing), n=512))
     for open_one in (
         one_head_is_unique(holed, own_kl_bits=OWN_KL, layer_attention_bits=0.4, is_layer_ablated=True),
         key_overlap_finds_it(holed, ("L0H1 (a)",)),
@@ -165,7 +165,7 @@ def test_an_ablation_that_changes_no_logit_has_exactly_no_effect() -> None:
     late = [i for i, kind in enumerate(report.kinds) if kind == "head" and report.layer[i] == 5]
     inert = np.isin(np.arange(len(report.kinds)), late)
     known = report.kl_increase_bits
-    without = Estimate.of(known.value, tuple(np.where(inert, np.nan, end) for end in known.ends))
+    without = Estimate.of(known.value, tuple(np.where(inert, np.nan, end) for end in known.ends), n=known.n)
     unknown = replace(report, kl_increase_bits=without)
     exact = replace(unknown, inert=inert)
     assert unknown.criteria()[2].verdict == "not decided", unknown.criteria()[2].reason

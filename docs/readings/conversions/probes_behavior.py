@@ -94,9 +94,6 @@ def attention_entropy(old: Old) -> AttentionEntropyReport:
         consistency_last_layer=_with(
             old.estimate("consistency_last_layer"), at_last, Baseline.of("permutation", OTHER, shuffled[-1].mean())
         ),
-        consistency_greatest=_with(
-            old.estimate("consistency_greatest"), Baseline.of("chance", UNIFORM, old.null("consistency_greatest"))
-        ),
         consistency_over_other=_with(old.estimate("consistency_over_other"), zero),
         consistency_over_other_last_layer=_with(
             old.estimate("consistency_over_other_last_layer"),

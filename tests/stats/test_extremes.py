@@ -1,0 +1,70 @@
+"""Intervals of the largest and the smallest of several estimates, on planted effects."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from bayesgeom.results.estimate import Estimate
+from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_CHOSEN, extreme_interval
+
+K = 37
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+@pytest.mark.parametrize("stands_out", [0.0, 10.0])
+def test_it_holds_the_extreme_where_the_own_interval_of_the_chosen_entry_does_not(
+    rng: np.random.Generator, which: str, stands_out: float
+) -> None:
+    sign = 1 if which == "largest" else -1
+    truth = np.zeros(K)
+    truth[5] = sign * stands_out
+    value = truth + rng.normal(size=(1_000, K))
+    at = (sign * value).argmax(axis=1)
+    own = np.abs(value[np.arange(1_000), at] - sign * stands_out) < 1.96
+    ends = np.array([extreme_interval(v, v - 1.96, v + 1.96, which, n=1_000) for v in value])  # type: ignore[arg-type]
+    holds = (ends[:, 0] <= sign * stands_out) & (sign * stands_out <= ends[:, 1])
+    assert holds.mean() > 0.93, "95 %, within three standard errors"
+    assert own.mean() < 0.7 if not stands_out else own.mean() > 0.93
+
+
+def test_the_biased_end_is_the_quantile_for_so_many_entries() -> None:
+    value = np.arange(K, dtype=float) * 100
+    low, high = extreme_interval(value, value - 1.96, value + 1.96, "largest", n=1_000)
+    assert high == value[-1] + 1.96
+    assert value[-1] - low == pytest.approx(norm.ppf(1 - 0.05 / K), rel=1e-4)
+
+
+def test_another_entry_with_a_narrower_interval_raises_the_lower_end() -> None:
+    value, low, high = np.array([[1.0, 0.9], [0.0, 0.85], [2.0, 0.95]])
+    assert extreme_interval(value, low, high, "largest", n=64) == (0.85, 2.0)
+    assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95)
+
+
+def test_skewed_intervals_widen_more_on_their_long_side() -> None:
+    value = np.zeros(K)
+    even = extreme_interval(value, value - 1, value + 1, "largest", n=1_000)[0]
+    assert extreme_interval(value, value - 1, value + 2, "largest", n=1_000)[0] == even
+    assert extreme_interval(value, value - 1, value + 0.5, "largest", n=1_000)[0] < even
+
+
+def test_withheld_intervals_and_small_samples() -> None:
+    nan = np.nan
+    without = np.array([nan, 0.25, 0.125]), np.array([nan, 0.5, 0.25])
+    assert np.isnan(extreme_interval(np.array([0.4, 0.3, 0.2]), *without, "largest", n=64)).all(), "the chosen has none"
+    low, high = extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=64)
+    assert low < 0.25 and high == 0.5, "one of three is left out of the ends, not of the count"
+    unmeasured = extreme_interval(np.array([nan, 0.3, 0.2]), *without, "largest", n=64)
+    assert unmeasured == (0.25, 0.5), "of two entries the end is that of the interval of its own"
+    fewest = int(np.ceil(LEAST_PER_ENTRY * 3))
+    assert np.isnan(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=fewest - 1)).all()
+    assert np.isfinite(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=fewest)).all()
+
+
+def test_an_estimate_gives_index_entry_and_reason() -> None:
+    value = np.array([[0.1, np.nan], [0.4, 0.2]])
+    own = Estimate.of(value, (value - 0.05, value + 0.05), n=5)
+    at, chosen = own.extreme("largest")
+    assert at == (1, 0) and float(chosen.value) == 0.4 and np.isnan(chosen.ends[0]) and chosen.why_not == WHY_CHOSEN
+    assert Estimate.of(value).extreme("smallest")[0] == (0, 0) and Estimate.of(value).extreme("smallest")[1].low is None
+    single = Estimate.of([0.5], ([0.25], [0.75]), n=3).extreme("largest")[1]
+    assert tuple(map(float, single.ends)) == (0.25, 0.75), "one entry is no choice"
