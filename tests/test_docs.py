@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -220,6 +221,12 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@cache
+def anchors_in(path: Path) -> frozenset[str]:
+    """Those of a file, which many pages may link."""
+    return frozenset(anchors(read(path)))
+
+
 def broken_links(page: str, path: Path) -> Iterator[str]:
     """Relative links and images of a page at `path` to files or headings that do not exist."""
     text = re.sub(BLOCK, "", page)
@@ -230,7 +237,7 @@ def broken_links(page: str, path: Path) -> Iterator[str]:
         goal = (path.parent / file).resolve()
         if not goal.exists():
             yield f"{path.name}: {target} does not exist"
-        elif anchor and anchor not in anchors(read(goal) if file else page):
+        elif anchor and anchor not in (anchors_in(goal) if file else anchors(page)):
             yield f"{path.name}: {target} has no such heading"
 
 

@@ -32,7 +32,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     for step in (0, 10, 100):
         tiny_checkpoint(run / "snapshots" / f"step-{step:07d}", RECIPES["bijection-v20"], step=step)
-    pack(run, folder / FORMATION)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesgeom.training.formation.HELD_OUT", 16)
+        pack(run, folder / FORMATION)
     return folder
 
 

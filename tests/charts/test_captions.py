@@ -14,7 +14,7 @@ from bayesgeom.core.numbers import with_minus
 from bayesgeom.results.captions import caption_of, stated_caption, with_captions
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
-from bayesgeom.results.split import split
+from bayesgeom.results.split import Drawing, split
 from bayesgeom.results.theme import EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
 from tests.figures import assert_one_meaning_per_color
 from tests.pages import READINGS
@@ -52,23 +52,28 @@ def figures(request: pytest.FixtureRequest) -> dict[str, go.Figure]:
     return {name: report.plot() for name, report in reports.items()}
 
 
+@pytest.fixture(scope="module")
+def drawings(figures: dict[str, go.Figure]) -> dict[str, Drawing]:
+    """The same figures as pages show them, panel by panel."""
+    return {name: split(figure, name) for name, figure in figures.items()}
+
+
 def test_a_color_has_one_meaning_in_all_panels(figures: dict[str, go.Figure]) -> None:
     for figure in figures.values():
         assert_one_meaning_per_color(figure)
 
 
-def test_each_panel_has_a_caption_with_a_number(figures: dict[str, go.Figure]) -> None:
-    for name, figure in figures.items():
-        drawing = split(figure, name)
+def test_each_panel_has_a_caption_with_a_number(drawings: dict[str, Drawing]) -> None:
+    for name, drawing in drawings.items():
         for panel in (*drawing.panels, *drawing.folded):
             assert re.search(r"\d", panel.caption) and panel.caption.endswith("."), (name, panel.title, panel.caption)
             assert len(panel.caption) < 330 and "nan" not in panel.caption, (name, panel.title)
             assert with_minus(panel.caption) == panel.caption, panel.caption
 
 
-def test_pages_show_at_most_twelve_panels_at_once(figures: dict[str, go.Figure]) -> None:
-    for name, figure in figures.items():
-        assert len(split(figure, name).panels) <= 12, name
+def test_pages_show_at_most_twelve_panels_at_once(drawings: dict[str, Drawing]) -> None:
+    for name, drawing in drawings.items():
+        assert len(drawing.panels) <= 12, name
 
 
 def test_no_log_axis_begins_far_below_what_matters(figures: dict[str, go.Figure]) -> None:

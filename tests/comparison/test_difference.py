@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def diagnosed(own: Model, n: int = 41, **arguments: Any) -> Diagnosis:
     return bayesgeom.diagnose(own, n=n, **({"n_untrained": 0, "probes": ["calibration"]} | arguments))
 
 
+@cache
+def whole(seed: int) -> Diagnosis:
+    """Every probe on one model, measured once."""
+    return bayesgeom.diagnose(model(seed), n=19, n_untrained=0)
+
+
 def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:
     """The diagnosis with other fields of calibration."""
     report = replace(diagnosis[CalibrationReport], **fields)
@@ -98,7 +105,7 @@ def test_pairing_narrows_the_interval() -> None:
 
 
 def test_each_row_states_how_its_interval_was_computed() -> None:
-    report = bayesgeom.diff(*(diagnosed(own, n=67, probes=None) for own in (model(0), model(1, noise=0.1))))
+    report = bayesgeom.diff(whole(0), whole(1))
     n_paired = int(report.is_paired.sum())
     assert n_paired == 6 and report.is_paired[:6].all() and len(report.rows) > 6
     assert f"Intervals: paired over sequences in 6 of {len(report.rows)} rows, conservative" in report.conclusion()
@@ -163,8 +170,7 @@ def test_lower_and_higher_are_better_where_they_are() -> None:
 
 
 def test_a_diagnosis_against_itself_decides_nothing(tmp_path: Path) -> None:
-    diagnosis = bayesgeom.diagnose(model(0), n=19, n_untrained=1)
-    report = bayesgeom.diff(diagnosis, diagnosis)
+    report = bayesgeom.diff(whole(0), whole(0))
     assert set(report.verdicts()) == {"undecided"} and not report.difference.value.any()
     assert any(row.startswith("key_overlap: ") for row in report.rows)
     report.save(tmp_path / "run")
@@ -184,8 +190,7 @@ def test_rows_of_the_table_state_which_model_is_better() -> None:
 
 
 def test_omitted_rows_are_counted() -> None:
-    diagnosis = bayesgeom.diagnose(model(0), n=19, n_untrained=0)
-    report = bayesgeom.diff(diagnosis, diagnosis)
+    report = bayesgeom.diff(whole(0), whole(0))
     rest = len(report.rows) - len(report.headlines())
     drawn = sum(len(trace.y) for trace in report.plot().data if trace.name == "estimate, 95 % interval")
     stated = f"{report.n_leading} of {len(report.rows)} rows are listed, {drawn} drawn"
@@ -195,7 +200,7 @@ def test_omitted_rows_are_counted() -> None:
 
 def test_only_calibration_is_better_and_heads_are_neither_counted_nor_drawn() -> None:
     """115 of 122 rows once counted as better, most of them overlaps of keys in heads that do not correspond."""
-    report = bayesgeom.diff(*(bayesgeom.diagnose(model(seed), n=19, n_untrained=0) for seed in (0, 1)))
+    report = bayesgeom.diff(whole(0), whole(1))
     directed = [row for row, way in zip(report.rows, report.better, strict=True) if way]
     assert len(directed) >= 6 and all(row.startswith("calibration: ") for row in directed)
     assert f"Of {len(directed)} calibration scores: " in report.conclusion()

@@ -36,6 +36,7 @@ from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
+from bayesgeom.training import publish
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.trained_models import TrainedModels
 from bayesgeom.training.variants import KINDS, TASKS, all_variants, variants, variants_of_kinds
@@ -461,7 +462,8 @@ def test_unknown_arms() -> None:
         variants_of_kinds("recall", ("rotary", "no-top-attention"))
 
 
-def test_models_of_recipes_are_trained_once_and_saved(tmp_path: Path) -> None:
+def test_models_of_recipes_are_trained_once_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "N_SCORED", 8)
     recipe = Recipe(
         name="tiny-variant", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
     )
@@ -510,6 +512,7 @@ def test_the_command_reports_the_arms_that_are_there(
         for positions in ("rotary", "none")
     )
     monkeypatch.setattr("bayesgeom.training.variants.variants_of_kinds", lambda task, kinds: [missing, there])
+    monkeypatch.setattr(publish, "N_SCORED", 8)
     asked = ["length", "--variants", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
     assert main(asked) == 2
     assert f"named 'none' or 'rotary', neither shipped nor in {str(tmp_path)!r}" in capsys.readouterr().err

@@ -32,6 +32,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.recipe import Recipe
+from tests.dynamics.trainings import a_run
 
 TINY = Recipe(
     name="tiny",
@@ -275,8 +276,7 @@ def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
         ({"sizes": {**TINY.sizes, "d_mlp": 9}}, "different architectures.*has d_mlp 7.*has d_mlp 9"),
         ({"seed": 3}, "different trainings"),
     ):
-        other = tmp_path / next(iter(changed))
-        train(replace(TINY, **changed), other, pace=Pace(quiet=True))  # type: ignore[arg-type]
+        other = a_run(tmp_path / next(iter(changed)), replace(TINY, **changed), steps=(0, 10, 20, 40))  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match=message):
             gradient_movement([folder / "step-0000000", other / "snapshots" / "step-0000040"])
     with pytest.raises(InvalidArgument, match="a single training is required; got tiny, seed 0 and tiny, seed 3"):

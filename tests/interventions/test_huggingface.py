@@ -1,6 +1,7 @@
 """Interventions through the Hugging Face path, on a tiny Llama with grouped keys: against formulas and plain hooks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.interventions.worlds import TASK
 
 N_LAYERS, N_HEADS, N_KV, D_HEAD, D_MODEL = 2, 6, 3, 10, 60
 N = 13
+FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
 
 
 def llama(dtype: torch.dtype = torch.float32) -> Any:
@@ -69,7 +71,9 @@ def test_frames_are_the_weights_own(hf: Any, model: Model, head: int) -> None:
     }
     for kind, vectors in expected.items():
         place = {} if kind == "embedding" else {"head": head, "layer": 1}
-        found = fit_subspace(model, TASK, fits.frame(kind, **place))[0]  # type: ignore[arg-type]
+        fit = fits.frame(kind, **place)  # type: ignore[arg-type]
+        job = Intervention.of(model, TASK, fit, design=FEW, place=InterventionSite(), n=1, seed=0)
+        found = fit.fitted(job.sample(), (0,))[0]
         own = span("own", vectors.T)
         assert found.rank == own.rank == (11 if kind == "embedding" else D_HEAD)
         torch.testing.assert_close(projector(found), projector(own), atol=1e-4, rtol=0)
@@ -115,7 +119,7 @@ def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
 @pytest.mark.parametrize("site", [RESID_PRE, Z], ids=lambda site: site.name)
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
-    fit, at, design = fits.belief_readout(), InterventionSite(site, positions="all"), Design(kind, n_fit=101)
+    fit, at, design = fits.belief_readout(), InterventionSite(site, positions="all"), replace(FEW, kind=kind)
     report = intervene(model, TASK, fit, kind=design, sites=at, n=N)
     job = Intervention.of(model, TASK, fit, design=design, place=at, n=N, seed=0)
     ((originals, donors),) = job.pairs(N)

@@ -29,7 +29,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Llama]:
     home = tmp_path_factory.mktemp("llama")
     module = train(TINY, home / "run", pace=Pace(quiet=True))
     assert isinstance(module, Llama)
-    publish(TINY, module, home / "tiny-llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesgeom.training.publish.N_SCORED", 64)
+        publish(TINY, module, home / "tiny-llama")
     return home / "tiny-llama", module
 
 

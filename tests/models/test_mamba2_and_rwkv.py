@@ -38,7 +38,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     home, plan = tmp_path_factory.mktemp(request.param), recipe(request.param, steps=16)
     module = train(plan, home / "run", pace=Pace(quiet=True, log_every=4))
     assert isinstance(module, Mamba2 | RWKV)
-    publish(plan, module, home / "checkpoint")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesgeom.training.publish.N_SCORED", 64)
+        publish(plan, module, home / "checkpoint")
     return request.param, home, module
 
 

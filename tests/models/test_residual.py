@@ -130,7 +130,8 @@ def test_an_untrained_copy_is_the_architecture_at_that_seed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp-prefix", "lstm", "mamba"])
-def test_what_is_trained_is_published_and_loaded(kind: str, tmp_path: Path) -> None:
+def test_what_is_trained_is_published_and_loaded(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesgeom.training.publish.N_SCORED", 64)
     recipe = Recipe(name=f"tiny-{kind}", task=TASK, sizes=SIZES[kind], steps=6, batch_size=5, warmup=2, snapshots=2)
     module = train(recipe, tmp_path / "run", pace=Pace(quiet=True))
     scores = publish(recipe, module, tmp_path / "checkpoint")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +54,14 @@ def planted(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
     )
 
 
+@cache
+def read(task: WindTunnel = REPEATS, seed: int = 0) -> BeliefReadoutReport:
+    """The report on a planted run, measured once; reports are frozen."""
+    return BeliefReadout().measure(planted(task, seed=seed))
+
+
 def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
-    report = BeliefReadout().measure(planted())
+    report = read()
     assert report.r2.value[0, WRITTEN] == pytest.approx(1, abs=1e-3) and report.r2.value[0, NOISE] < 0.1
     assert report.total_variation.value[0, WRITTEN] < 0.01 < 0.3 < report.total_variation.value[0, NOISE]
     own = report.balanced_accuracy
@@ -66,7 +73,7 @@ def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
 
 
 def test_best_guesses_are_clusters() -> None:
-    report = BeliefReadout().measure(planted(CHAIN))
+    report = read(CHAIN)
     at_three = report.cluster_counts.index("3")
     silhouette = report.silhouette[0, GUESSES, at_three]
     assert report.rand_index.value[0, GUESSES, at_three] > 0.95 and float(silhouette) > 0.9
@@ -79,7 +86,7 @@ def test_best_guesses_are_clusters() -> None:
 
 
 def test_nobody_dies_in_a_chain() -> None:
-    report = BeliefReadout().measure(planted(CHAIN))
+    report = read(CHAIN)
     own = report.balanced_accuracy
     assert np.isnan([own.value, *own.ends]).all() and own.baselines == ()
     assert str(report.headlines()[2]).endswith("–")
@@ -87,7 +94,7 @@ def test_nobody_dies_in_a_chain() -> None:
 
 
 def test_without_returning_keys_there_is_no_best_guess() -> None:
-    report = BeliefReadout().measure(planted(DISTINCT))
+    report = read(DISTINCT)
     assert np.isnan(report.rand_index.value).all() and np.isnan(report.nearest_centroid_accuracy.value).all()
     assert np.isfinite(report.r2.value).all() and np.isfinite(report.silhouette.value).all()
 
@@ -127,8 +134,8 @@ def estimates(report: BeliefReadoutReport) -> list[Estimate]:
 
 def test_untrained_networks_are_a_baseline() -> None:
     probe = BeliefReadout()
-    copies = [probe.measure(planted(seed=seed)) for seed in (1, 2, 3)]
-    alone, report = probe.measure(planted()), probe.measure(planted(), copies)
+    copies = [read(seed=seed) for seed in (1, 2, 3)]
+    alone, report = read(), probe.measure(planted(), copies)
     for own, without, *found in zip(estimates(report), estimates(alone), *map(estimates, copies), strict=True):
         level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
         np.testing.assert_allclose(level.value, np.mean(values, axis=0))
@@ -139,7 +146,7 @@ def test_untrained_networks_are_a_baseline() -> None:
 
 def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() -> None:
     assert N_SUBSPACES >= 20
-    report = BeliefReadout().measure(planted(CHAIN))
+    report = read(CHAIN)
     assert report.subspace_rank == 3
     level = report.r2.baseline(SUBSPACES)
     assert level.low is not None and level.high is not None and (level.low <= level.high).all()
@@ -151,7 +158,7 @@ def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() ->
 
 
 def test_intervals_hold_the_estimate() -> None:
-    report = BeliefReadout().measure(planted())
+    report = read()
     for own in (report.r2, report.total_variation, report.balanced_accuracy):
         low, high = own.ends
         for layer in (NOISE, GUESSES):
@@ -159,7 +166,7 @@ def test_intervals_hold_the_estimate() -> None:
 
 
 def test_sizes_of_halves_and_clusters_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = BeliefReadout().measure(planted())
+    report = read()
     assert (report.n, report.n_held_out, report.n_clustered) == (N, N // 2, N * 7)
     monkeypatch.setattr(belief_readout, "MAX_POINTS", 31 * 7 + 3)
     monkeypatch.setattr(belief_readout, "N_CLUSTERED", 101)
@@ -178,7 +185,7 @@ def test_few_sequences_give_fewer_answers_and_no_fault(n: int) -> None:
 
 def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     probe = BeliefReadout()
-    report = probe.measure(planted(), [probe.measure(planted(seed=1))])
+    report = probe.measure(planted(), [read(seed=1)])
     first, own = report.headlines()[0], report.r2[0, -1]
     assert [level.name for level in own.baselines] == [SHUFFLE, UNTRAINED, SUBSPACES, EMBEDDING]
     hardest = max(own.baselines, key=lambda level: float(level.bar("higher")))
@@ -195,7 +202,7 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
 
 
 def test_a_report_comes_back_whole(tmp_path: Path) -> None:
-    report = BeliefReadout().measure(planted(CHAIN))
+    report = read(CHAIN)
     report.save(tmp_path / "report")
     restored = BeliefReadoutReport.load(tmp_path / "report")
     for name, array in parts_of(report)[1].items():
@@ -206,7 +213,7 @@ def test_a_report_comes_back_whole(tmp_path: Path) -> None:
 
 def test_the_figure_draws_every_baseline() -> None:
     probe = BeliefReadout()
-    report = probe.measure(planted(CHAIN), [probe.measure(planted(CHAIN, seed=1))])
+    report = probe.measure(planted(CHAIN), [read(CHAIN, 1)])
     figure = report.plot()
     assert figure.layout.title.text == report.title
     names = [trace.name or "" for trace in figure.data]
@@ -248,10 +255,11 @@ def test_a_recurrent_state_is_read_with_the_residual_stream() -> None:
     labels = [line.label for line in report.headlines()]
     assert "R² of the belief in state, last layer" in labels
     assert "silhouette of one cluster per hypothesis (k = 3) in state, last layer" in labels
-    titles = [note.text for note in report.plot().layout.annotations]
+    figure = report.plot()
+    titles = [note.text for note in figure.layout.annotations]
     assert "Are there clusters? (state)" in titles
     assert "Read from state, last layer" in titles
-    captions = [stated_caption(report.plot(), index) for index in range(8)]
+    captions = [stated_caption(figure, index) for index in range(8)]
     assert any(f"last layer: {number_text(report.r2.value[1, -1])}" in own for own in captions), captions
     assert {record.variant for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
@@ -287,7 +295,7 @@ def test_five_planted_clusters_are_five_and_a_filled_simplex_is_not() -> None:
 
 def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -> None:
     probe = BeliefReadout()
-    alone, run = probe.measure(planted(CHAIN)), planted(CHAIN)
+    alone, run = read(CHAIN), planted(CHAIN)
     copy = probe.measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[[NOISE] * 3]}))
     report = probe.measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)[[NOISE, GUESSES, WRITTEN]]}), [copy])
     held_out = run.trials.rows(slice(-(N // 2), None))
@@ -299,20 +307,21 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     np.testing.assert_allclose(report.drawn_readout[FIRST].sum(-1), 1, atol=1e-4)
     assert report.stages == STAGES
     assert np.isnan(alone.drawn_readout[BEFORE]).all()
-    titles = [note.text for note in report.plot().layout.annotations][:4]
+    figure = report.plot()
+    titles = [note.text for note in figure.layout.annotations][:4]
     assert titles[:2] == ["Exact belief", "Read from resid_post, last layer"]
-    assert f"last layer: {number_text(report.r2.value[0, -1])}" in stated_caption(report.plot(), 1)
+    assert f"last layer: {number_text(report.r2.value[0, -1])}" in stated_caption(figure, 1)
     assert titles[2].startswith("Read from resid_post, layer 0")
     assert titles[3] == "Untrained network, last layer"
-    assert stated_caption(report.plot(), 0).startswith(f"Exact beliefs at {len(truth):,} scored positions;")
-    assert "A corner is certainty" in stated_caption(report.plot(), 0)
+    assert stated_caption(figure, 0).startswith(f"Exact beliefs at {len(truth):,} scored positions;")
+    assert "A corner is certainty" in stated_caption(figure, 0)
     assert "no untrained network was run" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
 
 
 @pytest.mark.parametrize("n_points", [1, 200, 201, 1000, 1001])
 def test_the_caption_of_a_heat_map_states_the_number_of_its_columns(n_points: int, rng: np.random.Generator) -> None:
     belief = rng.dirichlet(np.ones(7), size=n_points)
-    own = BeliefReadout().measure(planted(CHAIN))
+    own = read(CHAIN)
     report = replace(own, drawn_belief=belief, drawn_readout=np.stack([belief[None]] * len(STAGES)))
     figure = report.plot()
     n_columns = next(trace for trace in figure.data if trace.type == "heatmap").z.shape[1]
@@ -324,13 +333,13 @@ def test_the_caption_of_a_heat_map_states_the_number_of_its_columns(n_points: in
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     report = BeliefReadout().measure(planted(ModularRecurrence(modulus=5, length=5), n=23))
     assert report.drawn_belief.shape == (0, 26) and np.isfinite(report.r2.value).all()
-    assert not stated_caption(report.plot(), 0)
-    assert "not drawn: 26 hypotheses are too many" in [t.text[0] for t in report.plot().data if t.mode == "text"]
+    figure = report.plot()
+    assert not stated_caption(figure, 0)
+    assert "not drawn: 26 hypotheses are too many" in [t.text[0] for t in figure.data if t.mode == "text"]
 
 
 def test_the_read_out_reports_window_observers() -> None:
-    run = planted(CHAIN)
-    report = BeliefReadout().measure(run)
+    run, report = planted(CHAIN), read(CHAIN)
     assert report.windows == ("1", "2", "3", "4") and report.window_starts == ("uniform", "stationary")
     exact = run.trials.at_scored(run.trials.belief).numpy()
     mean, held_out = exact[:31].mean(axis=(0, 1)), exact[31:]
@@ -347,4 +356,4 @@ def test_the_read_out_reports_window_observers() -> None:
     assert report.r2.value[0, WRITTEN] > report.window_map_r2.value.max() > report.r2.value[0, NOISE]
     label = report.headlines()[0].baseline_name
     assert "belief after the last 4 symbols" in label and "belief after the current symbol alone" in label
-    assert BeliefReadout().measure(planted(REPEATS)).windows == (), "what is hidden does not move"
+    assert read().windows == (), "what is hidden does not move"

@@ -18,9 +18,12 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
+from bayesgeom.results import page
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.folder import check_target
+from bayesgeom.results.report import Report
+from bayesgeom.results.section import Section
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.tasks.bijection import Bijection
@@ -29,6 +32,25 @@ from tests.reports import write_resealed
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
 TASK = Bijection(n_values=11, n_pairs=5)
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
+
+
+@pytest.fixture(scope="module")
+def sections() -> dict[int, tuple[Report, Section]]:
+    """Reports so far and their sections, by the identity of the report, which stays alive here."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(sections: dict[int, tuple[Report, Section]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw each report once: these tests are about files, and figures took three quarters of their time."""
+    section_of = page.section_of
+
+    def kept(name: str, report: Report) -> Section:
+        if id(report) not in sections:
+            sections[id(report)] = report, section_of(name, report)
+        return sections[id(report)][1]
+
+    monkeypatch.setattr(page, "section_of", kept)
 
 
 @pytest.fixture(scope="module")

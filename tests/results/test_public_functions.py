@@ -254,8 +254,6 @@ def test_summary_and_repr_are_short(result: Result) -> None:
     assert len(repr(result)) < 150 and "\n" not in repr(result)
     headlines = [own[1] if isinstance(own, tuple) else own for own in result.headlines()]
     assert headlines and all(isinstance(own, Headline) and own.label for own in headlines)
-    shown = result._repr_html_()
-    assert shown.startswith("<pre>") and "Plotly.newPlot(" in shown
 
 
 def test_it_is_a_table_a_dataset_and_a_figure(result: Result) -> None:
@@ -271,13 +269,22 @@ def test_it_is_a_table_a_dataset_and_a_figure(result: Result) -> None:
 
 def test_it_is_saved_and_loaded_equal(result: Result, tmp_path: Path) -> None:
     result.save(str(tmp_path / "saved"))  # elsewhere paths are given
-    for path in (str(tmp_path / "saved"), tmp_path / "saved"):
-        loaded = load_report(path)
-        assert_equal(loaded, result)
-        assert_equal(type(result).load(path), result)
-        assert loaded.summary() == result.summary()
+    loaded = load_report(str(tmp_path / "saved"))
+    assert_equal(loaded, result)
+    assert_equal(type(result).load(tmp_path / "saved"), result)
+    assert loaded.summary() == result.summary()
+    assert (tmp_path / "saved" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("result", ["diagnose", "intervene"], indirect=True)  # a diagnosis and a report
+def test_it_is_a_page_of_its_own_and_is_shown_in_a_notebook(result: Result, tmp_path: Path) -> None:
     page = result.to_html(tmp_path / "page.html")
     assert page.startswith("<!doctype html>") and (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    result.save(tmp_path / "saved")
+    assert_equal(load_report(tmp_path / "saved"), result)
+    assert_equal(type(result).load(str(tmp_path / "saved")), result)
+    shown = result._repr_html_()
+    assert shown.startswith("<pre>") and "Plotly.newPlot(" in shown
 
 
 def test_it_says_where_it_comes_from(request: pytest.FixtureRequest, result: Result) -> None:

@@ -40,13 +40,11 @@ def test_a_further_row_has_equal_parameters_and_equal_data(task: str) -> None:
     assert all(own == data[0] for own in data)
 
 
-def is_large(name: str) -> bool:
-    """Whether a step of a recipe takes seconds."""
-    return name.startswith(("recall-64", "hmm-sampled"))
+TYPICAL = "recall-16-transformer"  # a step of the others takes as long or seconds, by the same optimizers
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(own, marks=pytest.mark.exhaustive if is_large(own) else ()) for own in STEPPED]
+    "name", [pytest.param(own, marks=() if own == TYPICAL else pytest.mark.exhaustive) for own in STEPPED]
 )
 def test_every_stage_of_a_queued_recipe_takes_a_step(name: str) -> None:
     module = recipe(name).model_config().build(seed=0)
