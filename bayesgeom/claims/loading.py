@@ -9,6 +9,7 @@ from string import Formatter
 from typing import Any
 
 from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.published import published_values
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
@@ -146,7 +147,7 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
         raise InvalidArgument(f"{where}: number {twice[0]!r} is defined by two runs. Rename one.")
     supported_if = tuple(_condition(condition, where) for condition in entry.get("supported_if", []))
     claim = Claim(
-        **{name: entry[name] for name in _REQUIRED},
+        **{name: entry[name] for name in _REQUIRED} | {"published": _published(entry, where)},
         runs=runs,
         supported_if=supported_if,
         contradicted_if=_contradicting(entry, supported_if, where),
@@ -173,6 +174,18 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     if claim.measured is not None:
         _check_recorded(claim, where)
     return claim
+
+
+def _published(entry: Mapping[str, Any], where: str) -> str:
+    """The published statement; `{0}` stands for the first number that `published.toml` declares for the claim."""
+    values = [own.value for own in published_values() if own.claim == entry["id"]]
+    try:
+        return str(entry["published"]).format(*values)
+    except (IndexError, KeyError, ValueError) as error:
+        raise InvalidArgument(
+            f"{where}: 'published' refers to a number that published.toml does not declare for it. It declares "
+            f"{', '.join(values) or 'none'}, as {{0}}, {{1}}, …; got {entry['published']!r}."
+        ) from error
 
 
 def _check_recorded(claim: Claim, where: str) -> None:

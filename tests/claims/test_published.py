@@ -7,7 +7,8 @@ import pytest
 
 from bayesgeom import load_report
 from bayesgeom.checks.published import PublishedValue, published_cell, published_values
-from bayesgeom.claims.loading import find
+from bayesgeom.claims.loading import find, parsed
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.diagnosis import report_kinds
 from bayesgeom.results.storage import quantities_of
 from bayesgeom.tasks.base import task_kinds
@@ -35,6 +36,17 @@ def numbers_in(text: str) -> set[float]:
 def test_a_claim_names_the_same_numbers(own: PublishedValue) -> None:
     claim = find(own.claim)
     assert numbers_in(own.value) <= numbers_in(claim.published), (own.value, claim.published)
+
+
+def test_a_claim_takes_its_numbers_from_the_file() -> None:
+    """The claims once repeated them as text."""
+    assert find("B3").published == "entropy error 0.009 bits (LSTM), 0.010 bits (Mamba)"
+    text = "[[claim]]\n" + "".join(f'{name} = "x"\n' for name in ("claim", "source", "criterion", "does_not_show"))
+    for published, shown in (("{1} and {0}", "0.010 bits and 0.009 bits"), ("no number", "no number")):
+        assert parsed([f'{text}id = "B3"\npublished = "{published}"\n'], {})["B3"].published == shown
+    for published in ("{2}", "{lstm}", "{"):
+        with pytest.raises(InvalidArgument, match=r"claim 'B3': 'published' refers .* declares 0\.009 bits, 0\.010"):
+            parsed([f'{text}id = "B3"\npublished = "{published}"\n'], {})
 
 
 def test_each_number_belongs_to_a_field_of_a_report_and_is_declared_once() -> None:
