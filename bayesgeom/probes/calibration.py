@@ -142,8 +142,8 @@ class CalibrationReport(Report):
         caveat = unbeaten_note(self.window_kl_bits.value, float(self.effective_memory_symbols))
         error, kl = (replace(headline_of(shown, name), caveat=caveat) for name in ("entropy_mae_bits", "kl_bits"))
         return (
-            error,
             kl,
+            error,
             Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
             *(self._memory() if self.windows else ()),
@@ -170,7 +170,7 @@ class CalibrationReport(Report):
             baselines={own.name: own.value for own in error.baselines if own.name not in weaker},
             examples=(self.example_entropy_bits[0], self.example_entropy_bits[1]),
         )
-        return with_captions(figure, ("", numbers(self.headlines()[0])))
+        return with_captions(figure, ("", numbers(self.headlines()[1])))
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
