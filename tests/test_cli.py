@@ -475,7 +475,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     assert main(["train", "tiny-recipe", "--steps", "5", "--seed", "3"]) == 0
     out = capsys.readouterr().out
     path = Path("runs/train/tiny-recipe-seed3/checkpoint")  # where replicate looks for it
-    assert out.startswith("entropy error ") and out.rstrip().endswith(f"\n\ncheckpoint: {path}")
+    assert out.startswith("KL(exact ‖ model) ") and out.rstrip().endswith(f"\n\ncheckpoint: {path}")
     checkpoint = load_checkpoint(folder / path)
     assert (checkpoint.step, checkpoint.recipe["seed"], checkpoint.task) == (5, TINY.seed + 3_000, TINY.task)
     assert main(["diagnose", str(path), *QUICK]) == 0
