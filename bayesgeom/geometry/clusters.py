@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.stats.pca import cloud_axes
+from bayesgeom.stats.pca import cloud_axes, covariance, leading_axes
 
 MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
 _ROUNDING = 1e-12
+_AT_ONCE = 2**18  # distances of jackknife rows that are processed together: they fit into the cache of a core
 
 
 @final
@@ -60,7 +61,8 @@ def cluster_clouds(
 
 def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axis"], Float[Tensor, " axis"]]:
     """Project a cloud on its leading principal axes; return it with its standard deviations."""
-    variances, axes = cloud_axes(points)
+    is_wide = len(points) < points.shape[1]
+    variances, axes = cloud_axes(points) if is_wide else leading_axes(covariance(points), N_AXES)
     along = (points - points.mean(dim=0)) @ axes[:, :N_AXES].to(points)
     return along, variances[:N_AXES].sqrt().to(points)
 
@@ -90,8 +92,7 @@ def point_silhouettes(
 
     0 for points alone in their cluster; NaN with only one cluster.
     """
-    member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
-    return _silhouettes((distances @ member).mT, labels, member.sum(dim=1))
+    return _silhouettes(*_totals(distances, labels, n_labels), labels)
 
 
 def left_out_silhouettes(
@@ -111,33 +112,59 @@ def left_out_silhouettes(
         n_labels: Number of clusters.
         weights: Rows of `jackknife_weights` for the sequences of the points; 0 for a point that is left out.
     """
+    total, size = _totals(distances, labels, n_labels)
+    is_out = torch.from_numpy(weights == 0).to(labels.device)
+    rows_at_once = max(1, _AT_ONCE // max(1, total.numel()))
+    found = [_without(part, distances, labels, total, size) for part in is_out.split(rows_at_once)]
+    return torch.cat(found).cpu().numpy()
+
+
+def _totals(
+    distances: Float[Tensor, "cloud point point"], labels: Int64[Tensor, "cloud point"], n_labels: int
+) -> tuple[Float[Tensor, "cloud label point"], Float[Tensor, "cloud label"]]:
+    """Return the total distance of each point to each cluster, and the sizes of the clusters."""
     member = torch.nn.functional.one_hot(labels, n_labels).to(distances.dtype)
-    total, size, found = (distances @ member).mT.contiguous(), member.sum(dim=1), []
-    for is_out in torch.from_numpy(weights == 0).to(labels.device):
-        out, kept = is_out.nonzero().squeeze(1), (~is_out).nonzero().squeeze(1)
-        left = member.index_select(1, out)
-        without = total - left.mT @ distances.index_select(1, out)  # distances are symmetric, and rows contiguous
-        of_kept = without.index_select(2, kept), labels.index_select(1, kept)
-        found.append(_silhouettes(*of_kept, size - left.sum(dim=1)).mean(dim=1))
-    return torch.stack(found).cpu().numpy()
+    return member.mT @ distances, member.sum(dim=1)  # distances are symmetric: half the time of the other order
+
+
+def _without(
+    is_out: Bool[Tensor, "row point"],
+    distances: Float[Tensor, "cloud point point"],
+    labels: Int64[Tensor, "cloud point"],
+    total: Float[Tensor, "cloud label point"],
+    size: Float[Tensor, "cloud label"],
+) -> Float64[Tensor, "row cloud"]:
+    """Return silhouettes without some points: their distances are subtracted from the total of their cluster."""
+    (n_clouds, n_labels, n_points), n_rows = total.shape, len(is_out)
+    row, out = is_out.nonzero(as_tuple=True)
+    of_cloud = n_rows * torch.arange(n_clouds, device=labels.device)[:, None]
+    place = ((of_cloud + row) * n_labels + labels.index_select(1, out)).flatten()
+    totals = total[:, None].repeat(1, n_rows, 1, 1).flatten(0, 2)
+    totals.index_add_(0, place, distances.index_select(1, out).flatten(0, 1), alpha=-1)
+    sizes = size[:, None].repeat(1, n_rows, 1).flatten().index_add_(0, place, size.new_ones(len(place)), alpha=-1)
+    in_rows = (n_clouds, n_rows, n_labels)
+    scores = _silhouettes(
+        totals.reshape(*in_rows, n_points), sizes.reshape(in_rows), labels[:, None].expand(-1, n_rows, -1)
+    )
+    return scores.masked_fill_(is_out, 0.0).sum(dim=2).T / (~is_out).sum(dim=1)[:, None]
 
 
 def _silhouettes(
-    total: Float[Tensor, "cloud label point"],
-    labels: Int64[Tensor, "cloud point"],
-    size: Float[Tensor, "cloud label"],
-) -> Float64[Tensor, "cloud point"]:
-    """Return the score of each point from its total distance to each cluster."""
-    own_label, own_size = labels[:, None], size.gather(1, labels)
-    own = total.gather(1, own_label).squeeze(1) / (own_size - 1).clamp_min(1)
-    means = (total / size.clamp_min(1)[:, :, None]).scatter_(1, own_label, torch.inf)
+    total: Float[Tensor, "*cloud label point"],
+    size: Float[Tensor, "*cloud label"],
+    labels: Int64[Tensor, "*cloud point"],
+) -> Float64[Tensor, "*cloud point"]:
+    """Return the score of each point from its total distance to each cluster, whose memory is overwritten."""
+    own_label, own_size = labels.unsqueeze(-2), size.gather(-1, labels)
+    own = total.gather(-2, own_label).squeeze(-2).div_((own_size - 1).clamp_min_(1))
+    means = total.div_(size.clamp_min(1)[..., None]).scatter_(-2, own_label, torch.inf)
     is_empty = size == 0
     if bool(is_empty.any()):
-        means.masked_fill_(is_empty[:, :, None], torch.inf)
-    other = means.amin(dim=1)
-    score = (other - own) / torch.maximum(own, other).clamp_min(torch.finfo(total.dtype).tiny)
-    score = torch.where(own_size > 1, score, 0.0).double()
-    return torch.where((~is_empty).sum(dim=1, keepdim=True) > 1, score, torch.nan)
+        means.masked_fill_(is_empty[..., None], torch.inf)
+    other = means.amin(dim=-2)
+    score = (other - own).div_(torch.maximum(own, other).clamp_min_(torch.finfo(total.dtype).tiny))
+    score = score.masked_fill_(own_size <= 1, 0.0).double()
+    return score.masked_fill_((~is_empty).sum(dim=-1, keepdim=True) <= 1, torch.nan)
 
 
 def meetings(
@@ -188,11 +215,14 @@ def resampled_agreement(
 
 
 def nearest_centroid_labels(
-    points: Float[Tensor, "point d"], centroids: Float[Tensor, "d label"], is_known: Bool[Tensor, " label"]
-) -> Int64[Tensor, " point"]:
-    """Return the label whose centroid is nearest (Euclidean) to each point, among the known centroids."""
-    score = points @ centroids - (centroids**2).sum(dim=0) / 2
-    return torch.where(is_known, score, -torch.inf).argmax(dim=1)
+    points: Float[Tensor, "point d"],
+    centroids: Float[Tensor, "d draw label"],
+    is_known: Bool[Tensor, "draw label"],
+) -> Int64[Tensor, "point draw"]:
+    """Return the label whose centroid is nearest (Euclidean) to each point, among the known centroids of each draw."""
+    half = torch.where(is_known, (centroids**2).sum(dim=0) / 2, torch.inf)
+    nearest: Tensor = ((points @ centroids.flatten(1)).unflatten(1, half.shape) - half).argmax(dim=2)
+    return nearest
 
 
 def _spread_seeds(
@@ -232,7 +262,7 @@ def _lloyd(
     for _ in range(MAX_STEPS):
         distance = _distances(own, centers[moving])
         nearest = distance == distance.amin(dim=1, keepdim=True)
-        has_moved = (nearest != nearest_before).flatten(1).any(dim=1)
+        has_moved = (nearest ^ nearest_before).flatten(1).view(torch.uint8).amax(dim=1) > 0  # `any` is slow
         if not bool(has_moved.all()):  # clouds whose labels do not change are finished
             moving, own, nearest = moving[has_moved], own[has_moved], nearest[has_moved]
         if not len(moving):
@@ -248,7 +278,7 @@ def _distances(
     points: Float[Tensor, "cloud point d"], centers: Float[Tensor, "cloud k d"]
 ) -> Float[Tensor, "cloud k point"]:
     """Return squared distances minus |x|², which is the same for all centers."""
-    return (centers**2).sum(dim=2, keepdim=True) - 2 * centers @ points.mT
+    return torch.baddbmm((centers**2).sum(dim=2, keepdim=True), centers, points.mT, alpha=-2)
 
 
 def _pairs(n: Float64[Tensor, "..."], own: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:

@@ -29,7 +29,7 @@ from bayesgeom.stats.regression import (
 )
 
 N_KNOTS, N_AXES = 5, 3
-_MANY = 256  # with at least this many dimensions, only the reported axes are computed
+_MANY = 48  # with at least this many dimensions, only the reported axes are computed
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has redundant columns
 
 
@@ -68,12 +68,15 @@ class EntropyScale:
 class CloudStatistics:
     """Statistics of one cloud. `relation` to entropy has one value per draw: true entropies first, then the shuffles.
 
-    `axes` are the first `N_AXES` principal axes.
+    `axes` are the first `N_AXES` principal axes, `first` the coordinates of the points along the first of them.
+    `covariance` is None with fewer points than dimensions.
     """
 
     shape: dict[str, float]
     relation: dict[str, Float64[np.ndarray, " draw"]]
     axes: Float64[Tensor, "d axis"]
+    first: Float64[np.ndarray, " point"]
+    covariance: Float64[Tensor, "d d"] | None
 
 
 def entropy_scale(
@@ -130,7 +133,8 @@ def cloud_statistics(
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
     moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit, score_power=scale.score_power)
-    variances, axes, total, power = _axes(points, centered, moments)
+    spread = _covariance(centered, moments) if len(points) >= points.shape[1] else None
+    variances, axes, total, power = _axes(points, spread)
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
@@ -149,21 +153,27 @@ def cloud_statistics(
             "curve_share": _curve_share(moments, scale),
         },
         axes=axes[:, :N_AXES].clone(),
+        first=first[:, 0],
+        covariance=spread,
     )
 
 
+def _covariance(centered: Float[Tensor, "point d"], moments: SplitMoments) -> Float64[Tensor, "d d"]:
+    """Return the covariance of all points from the moments about the mean of the fitting points."""
+    offset = centered.mean(dim=0).double()
+    return (moments.fit_gram + moments.score_gram) / len(centered) - torch.outer(offset, offset)
+
+
 def _axes(
-    points: Float[Tensor, "point d"], centered: Float[Tensor, "point d"], moments: SplitMoments
+    points: Float[Tensor, "point d"], spread: Float64[Tensor, "d d"] | None
 ) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"], Float64[Tensor, ""], Float64[Tensor, ""]]:
     """Return variances along the leading axes, the axes, the sum of all variances, and the sum of their squares.
 
-    The second moments are given if there are at least as many points as dimensions.
+    `spread` is the covariance, if there are at least as many points as dimensions.
     """
-    if len(points) < points.shape[1]:
+    if spread is None:
         variances, axes = cloud_axes(points)
         return variances, axes, variances.sum(), (variances**2).sum()
-    offset = centered.mean(dim=0).double()
-    spread = (moments.fit_gram + moments.score_gram) / len(points) - torch.outer(offset, offset)
     if len(spread) < _MANY:
         variances, axes = principal_axes(spread)
         return variances, axes, variances.sum(), (variances**2).sum()

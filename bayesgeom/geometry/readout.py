@@ -46,9 +46,19 @@ class BeliefTargets:
         return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
 
     @cached_property
+    def scored(self) -> Float32[Tensor, "rest target"]:
+        """Centered beliefs of all draws at the held-out points: only beliefs have an R²."""
+        return self.centered[self.n_fit :, :, BELIEF].flatten(1)
+
+    @cached_property
     def score_power(self) -> Float64[Tensor, " target"]:
-        """Second moments of the centered targets over the held-out points: the same for all clouds."""
-        return power_of(self.centered[self.n_fit :].flatten(1))
+        """Second moments of the scored targets."""
+        return power_of(self.scored)
+
+    @cached_property
+    def is_possible(self) -> Float32[Tensor, "sequence position draw hypothesis"]:
+        """1 for the possible hypotheses at the held-out points, else 0."""
+        return (self.held_out[:, :, :, ALIVE] > 0).float()
 
 
 @final
@@ -132,24 +142,26 @@ def read_out(
     centered = points - points[: targets.n_fit].mean(dim=0)
     held_out = centered[targets.n_fit :]
     moments = split_moments(
-        centered, targets.centered.flatten(1).to(points), targets.n_fit, score_power=targets.score_power
+        centered,
+        targets.centered.flatten(1).to(points),
+        targets.n_fit,
+        scored=targets.scored.to(points),
+        score_power=targets.score_power,
     )
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
-    crosses = (moments.fit_cross, moments.score_cross)
-    fit_cross, held_out_cross = (cross.reshape(-1, *targets.means.shape)[:, draws] for cross in crosses)
+    fit_cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws]
     maps = _maps(moments, fit_cross[:, :, :LABEL], n_draws, bases)
     scores = (held_out @ maps[:, :, ALIVE].flatten(1).to(points)).reshape(len(held_out), *maps.shape[1::2])
     decided = scores > _midpoints(maps[:, :, ALIVE], fit_cross[:, :, ALIVE], targets, draws).to(points)
     in_sequences = (len(held_out) // targets.n_positions, targets.n_positions)
-    decided_by_sequence = decided.unflatten(0, in_sequences).cpu().numpy()
-    truth = targets.held_out[:, :, :, ALIVE] > 0
+    decided = decided.unflatten(0, in_sequences).cpu()
     predicted = (held_out @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
     return Readout(
-        r2=_r2(maps[:, :, BELIEF], moments, held_out_cross[:, :, BELIEF], draws),
-        balanced_accuracy=_accuracy_of_maps(decided.unflatten(0, in_sequences).cpu(), truth),
+        r2=_r2(maps[:, :, BELIEF], moments, draws),
+        balanced_accuracy=_accuracy_of_maps(decided, targets.is_possible),
         predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
-        decided_alive=decided_by_sequence[:, :, 0],
+        decided_alive=decided[:, :, 0].numpy(),
         hits=_hits(held_out, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
     )
 
@@ -195,19 +207,21 @@ def balanced_accuracy(
 
 def _accuracy_of_maps(
     decided: Bool[Tensor, "sequence position map hypothesis"],
-    truth: Bool[Tensor, "sequence position draw hypothesis"],
+    true: Float32[Tensor, "sequence position draw hypothesis"],
 ) -> Float64[np.ndarray, " map"]:
     """Return `balanced_accuracy` of every map, with all sequences counted once; maps beyond the draws are of the first.
 
     Numbers of sequences are exact in float32, which takes half the time of float64.
     """
-    (n, _, n_draws, _), n_maps = truth.shape, decided.shape[2]
-    true, of_maps = truth.float(), decided.float()
-    parts = (of_maps[:, :, :n_draws] * true, of_maps[:, :, n_draws:] * true[:, :, :1])
-    hit, n_true = torch.cat([part.sum(dim=0) for part in parts], dim=1), true.sum(dim=0)
+    (n, _, n_draws, _), n_maps, of_maps = true.shape, decided.shape[2], decided.float()
+    n_true, yes = true.sum(dim=0), of_maps.sum(dim=0)
+    of_maps[:, :, :n_draws].mul_(true)
+    of_maps[:, :, n_draws:].mul_(true[:, :, :1])
     possible = torch.cat([n_true, n_true[:, :1].expand(-1, n_maps - n_draws, -1)], dim=1)
-    true_share, yes, hits = (own.double().numpy()[None] / max(1, n) for own in (possible, of_maps.sum(dim=0), hit))
-    return np.asarray(_accuracy(true_share, yes, hits, np.ones(1))[0])
+    true_share, yes_share, hits = (
+        own.double().numpy()[None] / max(1, n) for own in (possible, yes, of_maps.sum(dim=0))
+    )
+    return np.asarray(_accuracy(true_share, yes_share, hits, np.ones(1))[0])
 
 
 def _accuracy(
@@ -318,11 +332,14 @@ def _maps(
 def _r2(
     maps: Float64[Tensor, "d map hypothesis"],
     moments: SplitMoments,
-    held_out_cross: Float64[Tensor, "d map hypothesis"],
     draws: Int64[Tensor, " map"],
 ) -> Float64[np.ndarray, " map"]:
-    power = moments.score_power.reshape(-1, 3, maps.shape[2])[draws, BELIEF]
-    error = squared_error(maps.flatten(1), moments.score_gram, held_out_cross.flatten(1), power.flatten())
+    d, _, n_hypotheses = maps.shape
+    power, cross = (
+        moments.score_power.reshape(-1, n_hypotheses)[draws],
+        moments.score_cross.reshape(d, -1, n_hypotheses),
+    )
+    error = squared_error(maps.flatten(1), moments.score_gram, cross[:, draws].flatten(1), power.flatten())
     return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
 
 
@@ -346,8 +363,6 @@ def _hits(
     """Return whether the nearest centroid is that of the most probable hypothesis; False if that is a tie."""
     share = targets.means[:, LABEL].to(sums)
     centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held_out)
+    nearest = nearest_centroid_labels(held_out, centroids, share > 0)
     truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
-    nearest = [
-        nearest_centroid_labels(held_out, centroids[:, draw], share[draw] > 0) for draw in range(centroids.shape[1])
-    ]
-    return truth.gather(2, torch.stack(nearest, dim=1)[:, :, None])[:, :, 0] > 0
+    return truth.gather(2, nearest[:, :, None])[:, :, 0] > 0

@@ -223,7 +223,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         }
         head_share, head_related = _heads(run, scale, recorded_points)
         pc1_share, pc12_share = _shares(clouds, points_of, untrained, n=n, widths=widths, seed=run.seed)
-        spearman, signed_spearman, p_value = _ordered(run, clouds, entropy, points_of, untrained)
+        spearman, signed_spearman, p_value = _ordered(run, clouds, entropy, untrained)
         of_ratio = of_untrained([copy.participation_ratio.value for copy in untrained])
         return ValueManifoldReport(
             pc1_share=pc1_share,
@@ -346,8 +346,9 @@ def _shares(
         gaussian[row, layer] = least = gaussian_first_share(n, widths[site])
         if layers[layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
             points = points_of(site, layer).unflatten(0, (n, -1)).cpu().numpy()
-            axes = layers[layer].axes.cpu().numpy()[:, :2]
-            cumulated = refitted_axis_shares(points, axes, few).cumsum(axis=1)
+            axes, spread = layers[layer].axes.cpu().numpy()[:, :2], layers[layer].covariance
+            known_spread = None if spread is None else spread.cpu().numpy()
+            cumulated = refitted_axis_shares(points, axes, few, covariance=known_spread).cumsum(axis=1)
             shares[:, :, row, layer] = cumulated[:, [0, -1]]
     first, both = np.stack([*statistic_interval(shares, seed=seed, scale="share")], axis=1)
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
@@ -364,7 +365,6 @@ def _ordered(
     run: Run,
     clouds: Clouds,
     entropy: Float64[np.ndarray, "sequence position"],
-    points_of: PointsOf,
     copies: Sequence[ValueManifoldReport],
 ) -> tuple[Estimate, Estimate, Estimate]:
     """Return |Spearman|, signed Spearman and p-values; intervals in the last layer of the shown sites."""
@@ -376,11 +376,7 @@ def _ordered(
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
     low, high = np.full_like(signed, np.nan), np.full_like(signed, np.nan)
 
-    def along_first(site: Site, layer: int) -> Float64[np.ndarray, "sequence position"]:
-        points = points_of(site, layer).unflatten(0, level.shape).cpu().numpy()
-        return np.asarray(points @ clouds[site][layer].axes.cpu().numpy()[:, 0], dtype=np.float64)
-
-    firsts = np.stack([[along_first(site, layer) for layer in range(n_layers)] for site in clouds])
+    firsts = np.stack([[cloud.first.reshape(level.shape) for cloud in layers] for layers in clouds.values()])
     found = order_under_permutation(firsts, entropy, level, orders)
     for ordering, name in enumerate(_RELATIONS):
         signed[ordering], permuted = found[name][0], found[name][1:]

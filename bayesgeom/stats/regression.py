@@ -28,8 +28,8 @@ class SplitMoments:
     fit_gram: Float64[Tensor, "d d"]
     fit_cross: Float64[Tensor, "d target"]
     score_gram: Float64[Tensor, "d d"]
-    score_cross: Float64[Tensor, "d target"]
-    score_power: Float64[Tensor, " target"]
+    score_cross: Float64[Tensor, "d scored_target"]
+    score_power: Float64[Tensor, " scored_target"]
 
 
 def split_moments(
@@ -37,13 +37,16 @@ def split_moments(
     targets: Float[Tensor, "point target"],
     n_fit: int,
     *,
-    score_power: Float64[Tensor, " target"] | None = None,
+    scored: Float[Tensor, "rest scored_target"] | None = None,
+    score_power: Float64[Tensor, " scored_target"] | None = None,
 ) -> SplitMoments:
     """Return the moments of the first `n_fit` points and of the rest, in the features' own precision.
 
-    `score_power` is `power_of` the targets at the rest, if it is known, as several clouds share the targets.
+    `scored` are the targets at the rest, if only some of them are scored. `score_power` is `power_of` these, if it is
+    known, as several clouds share the targets.
     """
-    (x, held_out_x), (y, held_out_y) = ((values[:n_fit], values[n_fit:]) for values in (features, targets))
+    (x, held_out_x), y = (features[:n_fit], features[n_fit:]), targets[:n_fit]
+    held_out_y = targets[n_fit:] if scored is None else scored
     return SplitMoments(
         fit_gram=(x.T @ x).double(),
         fit_cross=(x.T @ y).double(),

@@ -109,6 +109,7 @@ def refitted_axis_shares(
     weights: Float64[np.ndarray, "row sequence"],
     *,
     steps: int = 2,
+    covariance: Float64[np.ndarray, "d d"] | None = None,
 ) -> Float64[np.ndarray, "row axis"]:
     """Return the share of variance along each principal axis, with the axes refitted under each row of weights.
 
@@ -117,20 +118,22 @@ def refitted_axis_shares(
     points, which are close. NaN where nothing varies.
 
     A row's second moments are those of all points at the row's largest weight, minus the missing weight of its lighter
-    sequences. The cost of a row is therefore proportional to the sequences that it leaves out.
+    sequences. The cost of a row is therefore proportional to the sequences that it leaves out. `covariance` is that of
+    all points, if it is known.
     """
     n_positions, (d, n_axes) = points.shape[1], axes.shape
     centered = points - points.mean(axis=(0, 1))
     flat = centered.reshape(-1, d)
     means = weights.astype(centered.dtype) @ centered.mean(axis=1)
-    power = weights @ (centered**2).sum(axis=2, dtype=np.float64).mean(axis=1)
+    power = weights @ np.einsum("spd,spd->s", centered, centered, dtype=np.float64) / n_positions
     most = weights.max(axis=1)
     lighter = [np.flatnonzero(row < top) for row, top in zip(weights, most, strict=True)]
     missing = [
         (_consecutive(centered, at).reshape(-1, d), np.repeat(top - row[at], n_positions).astype(flat.dtype)[:, None])
         for at, row, top in zip(lighter, weights, most, strict=True)
     ]
-    gram, top = flat.T @ flat, most.astype(flat.dtype)[:, None, None]
+    gram = flat.T @ flat if covariance is None else (covariance * len(flat)).astype(flat.dtype)
+    top = most.astype(flat.dtype)[:, None, None]
 
     def applied(basis: Float[np.ndarray, "row d axis"]) -> Float[np.ndarray, "row d axis"]:
         product = top * (gram @ basis)

@@ -136,9 +136,10 @@ def test_nearest_centroid_is_scikit_learns(blobs: tuple[torch.Tensor, np.ndarray
     points, truth = blobs[0][0] / 10, blobs[1][0]
     reference = NearestCentroid().fit(points, truth)
     centroids = torch.from_numpy(reference.centroids_.T.copy())
-    labels = nearest_centroid_labels(points, centroids, torch.ones(BLOBS, dtype=torch.bool))
+    of_draws = torch.stack([centroids, centroids], dim=1)
+    is_known = torch.tensor([[True, True, True], [True, False, True]])
+    labels, without = nearest_centroid_labels(points, of_draws, is_known).T
     assert labels.tolist() == reference.predict(points).tolist()
-    without = nearest_centroid_labels(points, centroids, torch.tensor([True, False, True]))
     assert 1 not in without
 
 
