@@ -14,7 +14,7 @@ Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 @final
 @dataclass(frozen=True)
 class SwapShares(Command):
-    """Compare how far swaps move the answer with the share of the difference that they exchange.
+    """Compare how far swaps move the answer with the share of the difference exchanged.
 
     It reads saved interventions of several networks, and takes seconds.
     """

@@ -11,7 +11,7 @@ from bayesgeom.core.plugins import discover, find
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.shapes import shapes_only
 
-ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]
+ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]  # as discovery does
 
 
 class Watch(TorchFunctionMode):
@@ -29,7 +29,7 @@ class Watch(TorchFunctionMode):
 
 
 def small(architecture: str) -> ModelConfig:
-    kind = find("bayesgeom.models.native", ModelConfig, architecture)  # type: ignore[type-abstract]
+    kind = find("bayesgeom.models.native", ModelConfig, architecture)  # type: ignore[type-abstract]  # as discovery does
     sizes = {"architecture": architecture, "d_vocab": 11, "n_ctx": 7, "n_layers": 2, **kind.proportions(48)}
     return config_from_dict(sizes)
 
