@@ -179,10 +179,11 @@ class InterventionReport(Report):
         """Return how far a swap moves the model's own value in the strongest layer; "" without an interval."""
         at = self.strongest()
         moved, verdict = self.movement.value[at, 0], self.verdict_by_layer[at]
-        low, high = (end[at, 0] for end in self.movement.ends)
+        (largest,), own = self.movement[:, 0].extreme("largest")
+        low, high = (own if largest == at else self.movement[at, 0]).ends
         if not self.is_swap or math.isnan(moved) or math.isnan(low) or verdict not in (USED, UNDECIDED):
             return ""
-        interval = f" (95 % interval {_percent(low)} … {_percent(high)})"
+        interval = f" (95 % interval {_percent(float(low))} … {_percent(float(high))})"
         levels = {own.name: float(own.bar("higher")[at, 0]) for own in self.movement.compared}
         known = {name: level for name, level in levels.items() if not math.isnan(level)}
         first = max(known, key=known.__getitem__, default="")

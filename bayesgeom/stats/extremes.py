@@ -1,7 +1,7 @@
 """The interval of the largest, or the smallest, of several estimates.
 
 The largest of 36 equal heads is chosen because its estimate is too high: its own 95 % interval holds the largest true
-value in 42 to 86 % of all samples (`benchmarks/interval_coverage.py --rows extreme`). For the largest of K values
+value in 66 to 86 % of all samples (`benchmarks/interval_coverage.py --rows extreme`). For the largest of K values
 
 - the upper end is the greatest of the upper ends: the entry that is truly the largest exceeds its own in 2.5 % of all
   samples;
