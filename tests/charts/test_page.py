@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,7 @@ def test_the_page_opens_with_what_was_found() -> None:
         "Not separated from the strongest baseline, 2 (flat)."
     )
     assert len(rest) == 1, "a number without a verdict is a finding only if there are fewer than three"
-    assert whole.index("It is &lt;so&gt;.") < whole.index("<nav") < whole.index("<table>")
+    assert whole.index("It is &lt;so&gt;.") < whole.index("<nav") < whole.index("<table")
 
 
 def test_a_page_has_three_to_six_findings() -> None:
@@ -208,8 +209,8 @@ def test_a_report_states_its_own_findings_and_verdicts() -> None:
     ], "one verdict: the report's own"
     assert (
         '<li class="good">' in text
-        and "<th>verdict</th><th>published</th>" in text
-        and '<td class="published">unused</td>' in text
+        and '<th role="columnheader">verdict</th><th role="columnheader">published</th>' in text
+        and '<td role="cell" class="published">unused</td>' in text
     )
 
 
@@ -234,7 +235,24 @@ def test_narrow_screens_stack_the_table_with_the_verdict_in_the_first_line(docum
     narrow = asset("page.css").decode().split("@media screen and (max-width: 700px)")[1].split("@media print")[0]
     assert "td { display: block; }" in narrow and "td.verdict { grid-area: 1 / 2;" in narrow
     assert 'content: "95 % interval: "' in narrow and "attr(data-label)" in narrow, "no header above"
-    assert document.count('<td class="verdict" data-label="beats all">') == 6
+    assert document.count('<td role="cell" class="verdict" data-label="beats all">') == 6
+
+
+ROLES = {"table": "table", "thead": "rowgroup", "tbody": "rowgroup", "tr": "row", "th": "columnheader", "td": "cell"}
+
+
+def test_tables_of_a_saved_page_keep_their_roles_where_they_are_stacked(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Browsers drop the roles of table elements with another `display`, and of cells without one."""
+    planted(rng).save(tmp_path / "run")
+    tags = Reader((tmp_path / "run" / "report.html").read_text(encoding="utf-8")).tags
+    roles = [(tag, own.get("role")) for tag, own in tags if tag in ROLES]
+    assert {tag for tag, _ in roles} == ROLES.keys() and all(ROLES[tag] == role for tag, role in roles)
+    n_cells, n_headings = (sum(tag == name for tag, _ in roles) for name in ("td", "th"))
+    assert n_cells % n_headings == 0, "each row has a cell under every heading"
+    narrow = asset("page.css").decode().split("@media screen and (max-width: 700px)")[1].split("@media print")[0]
+    assert "display: none" not in re.sub(r"td:empty::before {[^}]*}", "", narrow), "empty cells are counted"
 
 
 def test_print_keeps_figures_whole_and_shows_rules_and_provenance() -> None:
