@@ -9,7 +9,7 @@ of variance.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
@@ -21,6 +21,7 @@ from bayesgeom.core.numbers import interval_text, number_text, percent_text, wit
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
 from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity
+from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, ceiling_of, headline_of
@@ -199,7 +200,8 @@ class InterventionReport(Report):
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
         rulings = self._rulings(at)
         if not self.is_swap:
-            return *rulings, ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"), read
+            ceiling = ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}")
+            return *rulings, ceiling, read, *self._without_direct_path()
         return (
             *rulings,
             self._explaining(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
@@ -207,7 +209,19 @@ class InterventionReport(Report):
             increase,
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
+            *self._without_direct_path(),
         )
+
+    def _without_direct_path(self) -> list[Headline]:
+        """Return the effect without the direct path to the output, in every layer of a site that has one."""
+        label = "movement" if self.is_swap else "KL increase"
+        metric, row = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
+        known = np.isfinite(self.estimate(metric)[row].value[:, 0])
+        return [
+            headline_of(self, metric, (*row, at, 0), f"{label} without the direct path, layer {at}, {self.subspace}")
+            for at in self.layers
+            if known[at]
+        ]
 
     def _rulings(self, strongest: int) -> list[Headline]:
         """Return the headline of every layer; layers with the same verdict and reason state it once.
@@ -303,10 +317,9 @@ class InterventionReport(Report):
         reasons_of = zip(self._judged, (with_minus(self.reason_by_layer[at]) for at in self._judged), strict=True)
         reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in reasons_of]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
-        effects = aligned([self._head(), *map(self._effect, self.layers)])
         erased = aligned([holds, *map(self._erased, self.layers)])
         rest = [*self._overlaps(), "", *reasons, "", RULE]
-        return "\n".join([self.verdict, "", title, level, *effects, "", *erased, "", *rest])
+        return "\n".join([self.verdict, "", title, level, *self._effects(), "", *erased, *rest])
 
     def _overlaps(self) -> list[str]:
         """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""
@@ -320,25 +333,34 @@ class InterventionReport(Report):
             rows.append((str(at), own, random, most))
         return ["", *aligned([head, *rows])] if rows else []
 
-    def _head(self) -> tuple[str, ...]:
-        effect = ("movement",) if self.is_swap else ("ΔKL",)
-        last = ("answer shift", "its ceiling") if self.is_swap else ("Δ entropy error",)
-        return ("layer", *effect, "95 % interval", "ceiling", "random, max", "matched, max", "indirect", *last)
-
-    def _effect(self, layer: int) -> tuple[str, ...]:
+    def _effects(self) -> list[str]:
+        """Return two tables: the effect with its ceiling and controls; that without the direct path, and the others."""
         own, indirect = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL])
-        last = [self.effect(EFFECTS[ERROR]).value]
+        others = {"Δ entropy error": self.effect(EFFECTS[ERROR]).value}
         if self.is_swap:
             own, indirect, shift = self.movement, self.indirect_movement, self.effect(EFFECTS[SHIFT])
-            last = [shift.value, shift.ceiling]
-        levels = (own.ceiling, _most(own, RANDOM), _most(own, MATCHED), indirect.value, *last)
-        low, high = own.ends
-        return (
-            str(layer),
-            number_text(own.value[layer, 0], is_exact=True),
-            interval_text(low[layer, 0], high[layer, 0]),
-            *(number_text(level[layer, 0], is_exact=True) for level in levels),
-        )
+            others = {"answer shift": shift.value, "its ceiling": shift.ceiling}
+        levels = {"ceiling": own.ceiling, "random, max": _most(own, RANDOM), "matched, max": _most(own, MATCHED)}
+        levels |= {"untrained": _most(own, UNTRAINED)} if self.is_swap else {}
+        return [
+            *self._table("movement" if self.is_swap else "ΔKL", own, levels),
+            "",
+            *self._table("without the direct path", indirect, {"controls, max": largest_control(indirect), **others}),
+        ]
+
+    def _table(self, name: str, effect: Estimate, levels: Mapping[str, Float[np.ndarray, "layer band"]]) -> list[str]:
+        """Return an effect with its interval, and levels, per layer over all scored positions."""
+        low, high = effect.ends
+        rows = [
+            (
+                str(layer),
+                number_text(effect.value[layer, 0], is_exact=True),
+                interval_text(low[layer, 0], high[layer, 0]),
+                *(number_text(level[layer, 0], is_exact=True) for level in levels.values()),
+            )
+            for layer in self.layers
+        ]
+        return aligned([("layer", name, "95 % interval", *levels), *rows])
 
     def _erased(self, layer: int) -> tuple[str, ...]:
         reads = (*self.r2.value[[BEFORE, AFTER], layer], _mean(self.r2, SHUFFLED)[AFTER, layer])

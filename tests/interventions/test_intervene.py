@@ -1,6 +1,7 @@
 """Interventions on planted models whose used subspace is known; the report against a slow twin; what is refused."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,24 @@ from torch import Tensor
 
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
+from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.report import AFTER, INSIDE, KL, SHIFT, InterventionReport
+from bayesgeom.interventions.report import (
+    AFTER,
+    EFFECTS,
+    INDIRECT_KL,
+    INSIDE,
+    KL,
+    SHIFT,
+    InterventionReport,
+    largest_control,
+)
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.interventions.verdicts import RULE
+from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
@@ -39,6 +51,7 @@ from tests.interventions.worlds import (
     past_type_checks,
     planted_model,
 )
+from tests.pages import READINGS
 
 USED, UNUSED = Subspace("used", coordinates(*range(N_ANSWERS))), Subspace("unused", coordinates(6))
 N = 23
@@ -263,6 +276,26 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
     rows = [row for row in changes if str(row.variant).startswith("KL increase / ")]
     assert len(rows) == 8 and rows[1].variant == "KL increase / first third" and np.isfinite(rows[1].baseline)
+
+
+@pytest.mark.parametrize("reading", ["repeats-transformer/covariance-entropy", "hmm-s5/covariance-entropy-remove"])
+def test_table_and_page_show_untrained_networks_and_the_effect_without_the_direct_path(reading: str) -> None:
+    report = InterventionReport.load(READINGS / "interventions" / reading)
+    indirect = report.indirect_movement if report.is_swap else report.effect(EFFECTS[INDIRECT_KL])
+    lines, page = report.table().splitlines(), report.to_html()
+    tables = [line for line in lines if line.startswith("layer  ") or re.match(r"\d+  ", line)]
+    assert len(tables) >= 3 * (1 + len(report.layers)) and max(map(len, tables)) <= 100
+    for layer in report.layers:
+        value, most = indirect.value[layer, 0], largest_control(indirect)[layer, 0]
+        assert np.isfinite([value, most]).all()
+        shown = [number_text(number, is_exact=True) for number in (value, most)]
+        assert any(line.startswith(f"{layer}  ") and all(text in line for text in shown) for line in tables)
+        where = f"without the direct path, layer {layer}, {report.subspace}</td>"
+        assert all(text in page.split(where)[1].split("</tr>")[0] for text in shown)
+        levels = [own.value[layer, 0] for own in report.movement.baselines if own.name == UNTRAINED]
+        assert len(levels) == report.is_swap, "only a swap is repeated in untrained networks"
+        first, text = tables[1 + layer].split(), [number_text(level, is_exact=True) for level in levels]
+        assert first[len(first) - len(text) :] == text and all(f"{own} (untrained networks)" in page for own in text)
 
 
 def test_fits_have_names_on_the_command_line() -> None:
