@@ -155,9 +155,15 @@ class ComparisonReport(Report):
         ):
             is_split = of_cell.startswith(DISAGREE) and ruling == NOT_DECIDED
             alike.setdefault((ruling, of_cell if is_split else outcome), []).append(index)
-        for (ruling, outcome), places in alike.items():
-            hardest = self._hardest(places, outcome)
-            lines[hardest] = replace(lines[hardest], finding=self._finding(places, ruling, outcome))
+        found = {
+            self._hardest(places, outcome): (places, ruling, outcome) for (ruling, outcome), places in alike.items()
+        }
+        needs = f"; transport needs more than {TRANSPORT_WINDOW}"  # stated once, where a page first reads a memory
+        for index, (places, ruling, outcome) in sorted(found.items()):
+            memory = self._memory_sentence(places)
+            finding = f"{self._finding(places, ruling, outcome)}{f' {memory}{needs}.' if memory else ''}"
+            lines[index] = replace(lines[index], finding=finding)
+            needs = "" if memory else needs
         memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
         few = enumerate(self.checkpoints) if len(lines) < FEWEST else ()
         distances = [headline_of(self, "kl_bits", at=(index,), label=f"{name}, KL") for index, name in few]
@@ -192,16 +198,15 @@ class ComparisonReport(Report):
     def _finding(self, places: Sequence[int], ruling: str, outcome: str) -> str:
         """A sentence on trainings with one verdict: their cells, why it is open, and where the papers differ."""
         if outcome.startswith(DISAGREE):
-            return f"Seeds disagree on {self._seeds(places)}.{self._memory_sentence(places)}"
-        cells = f"{self._named(places)}."
+            return f"Seeds disagree on {self._seeds(places)}."
         if ruling != outcome:
             reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(f"{NOT_DECIDED}: ") for index in places)
-            return f"{cells[:-1]}: {'; '.join(reasons)}.{self._memory_sentence(places)}"
+            return f"{self._named(places)}: {'; '.join(reasons)}."
         elsewhere = [index for index in places if self.standings[index] == "differs at these sizes"]
         against = [index for index in places if self.standings[index] == "contradicts"]
         others = (("Published otherwise", against), ("Published otherwise, at other sizes", elsewhere))
         differ = "".join(f" {how}: {self._named(own)}." for how, own in others if own)
-        return f"{cells}{differ}{self._memory_sentence(places)}"
+        return f"{self._named(places)}.{differ}"
 
     def _seeds(self, places: Sequence[int]) -> str:
         """The verdicts of the trainings of each cell: "recall (lstm): limited in 2 of 3 trainings (a, b), …"."""
@@ -221,14 +226,13 @@ class ComparisonReport(Report):
         return "; ".join(texts)
 
     def _memory_sentence(self, places: Sequence[int]) -> str:
-        """A sentence on what decides transport, with a space before it; "" if no training tests it."""
+        """What decides transport, without a period; "" if no training tests it. Names its cells among others."""
         own = self._transporting(places)
         known = [float(self.memory_symbols.value[index]) for index in own]
         if not known or np.isnan(known).any():
             return ""
         ends = " to ".join(number_text(value) for value in dict.fromkeys((min(known), max(known))))
-        named = f"Effective memory (symbols) on {self._named(own)}: {ends}"
-        return f" {named}; transport needs more than {TRANSPORT_WINDOW}."
+        return f"Effective memory (symbols){'' if own == list(places) else f' on {self._named(own)}'}: {ends}"
 
     def _named(self, places: Sequence[int]) -> str:
         """The cells of trainings, by task: "bijection (transformer, lstm), recall (transformer)"."""
@@ -278,10 +282,12 @@ class ComparisonReport(Report):
 
     def _captions(self, untestable: Sequence[str]) -> tuple[str, str]:
         """Return what map and rows show on the tasks that can be tested: others are no evidence."""
-        without = f" Not counted, because it cannot be tested here: {', '.join(untestable)}." if untestable else ""
+        others = ", ".join(untestable)
+        without = f" Not counted, because it cannot be tested here: {others}." if untestable else ""
         rows = [index for index, task in enumerate(self.task_of) if task not in untestable]
         if not rows:
-            return (f"No verdict follows from these {len(self.checkpoints)} trainings.{without}",) * 2
+            none = f"No verdict follows from these {len(self.checkpoints)} trainings."
+            return f"{none}{without}", none
         shares = self.share_by_task()[[task not in untestable for task in self.tasks]]
         known = shares[np.isfinite(shares)]
         closed, least = (int((known >= level).sum()) for level in (REALIZED, LIMITED))
@@ -291,7 +297,8 @@ class ComparisonReport(Report):
         )
         ends = [pick(rows, key=lambda index: float(self.share_closed.value[index])) for pick in (max, min)]
         texts = [f"{self.checkpoints[index]}, {self.share_closed[index].text(is_exact=True)}" for index in ends]
-        return cells, f"Share closed. Largest: {texts[0]}; smallest: {texts[1]}.{without}"
+        of = f"Share closed, without {others}" if others else "Share closed"
+        return cells, f"{of}. Largest: {texts[0]}; smallest: {texts[1]}."
 
     def table(self, *, is_markdown: bool = False) -> str:
         """Return two tables, measurements and terms, and the rule, as text or Markdown."""

@@ -80,10 +80,13 @@ def _paired(found: list[Finding]) -> list[Finding]:
     return [replace(second, sentence=numbers(first.line)), *found[2:]]
 
 
-def caption(section: Section) -> str:
-    """Return the first finding of a section if it is a sentence; "" for a number, which captions of panels state."""
+def caption(section: Section, opening: Sequence[Finding]) -> str:
+    """Return the first finding of a section if it is a sentence; "" for a number, which captions of panels state.
+
+    `opening` has the findings at the top of the page, which no section repeats.
+    """
     first = next(iter(_of_section(section)), None)
-    if first is None or not first.sentence:
+    if first is None or not first.sentence or first in opening:
         return ""
     return f"{_capital(first.verdict)}: {first.sentence}" if first.verdict else first.sentence
 

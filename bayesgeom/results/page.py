@@ -76,6 +76,7 @@ def page(
         provenance: Model, weights, versions and arguments, as JSON values.
     """
     figures = with_one_meaning([own for section in sections for own in (section.figure, *section.further.values())])
+    opening = findings(sections)
     drawn = {section.name: _drawings(section, rest) for rest in [iter(figures)] for section in sections}
     bands = [(f"{triple(light)},", f"{triple(dark)},") for light, dark in DARK.items()]
     return _template().render(
@@ -83,9 +84,9 @@ def page(
         heading=sections[0].title if len(sections) == 1 else title,
         sections=sections,
         tested=_tested(sections, provenance),
-        findings=findings(sections),
+        findings=opening,
         subtitles={section.name: _subtitle(section) for section in sections},
-        captions={section.name: caption(section) for section in sections},
+        captions={section.name: caption(section, opening) for section in sections},
         tone=tone,
         minus=with_minus,
         word=verdict_word,

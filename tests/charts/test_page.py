@@ -172,6 +172,13 @@ def test_the_page_opens_with_what_was_found() -> None:
     assert whole.index("It is &lt;so&gt;.") < whole.index("<nav") < whole.index("<table")
 
 
+def test_no_section_repeats_a_finding_of_the_opening_and_each_verdict_is_stated() -> None:
+    sections = [replace(section(f"probe{i}", f"Probe {i}"), verdict=f"It is {i}.") for i in range(7)]
+    many = page("t", sections, skipped={}, provenance={})
+    assert [many.count(f"It is {i}.") for i in range(7)] == [1] * 7
+    assert '<p class="finding">It is 6.</p>' in many.split('id="probe6"')[1], "an opening has six findings"
+
+
 def test_a_page_has_three_to_six_findings() -> None:
     many = page("t", [section(f"probe{i}", f"Probe {i}") for i in range(7)], skipped={}, provenance={})
     assert len(found_in(many)) == 6 and len(set(found_in(many))) == 6
