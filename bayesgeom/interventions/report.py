@@ -272,37 +272,20 @@ class InterventionReport(Report):
         from bayesgeom.results.captions import with_captions
 
         at = self.strongest()
-        where = f"layer {at}, {self.subspace}"
-        captions = [
-            self._number_text("change_bits", (KL, at, 0), f"KL increase, {where}"),
-            self._number_text("change_bits", (ERROR, at, 0), f"increase in entropy error, {where}"),
-        ]
-        ceilings = self.change_bits.ceiling[..., 0]
-        increase = Profile(
-            title="KL increase",
-            y="increase in KL(exact ‖ model), bits",
-            effect=self.kl_increase_bits,
-            ceiling=ceilings[KL],
-        )
-        chosen = [
-            increase,
-            Profile(
-                title="Increase in entropy error",
-                y="increase (bits)",
-                effect=self.effect(EFFECTS[ERROR]),
-                ceiling=ceilings[ERROR],
-            ),
-        ]
+
+        def panel(title: str, y: str, effect: Estimate, metric: str, row: tuple[int, ...] = ()) -> tuple[Profile, str]:
+            caption = self._number_text(metric, (*row, at, 0), f"{title}, layer {at}, {self.subspace}")
+            return Profile(title=title, y=y, effect=effect, ceiling=effect.ceiling[:, 0]), caption
+
+        kl, error = self.kl_increase_bits, self.effect(EFFECTS[ERROR])
+        increase = panel("KL increase", "increase in KL(exact ‖ model), bits", kl, "change_bits", (KL,))
+        chosen = [increase, panel("Increase in entropy error", "increase (bits)", error, "change_bits", (ERROR,))]
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             title = f"Movement toward the donor's {self.quantity}"
-            ceiling = self.movement.ceiling[:, 0]
-            chosen = [Profile(title=title, y="share of the way", effect=self.movement, ceiling=ceiling), increase]
-            captions = [
-                self._number_text("movement", (at, 0), f"movement toward the donor's {self.quantity}, {where}"),
-                captions[0],
-            ]
+            chosen = [panel(title, "share of the way", self.movement, "movement"), increase]
+        profiles, captions = zip(*chosen, strict=True)
         title = f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}"
-        return with_captions(intervention_figure(title, chosen, self.bands), captions)
+        return with_captions(intervention_figure(title, profiles, self.bands), captions)
 
     def _number_text(self, metric: str, at: tuple[int, ...], label: str) -> str:
         """Return a number with interval and strongest baseline, which alone do not decide the verdict of its layer."""
