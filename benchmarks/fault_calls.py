@@ -302,6 +302,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
         "write-strength": (["write-strength", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
         "swap-shares": (["swap-shares", str(SWAPS)], ("", "--subspace", "--out")),
+        "share-controls": (["share-controls", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],
             (

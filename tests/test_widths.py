@@ -30,6 +30,7 @@ CHEAP = {
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
     "write-strength": f"{LONG} --n 8",
     "swap-shares": f"{READINGS / 'interventions'}",
+    "share-controls": f"{LONG} --n 8",
     "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",

@@ -1,11 +1,11 @@
 """A checked intervention: fits subspaces, draws controls, runs every condition and passes the sums to the summary."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
@@ -40,7 +40,7 @@ from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting
 from bayesgeom.subspaces.conditions import Conditions
 from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads
-from bayesgeom.subspaces.matching import Matched, matched_subspaces
+from bayesgeom.subspaces.matching import Draw, Matched, matched_subspaces, outside_share, same_share_subspaces
 from bayesgeom.subspaces.overlap import Overlap, overlaps
 from bayesgeom.subspaces.positions import Positions
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
@@ -52,6 +52,7 @@ from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived
 
 N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
 N_MEAN, N_COMPARED = 256, 32  # sequences for the mean activation, and pairs for the share outside a subspace
+N_ALIKE = 256  # pairs from whose difference share-matched controls are drawn
 _PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = (
     4,
     5,
@@ -187,6 +188,26 @@ class Intervention:
         )
         return with_provenance(intervention_report(main, control, context), self._provenance())
 
+    def against_share(self) -> tuple[Totals, dict[int, float], dict[int, Matched]]:
+        """Score the whole activation, the subspace, and subspaces with the same share of the donors' difference.
+
+        Returns:
+            The sums, where all but the first condition may follow once more without their direct path; the share of
+            each layer; and the controls.
+        """
+        sample = self.sample()
+        subspaces, _ = self._fitted(sample)
+        apart = self._apart(subspaces, N_ALIKE)
+        moments = {at: own.T @ own / len(own) for at, own in apart.items()}
+        controls = {at: self._controls(own, moments[at], at, same_share_subspaces) for at, own in subspaces.items()}
+        conditions = dict[int, list[Edit]]()
+        for at, own in subspaces.items():
+            edits, alike = self.conditions(sample, at), controls[at].bases
+            filled = edits.controls(alike) * (self.design.n_matched // len(alike))  # as in `_control_conditions`
+            conditions[at] = [edits.ceiling(), edits.own(own), *filled]
+        totals = self._scored(self.n, conditions, ({}, sample), is_main=False)
+        return totals, {at: own.variance_share(moments[at]) for at, own in subspaces.items()}, controls
+
     def _fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
         """Return the subspaces, and the reason in layers where the quantities held fixed leave none.
 
@@ -282,9 +303,11 @@ class Intervention:
         )  # a single one fills the conditions of all; verdicts count it once
         return [conditions.ceiling(), *conditions.controls(random, own), *controls]
 
-    def _controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
+    def _controls(
+        self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draw: Draw = matched_subspaces
+    ) -> Matched:
         seed = derived_seed(self.seed, _DRAWS, layer, 1)
-        return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
+        return draw(own, covariance, draws=self.design.n_matched, seed=seed)
 
     def _scored(
         self, n: int, conditions: Mapping[int, list[Edit]], fitted: tuple[Means, Sample], *, is_main: bool
@@ -376,14 +399,18 @@ class Intervention:
         """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
         if self.kind != "swap":
             return dict.fromkeys(subspaces, float("nan"))
+        apart = self._apart(subspaces, N_COMPARED)
+        return {at: outside_share(apart[at], own) for at, own in subspaces.items()}
+
+    @torch.no_grad()
+    def _apart(self, layers: Iterable[int], n: int) -> dict[int, Float64[Tensor, "point d"]]:
+        """Return donor − recipient at the edited positions of `n` pairs."""
         replayer, site = self._replayer(), self.place.site
-        both = self._drawn(N_COMPARED, derived_seed(self.seed, _PAIRS, 0, 1))
+        both = self._drawn(n, derived_seed(self.seed, _PAIRS, 0, 1))
         originals, donors = (replayer.baseline(trials) for trials in both)
         mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)
-        return {
-            at: _outside_share(originals.stored[site, at], donors.stored[site, at], mask, subspaces[at])
-            for at in subspaces
-        }
+        found = {at: (donors.stored[site, at] - originals.stored[site, at]).double().flatten(2) for at in layers}
+        return {at: (own if mask is None else own[:, mask.to(own.device)]).flatten(0, 1) for at, own in found.items()}
 
     def _untrained(self) -> dict[int, float]:
         """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
@@ -458,14 +485,6 @@ class Intervention:
             for pair in self.pairs(n):
                 yield pair
                 progress.update(len(pair[0]))
-
-
-def _outside_share(original: Tensor, donor: Tensor, mask: Bool[Tensor, " pos"] | None, subspace: Subspace) -> float:
-    apart = (donor - original).double().flatten(2)
-    apart = apart if mask is None else apart[:, mask.to(apart.device)]
-    rest = apart - apart @ subspace.reads.to(apart) @ subspace.basis.to(apart).T
-    total = float(apart.square().sum())
-    return float(rest.square().sum()) / total if total > 0 else float("nan")
 
 
 def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import overload
 
+from einops import rearrange
+
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.checks.arguments import checked
@@ -10,6 +12,7 @@ from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
 from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.joint_report import JointInterventionReport
@@ -20,6 +23,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_
 from bayesgeom.results.report import with_provenance
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import as_fit
+from bayesgeom.subspaces.share_controls import ShareControlsReport, share_controls_report
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.writes import WriteReport, write_report
@@ -210,3 +214,33 @@ def fit_subspace(
     place, chosen = sites or InterventionSite(), scored_task_of(subject, task)
     fitting = Intervention.of(subject, chosen, fit, design=Design("remove"), place=place, n=1, seed=seed)
     return fit.fitted(fitting.sample(), fitting.layers)
+
+
+@checked("model", "task", "subspace")
+@with_gradients
+def share_controls(
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", *, n: int = 64, seed: int = 0
+) -> ShareControlsReport:
+    """Compare a swap with swaps of 20 random subspaces that hold the same share of the donors' difference.
+
+    Args:
+        model: As for `intervene`.
+        task: As for `intervene`.
+        subspace: As for `intervene`.
+        n: Number of pairs.
+        seed: Seed of pairs, controls and intervals.
+
+    Returns:
+        How far each moves the model's own value, in every layer of `resid_pre` alone.
+
+    Raises:
+        InvalidArgument: As for `intervene`.
+    """
+    subject, fit, chosen = (own := as_model(model)), as_fit(subspace), scored_task_of(own, task)
+    swap = Intervention.of(subject, chosen, fit, design=Design("swap"), place=InterventionSite(), n=n, seed=seed)
+    totals, shares, controls = swap.against_share()
+    of_each = totals.conditions[:, :, 1:, (MOVED, DISTANCE), 0]  # without the ceiling
+    sums = rearrange(of_each, "unit row (effect own) sum -> sum unit row effect own", own=1 + swap.design.n_matched)
+    report = share_controls_report(fit.label, sums, shares, controls, n_layers=subject.spec.n_layers, n=n, seed=seed)
+    arguments = {"n": n, "seed": seed, "subspace": fit.label, "donors": swap.donors}
+    return with_provenance(report, provenance(subject, chosen, arguments))

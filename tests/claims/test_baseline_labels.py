@@ -30,6 +30,7 @@ NAMES = {
     "no difference": {"EM-like: 0.1 on W_V"},
     "same speed": {"EM-like: 0.1 on W_V"},
     "variance-matched subspaces, at most": {"variance-matched subspaces, most"},
+    "share-matched subspaces, at most": {"share-matched subspaces"},
     "random subspaces, mean": {"random subspaces"},
     "random subspaces, most": {"strength in random subspaces"},
 }

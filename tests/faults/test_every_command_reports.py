@@ -41,6 +41,7 @@ LINES = {
     "replicate": "mess3-small --only-existing --seeds 1 --n 16",
     "reproduce": "--all",
     "selftest": "",
+    "share-controls": "mess3-small --subspace random:2 --n 16",
     "swap-shares": str(ROOT / "docs/readings/interventions"),
     "sweep": "bijection --vary n_pairs=2,3 --n 16",
     "train": "mess3-small --steps 20 --keep 2 --out trained",
