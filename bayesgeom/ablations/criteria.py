@@ -101,10 +101,10 @@ def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: 
     else:
         (least,), own = increase.extreme("smallest")
         times = np.array([own.value, *own.ends]) / own_error_bits
-        verdict = _verdict([_above(own, limit), *_open(increase)])
+        verdict = _verdict([_above(_known(increase).extreme("smallest")[1], limit), *_open(increase)])
         reason = (
             f"smallest increase: {labels[least]}, {times[0]:.1f} times the unablated error "
-            f"[{times[1]:.1f} … {times[2]:.1f}]; {int((increase.value < limit).sum())} of {len(labels)} blocks below "
+            f"[{times[1]:.1f} … {times[2]:.1f}]; {int((increase.ends[1] < limit).sum())} of {len(labels)} blocks below "
             f"{BLOCK_TIMES:g} times{_missing(increase)}"
         )
     return Criterion(
@@ -135,8 +135,9 @@ def one_head_is_unique(
     else:
         top, own = int(first[heads.values[first].argmax()]), heads.where(heads.layer == 0).largest()
         second = next(row for row in heads.ranked() if row != top)
+        others = heads.where(np.arange(len(heads.labels)) != top).largest()
         outcomes = {
-            f"{UNIQUE_RATIO:g} times the second largest": _stands_out(heads, top, second),
+            f"{UNIQUE_RATIO:g} times the second largest": _stands_out(heads, top, second, own),
             f"{CATASTROPHIC_TIMES:g} times the unablated KL": _above(own, CATASTROPHIC_TIMES * own_kl_bits),
         }
         if is_layer_ablated:
@@ -144,9 +145,8 @@ def one_head_is_unique(
             outcomes[name] = _above(own, LAYER_SHARE * layer_attention_bits)
         verdict = _verdict(list(outcomes.values()))
         listed = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
-        reason = (
-            f"largest of layer 0: {heads.cell(top, own)}; largest of the other heads: {heads.cell(second)}; {listed}"
-        )
+        named = f"largest of layer 0: {heads.cell(top, own)}"
+        reason = f"{named}; largest of the other heads: {heads.cell(second, others)}; {listed}"
         if not is_layer_ablated and verdict != "contradicted":
             verdict = "not tested"
             reason += "; the rule also needs layer 0's attention ablated as a whole: run with --battery all"
@@ -176,9 +176,9 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
         )
     else:
         own, effects = late.largest(), late.kl_increase_bits
-        verdict = _verdict([_OTHER_SIDE[_above(own, limit)], *_open(effects)])
+        verdict = _verdict([_OTHER_SIDE[_above(_known(effects).extreme("largest")[1], limit)], *_open(effects)])
         reason = (
-            f"largest of the last layer: {late.cell(late.ranked()[0], own)}; {int((late.values > limit).sum())} of "
+            f"largest of the last layer: {late.cell(late.ranked()[0], own)}; {int((late.low > limit).sum())} of "
             f"{len(late.labels)} heads above {limit:.3g} bits{_missing(effects)}"
         )
     return Criterion(
@@ -207,7 +207,7 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     else:
         top = heads.ranked()[0]
         limit = OVERLAP_SHARE * float(heads.values[top])
-        reason = f"largest of all heads: {heads.cell(top)}"
+        reason = f"largest of all heads: {heads.cell(top, heads.largest())}"
         outcomes = {"met" if row == top else _not_met(heads.above(row, limit)) for row in rows}
         if all(heads.above(int(row), limit) == "failed" for row in first):
             verdict = "contradicted"
@@ -243,6 +243,12 @@ def _above(own: Estimate, limit: float) -> _Outcome:
     return "met" if low > limit else "failed" if high < limit else "open"  # NaN is open
 
 
+def _known(effects: Estimate) -> Estimate:
+    """Return the effects that have an interval, or all if none has."""
+    is_known = ~np.isnan(effects.ends[0])
+    return effects[is_known] if is_known.any() else effects
+
+
 def _open(effects: Estimate) -> list[_Outcome]:
     """Return an open outcome for each effect without an interval: a rule on every effect is then not met."""
     return ["open"] * int(np.isnan(effects.ends[0]).sum())
@@ -254,13 +260,13 @@ def _verdict(outcomes: Sequence[_Outcome]) -> Verdict:
     return "not decided" if "open" in outcomes else "supported"
 
 
-def _stands_out(heads: Effects, top: int, second: int) -> _Outcome:
+def _stands_out(heads: Effects, top: int, second: int, own: Estimate) -> _Outcome:
     """Return whether the top head is far enough above all others; a threshold that is an effect has no interval."""
     limit = UNIQUE_RATIO * float(heads.values[second])
     others = np.delete(heads.high, top)
-    if np.isfinite(others).all() and heads.low[top] > others.max() and heads.values[top] >= limit:
+    if np.isfinite(others).all() and own.ends[0] > others.max() and heads.values[top] >= limit:
         return "met"
-    return "failed" if heads.high[top] < limit else "open"
+    return "failed" if own.ends[1] < limit else "open"
 
 
 def _not_met(outcome: _Outcome) -> _Outcome:

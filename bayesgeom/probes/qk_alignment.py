@@ -29,6 +29,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.extremes import WHY_CHOSEN, extreme_interval
 from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
 from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, evidence_of, row_means
 
@@ -304,12 +305,18 @@ def trend_of(
 
 
 def _farthest(own: Estimate) -> tuple[int, Estimate]:
-    """Return the layer farthest from 0, with an interval that allows for the choice among layers and signs."""
-    (low, high), n_layers = own.ends, len(own.value)
-    mirrored = [np.concatenate(pair) for pair in ((own.value, -own.value), (low, -high), (high, -low))]
-    (at,), chosen = Estimate.of(mirrored[0], (mirrored[1], mirrored[2]), n=own.n).extreme("largest")
-    layer, (lo, hi) = at % n_layers, chosen.ends if at < n_layers else [-end for end in chosen.ends[::-1]]
-    return layer, replace(own[layer], low=lo, high=hi, why_not=chosen.why_not or own.why_not)
+    """Return the layer farthest from 0, with an interval that allows for the choice among layers and signs.
+
+    The ends are those of layers on its side of 0, so that an effect in one direction is no evidence for the other.
+    """
+    layer = int(np.nan_to_num(np.abs(own.value)).argmax())
+    is_above = own.value[layer] > 0
+    side = np.where((own.value > 0) == is_above, own.value, np.nan)
+    count = 2 * int(np.isfinite(own.value).sum())
+    if own.low is None or own[layer].is_withheld:
+        return layer, own[layer]
+    lo, hi = extreme_interval(side, *own.ends, "largest" if is_above else "smallest", n=own.n, count=count)
+    return layer, replace(own[layer], low=np.asarray(lo), high=np.asarray(hi), why_not=WHY_CHOSEN * bool(np.isnan(lo)))
 
 
 def random_orders(n_layers: int) -> Baseline:

@@ -307,7 +307,7 @@ class Estimate:
         if self.low is None or (own := self[at]).is_withheld:
             return at, self[at]
         lo, hi = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n)
-        return at, replace(own, low=_array(lo), high=_array(hi), why_not=own.why_not if lo == lo else WHY_CHOSEN)
+        return at, replace(own, low=_array(lo), high=_array(hi), why_not=WHY_CHOSEN * bool(np.isnan(lo)))
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.

@@ -245,7 +245,8 @@ def headline_of(
         label: Label in tables. Default: the label of its quantity.
         own: The entry, where its interval differs from that in the field: see `Estimate.extreme`.
     """
-    quantity, own = quantities_of(type(report))[metric], report.estimate(metric)[at] if own is None else own
+    quantity = quantities_of(type(report))[metric]
+    own = report.estimate(metric)[at] if own is None else within(own, *quantity.range)
     (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
     has_verdict = hardest is not None and bool(quantity.better)
     return Headline(

@@ -8,10 +8,10 @@ value in 66 to 86 % of all samples (`benchmarks/interval_coverage.py --rows extr
 - the lower end is the greatest of the lower ends, each at 5/K % instead of 2.5 %, so that in 95 % of all samples none
   lies above its own true value, and therefore none above the largest (Bonferroni).
 
-For the smallest, the ends are exchanged. The interval holds the extreme in at least 95 % of all samples: only the first
-error occurs if one entry stands out, and only the second if all are alike, so no rule on single intervals is exact for
-both. Entries whose own interval is withheld take part in the choice and in K; the ends are those of the others. With
-fewer than `LEAST_PER_ENTRY` sequences per entry the ends at 5/K % are not known, and there is no interval.
+For the smallest, the ends are exchanged. Only the first error occurs if one entry stands out, and only the second if
+all are alike, so no rule on single intervals is exact for both: the interval errs on the wide side. There is none where
+an entry has no interval of its own, because that entry may be the largest, and none with fewer than `LEAST_PER_ENTRY`
+sequences per entry, because ends at 5/K % are then not known.
 """
 
 from statistics import NormalDist
@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Float
 
 Extreme = Literal["largest", "smallest"]
-LEAST_PER_ENTRY = 1.75  # sequences: with fewer, ends so far out cover too seldom for skewed effects
-WHY_CHOSEN = "chosen from too many entries for so small a sample"
+LEAST_PER_ENTRY = 4  # sequences: with fewer, ends so far out cover too seldom for skewed effects
+WHY_CHOSEN = "chosen from too many entries for so small a sample, or from some without an interval"
 _TAIL, _CHOSEN_TAIL = 0.025, 0.05  # of an interval of its own, and of the end that the choice biases
 
 
@@ -33,8 +33,9 @@ def extreme_interval(
     which: Extreme,
     *,
     n: int,
+    count: int = 0,
 ) -> tuple[float, float]:
-    """Return an interval that holds the largest (smallest) true value in at least 95 % of all samples.
+    """Return a 95 % interval of the largest (smallest) true value, which allows for the choice.
 
     Args:
         value: Estimates; NaN for entries that were not measured, which are left out.
@@ -42,9 +43,10 @@ def extreme_interval(
         high: Upper ends.
         which: Which extreme.
         n: Number of resampled units, such as sequences.
+        count: Number of entries among which the extreme was found, if it is not that of the measured ones.
 
     Returns:
-        Both ends; NaN if the extreme entry has no interval of its own, or with too few units for so many entries.
+        Both ends; NaN if a measured entry has no interval, without entries, or with too few units for so many entries.
 
     Example:
         >>> value, low, high = np.array([[0.5, 0.4, 0.1], [0.25, 0.3, 0.05], [0.75, 0.5, 0.15]])
@@ -54,15 +56,14 @@ def extreme_interval(
         (0.25, 0.75)
     """
     if which == "smallest":
-        lo, hi = extreme_interval(-value, -high, -low, "largest", n=n)
+        lo, hi = extreme_interval(-value, -high, -low, "largest", n=n, count=count)
         return -hi, -lo
     known = ~np.isnan(value)
-    count = int(known.sum())
-    at = int(np.where(known, value, -np.inf).argmax())
-    if np.isnan(low[at]) or n < LEAST_PER_ENTRY * count > LEAST_PER_ENTRY:
+    count = count or int(known.sum())
+    if not known.any() or np.isnan((low + high)[known]).any() or (count > 1 and n < LEAST_PER_ENTRY * count):
         return float("nan"), float("nan")
-    lower = value - _farther(value - low, high - value, _times(count))
-    return float(np.nanmax(lower)), float(np.nanmax(high))
+    lower = value[known] - _farther((value - low)[known], (high - value)[known], _times(count))
+    return float(lower.max()), float(high[known].max())
 
 
 def _times(count: int) -> float:
@@ -82,4 +83,4 @@ def _farther(
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.log(near / other)
         skewed = near * np.expm1(rate * times) / np.expm1(rate)
-    return np.where(rate > 1e-6, skewed, near * times)
+    return np.where((rate > 1e-6) & np.isfinite(rate), skewed, near * times)

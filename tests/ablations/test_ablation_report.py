@@ -18,7 +18,7 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 
-N, POSITIONS, LAYERS, HEADS = 29, 7, 2, 3
+N, POSITIONS, LAYERS, HEADS = 37, 7, 2, 3
 HEAD_ABLATIONS = [Ablation((Component(layer, "head", head),)) for layer in range(LAYERS) for head in range(HEADS)]
 OTHERS = [
     Ablation((Component(1, "mlp"),)),

@@ -101,8 +101,7 @@ def test_consistency_equals_a_loop(rng: np.random.Generator, n_queries: int) -> 
     assert float(report.consistency_last_layer) == pytest.approx(report.consistency.value[-1].mean())
     greatest = next(line for line in report.headlines() if line.metric == "consistency")
     assert greatest.value == report.consistency.value.max() and "most consistent head" in greatest.label
-    low, high = report.consistency.ends
-    assert greatest.low < low.ravel()[report.consistency.value.argmax()] and greatest.high == high.max()
+    assert math.isnan(greatest.low) and "too many entries for so small a sample" in greatest.no_interval
 
 
 def test_uniform_attention_and_the_most_possible_equal_a_loop(rng: np.random.Generator) -> None:

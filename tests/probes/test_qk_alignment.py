@@ -14,7 +14,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport
+from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport, _farthest
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of, quantities_of
@@ -327,6 +327,16 @@ def test_a_head_that_follows_the_evidence_is_above_its_baseline() -> None:
     assert report.verdict(at) == "above" and report.mass_over_other.ends[0][at, 0, 0] > 0.4
     assert report.auc_over_other.value[at, 0, 0] > 0.3 and report.contrast_over_other.value[at, 0, 0] > 0.2
     assert report.headlines()[0].label.startswith("stored value: attention above baseline, layer 0")
+
+
+def test_an_effect_in_one_direction_is_no_evidence_for_the_other() -> None:
+    """The layer farthest from 0 is positive and uncertain; another layer is surely negative."""
+    own = Estimate.of([0.30, -0.28, 0.0], ([-0.2, -0.29, -0.01], [0.8, -0.27, 0.01]), n=64)
+    layer, chosen = _farthest(own)
+    assert layer == 0 and chosen.ends[0] < -0.2 and chosen.ends[1] == 0.8
+    mirrored = Estimate.of(-own.value, (-own.ends[1], -own.ends[0]), n=64)
+    layer, below = _farthest(mirrored)
+    assert layer == 0 and (below.ends[0], below.ends[1]) == (-chosen.ends[1], -chosen.ends[0])
 
 
 def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baseline_is_not() -> None:

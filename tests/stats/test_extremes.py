@@ -48,16 +48,18 @@ def test_skewed_intervals_widen_more_on_their_long_side() -> None:
 
 
 def test_withheld_intervals_and_small_samples() -> None:
-    nan = np.nan
+    nan, n = np.nan, 3 * LEAST_PER_ENTRY
     without = np.array([nan, 0.25, 0.125]), np.array([nan, 0.5, 0.25])
-    assert np.isnan(extreme_interval(np.array([0.4, 0.3, 0.2]), *without, "largest", n=64)).all(), "the chosen has none"
-    low, high = extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=64)
-    assert low < 0.25 and high == 0.5, "one of three is left out of the ends, not of the count"
-    unmeasured = extreme_interval(np.array([nan, 0.3, 0.2]), *without, "largest", n=64)
+    assert np.isnan(extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=n)).all(), (
+        "it may be the largest"
+    )
+    unmeasured = extreme_interval(np.array([nan, 0.3, 0.2]), *without, "largest", n=n)
     assert unmeasured == (0.25, 0.5), "of two entries the end is that of the interval of its own"
-    fewest = int(np.ceil(LEAST_PER_ENTRY * 3))
-    assert np.isnan(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=fewest - 1)).all()
-    assert np.isfinite(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=fewest)).all()
+    assert np.isnan(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=n - 1)).all()
+    assert np.isfinite(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=n)).all()
+    assert extreme_interval(np.zeros(3), -np.ones(3), np.zeros(3), "largest", n=n)[1] == 0.0, "an end at the value"
+    wider = extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=99, count=24)[0]
+    assert wider < extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=99)[0]
 
 
 def test_an_estimate_gives_index_entry_and_reason() -> None:
