@@ -255,7 +255,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
         )
 
     def controls(self) -> Iterator[Control[QKAlignmentReport]]:
-        trials = _planted_trials(n=11)
+        trials = _planted_trials(n=31)
         aligned = _planted_run(trials, torch.stack([torch.zeros_like(e := _preference(trials)), e, -e]))
         yield Control(label="nowhere, to the evidence, away from it", run=aligned, holds=_tells_layers_apart)
         yield Control(
@@ -311,7 +311,7 @@ def _farthest(own: Estimate) -> tuple[int, Estimate]:
     """
     layer = int(np.nan_to_num(np.abs(own.value)).argmax())
     is_above = own.value[layer] > 0
-    side = np.where((own.value > 0) == is_above, own.value, np.nan)
+    side = np.where(np.sign(own.value) == np.sign(own.value[layer]), own.value, np.nan)
     count = 2 * int(np.isfinite(own.value).sum())
     if own.low is None or own[layer].is_withheld:
         return layer, own[layer]

@@ -287,7 +287,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
 def test_layers_with_commas_are_edited_each_alone(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(directory, "--layers", "1,2", "--n", "4") == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
-    assert rows == ["1", "2"] * 3, "tables of effects, erasure and overlap with the embeddings"
+    assert rows == ["1", "2"] * 4, "effects, effects without the direct path, erasure, overlap with the embeddings"
 
 
 @pytest.mark.parametrize(

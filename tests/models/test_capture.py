@@ -34,8 +34,8 @@ from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively
+from tests.probes.test_layers import Counted
 from tests.probes.test_streamed import assert_alike
-from tests.results.test_layers import Counted
 
 PROBES = ("calibration", "belief_readout", "key_overlap", "attention_entropy", "value_manifold", "qk_alignment")
 N = 23
