@@ -86,7 +86,7 @@ class GradientReport(Report):
         level, (low, high) = self.correlation.baseline(OTHER).value, self.correlation.ends
         above = Estimate.of(self.correlation.value - level, (low - level, high - level), n=self.correlation.n)
         at, chosen = above.extreme("largest")
-        own, (lo, hi) = self.correlation[at], [end + level[at] for end in chosen.ends]
+        own, (lo, hi) = self.correlation[at], [np.asarray(end + level[at]) for end in chosen.ends]
         return at, replace(own, low=lo, high=hi, why_not=chosen.why_not or own.why_not)
 
     def plot(self) -> "Figure":

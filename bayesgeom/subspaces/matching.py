@@ -13,7 +13,7 @@ would all be nearly the whole site, the whole complement is the one control.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ class Matched:
         return self.bases[0].shape[1]
 
 
+@runtime_checkable
 class Draw(Protocol):
     """A function that draws control subspaces of one layer."""
 
