@@ -176,4 +176,4 @@ def jackknife_student(
         pseudo = n * scaled[0] - (n - 1) * scaled[1:]
         reach = stdtrit(max(n - 1, 1), 0.975) * pseudo.std(axis=0, ddof=1) / np.sqrt(n)
         known = np.where(np.isfinite(reach) & (n >= LEAST_NETWORKS), reach, np.nan)
-        return np.tanh(scaled[0] - known), np.tanh(scaled[0] + known)
+        return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))
