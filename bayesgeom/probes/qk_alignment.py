@@ -29,7 +29,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.correlation import spearman
-from bayesgeom.stats.extremes import WHY_CHOSEN, extreme_interval
+from bayesgeom.stats.extremes import extreme_interval, why_no_interval
 from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
 from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, evidence_of, row_means
 
@@ -316,7 +316,8 @@ def _farthest(own: Estimate) -> tuple[int, Estimate]:
     if own.low is None or own[layer].is_withheld:
         return layer, own[layer]
     lo, hi = extreme_interval(side, *own.ends, "largest" if is_above else "smallest", n=own.n, count=count)
-    return layer, replace(own[layer], low=np.asarray(lo), high=np.asarray(hi), why_not=WHY_CHOSEN * bool(np.isnan(lo)))
+    why_not = why_no_interval(side, own.low) if np.isnan(lo) else ""
+    return layer, replace(own[layer], low=np.asarray(lo), high=np.asarray(hi), why_not=why_not)
 
 
 def random_orders(n_layers: int) -> Baseline:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Shaped
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, is_any_small, number_text
 from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
-from bayesgeom.stats.extremes import WHY_CHOSEN, Extreme, extreme_interval
+from bayesgeom.stats.extremes import Extreme, extreme_interval, why_no_interval
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
@@ -307,7 +307,8 @@ class Estimate:
         if self.low is None or (own := self[at]).is_withheld:
             return at, self[at]
         lo, hi = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n)
-        return at, replace(own, low=_array(lo), high=_array(hi), why_not=WHY_CHOSEN * bool(np.isnan(lo)))
+        why_not = why_no_interval(self.value, self.low) if np.isnan(lo) else ""
+        return at, replace(own, low=_array(lo), high=_array(hi), why_not=why_not)
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.

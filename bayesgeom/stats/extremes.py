@@ -22,7 +22,8 @@ from jaxtyping import Float
 
 Extreme = Literal["largest", "smallest"]
 LEAST_PER_ENTRY = 4  # sequences: with fewer, ends so far out cover too seldom for skewed effects
-WHY_CHOSEN = "chosen from too many entries for so small a sample, or from some without an interval"
+WHY_MANY = "chosen from too many entries for so small a sample"
+WHY_HIDDEN = "an entry that it was compared with has no interval"
 _TAIL, _CHOSEN_TAIL = 0.025, 0.05  # of an interval of its own, and of the end that the choice biases
 
 
@@ -64,6 +65,11 @@ def extreme_interval(
         return float("nan"), float("nan")
     lower = value[known] - _farther((value - low)[known], (high - value)[known], _times(count))
     return float(lower.max()), float(high[known].max())
+
+
+def why_no_interval(value: Float[np.ndarray, "*axes"], low: Float[np.ndarray, "*axes"]) -> str:
+    """Return why an extreme has no interval."""
+    return WHY_HIDDEN if np.isnan(low[~np.isnan(value)]).any() else WHY_MANY
 
 
 def _times(count: int) -> float:

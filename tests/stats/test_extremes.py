@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_CHOSEN, extreme_interval
+from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_HIDDEN, WHY_MANY, extreme_interval
 
 K = 37
 
@@ -66,7 +66,9 @@ def test_an_estimate_gives_index_entry_and_reason() -> None:
     value = np.array([[0.1, np.nan], [0.4, 0.2]])
     own = Estimate.of(value, (value - 0.05, value + 0.05), n=5)
     at, chosen = own.extreme("largest")
-    assert at == (1, 0) and float(chosen.value) == 0.4 and np.isnan(chosen.ends[0]) and chosen.why_not == WHY_CHOSEN
+    assert at == (1, 0) and float(chosen.value) == 0.4 and np.isnan(chosen.ends[0]) and chosen.why_not == WHY_MANY
+    hidden = Estimate.of([0.1, 0.4], ([np.nan, 0.3], [np.nan, 0.5]), n=64).extreme("largest")[1]
+    assert np.isnan(hidden.ends[0]) and hidden.why_not == WHY_HIDDEN
     assert Estimate.of(value).extreme("smallest")[0] == (0, 0) and Estimate.of(value).extreme("smallest")[1].low is None
     single = Estimate.of([0.5], ([0.25], [0.75]), n=3).extreme("largest")[1]
     assert tuple(map(float, single.ends)) == (0.25, 0.75), "one entry is no choice"
