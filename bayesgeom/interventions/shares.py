@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import stdtrit
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
@@ -24,6 +23,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.correlation import spearman
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def jackknife_student(
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.arctanh(replicates)
         pseudo = n * scaled[0] - (n - 1) * scaled[1:]
-        reach = stdtrit(max(n - 1, 1), 0.975) * pseudo.std(axis=0, ddof=1) / np.sqrt(n)
+        low, high = seed_interval(pseudo)
+        reach = (high - low) / 2
         known = np.where(np.isfinite(reach) & (n >= LEAST_NETWORKS), reach, np.nan)
         return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))
