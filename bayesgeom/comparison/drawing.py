@@ -11,6 +11,8 @@ from bayesgeom.core.numbers import is_small, number_text
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, BETWEEN, EXACT, MEASURED, SHADES, label_axes, panels
 
+_LEVELS = ((0.0, "context-free"), (LIMITED, "limited"), (REALIZED, "realized"))
+
 
 def comparison_figure(
     title: str,
@@ -21,8 +23,8 @@ def comparison_figure(
 ) -> go.Figure:
     """Draw a heat map of tasks by architectures, and below it every trained model with its 95 % interval."""
     names, closed = models
-    baseline = "context-free predictor: 0"
-    titles = (f"Share of the gap closed ({baseline})", f"Every trained model ({baseline})")
+    levels = ", ".join(f"{name} {level:g}" for level, name in _LEVELS)  # beside the lines they would cover other text
+    titles = ("Share of the gap closed (context-free predictor: 0)", f"Every trained model (dotted lines: {levels})")
     figure = panels(title, titles, n_columns=1)
     figure.add_trace(
         go.Heatmap(
@@ -48,15 +50,8 @@ def comparison_figure(
     figure.update_yaxes(range=[len(tasks) - 0.5, -0.5], row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
     _add_models(figure, names, closed)
-    for level, name in ((0.0, "context-free"), (LIMITED, "limited"), (REALIZED, "realized")):
-        figure.add_vline(
-            x=level,
-            line={"color": BASELINE, "dash": "dot", "width": 1},
-            annotation={"text": name, "font": {"color": BASELINE, "size": 11}},
-            annotation_position="bottom left",
-            row=2,
-            col=1,
-        )
+    for level, _ in _LEVELS:
+        figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1}, row=2, col=1)
     figure.update_xaxes(range=[-0.3, 1.05], row=2, col=1)
     figure.update_yaxes(type="category", range=[len(names) - 0.5, -0.5], row=2, col=1)
     label_axes(figure, (2, 1), "share closed", "")
@@ -99,7 +94,7 @@ def stacked(figure: go.Figure, heights: Sequence[int]) -> go.Figure:
     figure.update_layout(height=inside + figure.layout.margin.t + figure.layout.margin.b)
     figure.layout.legend.y = -figure.layout.margin.b / inside
     top = inside
-    notes = figure.layout.annotations[: len(heights)]  # further ones name levels
+    notes = figure.layout.annotations[: len(heights)]
     for note, axis, height in zip(notes, figure.select_yaxes(), heights, strict=True):
         axis.domain = max(0, top - height) / inside, top / inside
         note.y = top / inside
