@@ -288,7 +288,7 @@ class _Windows:
 
     @property
     def levels(self) -> tuple[Baseline, ...]:
-        return window_levels(self.r2.value, self.map_r2.value, self.names)
+        return window_levels(self.r2, self.map_r2, self.names)
 
 
 def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:

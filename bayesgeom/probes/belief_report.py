@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -62,7 +62,8 @@ class BeliefReadoutReport(Report):
     of the vectors. "One constant answer" always predicts the most common best guess.
 
     On tasks with latent dynamics, `window_r2` is the R² of the belief of an observer that sees only the last w symbols,
-    without a map, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors.
+    without a map, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors. The baselines
+    of `r2` have three of them: see `window_levels`.
     """
 
     name: ClassVar[str] = "belief_readout"
@@ -114,25 +115,10 @@ class BeliefReadoutReport(Report):
         """Number of held-out sequences, on which the maps are scored."""
         return self.n // 2
 
-    @property
-    def judged_r2(self) -> Estimate:
-        """`r2` with the widest window observer among its baselines, where one of more than four symbols was measured.
-
-        Its level is the upper end of its interval, as for the two observers in claim Y1.
-        """
-        if not self.windows or (width := int(self.windows[-1])) <= WIDEST_BASELINE:
-            return self.r2
-        measured = [own[:, -1] for own in (self.window_r2, self.window_map_r2)]
-        best = max((own[at] for own in measured for at in range(len(self.window_starts))), key=lambda own: own.value)
-        low, high = best.ends
-        widest = Baseline.of("baseline", f"belief after the last {width} symbols", best.value, low=low, high=high)
-        return replace(self.r2, baselines=(*self.r2.baselines, widest.broadcast(self.r2.value.shape)))
-
     def headlines(self) -> Sequence[Headline]:
-        judged = replace(self, r2=self.judged_r2)
         (best,), clearest = self.silhouette[0, -1].extreme("largest")
         lines = [
-            headline_of(judged, "r2", (0, -1), "R² of the belief, last layer"),
+            headline_of(self, "r2", (0, -1), "R² of the belief, last layer"),
             headline_of(self, "total_variation", (0, -1), "total variation of the read belief, last layer"),
             headline_of(self, "balanced_accuracy", (0, -1), "which hypotheses survive, balanced accuracy, last layer"),
             headline_of(
@@ -145,7 +131,7 @@ class BeliefReadoutReport(Report):
         ]
         for row, site in enumerate(self.sites):
             if row > 0:
-                lines.append(headline_of(judged, "r2", (row, -1), f"R² of the belief in {site}, last layer"))
+                lines.append(headline_of(self, "r2", (row, -1), f"R² of the belief in {site}, last layer"))
             if (k := str(self.drawn_belief.shape[1])) in self.cluster_counts:
                 label = f"one cluster per hypothesis (k = {k}) in {site}, last layer"
                 at = (row, -1, self.cluster_counts.index(k))
@@ -183,9 +169,9 @@ class BeliefReadoutReport(Report):
         return with_captions(figure, [caption for _, caption in simplexes], n_shown=len(simplexes) + _SHOWN)
 
     def _panels(self) -> tuple[_Panel, ...]:
-        rand, r2 = "adjusted Rand index (0 is chance)", self.judged_r2
+        rand = "adjusted Rand index (0 is chance)"
         return (
-            _Panel(metric=r2, title="Linear read-out of the belief", x=_LAYER, y="held-out R² (1 is exact)"),
+            _Panel(metric=self.r2, title="Linear read-out of the belief", x=_LAYER, y="held-out R² (1 is exact)"),
             _Panel(
                 metric=self.total_variation,
                 title="Distance of the read-out from the belief",
@@ -249,17 +235,24 @@ def _how_to_read(n_points: int, n_hypotheses: int) -> str:
     return f"{drawn}. The other panels show the same ones, with rows and columns in the same order."
 
 
-def window_levels(
-    window_r2: Float[np.ndarray, "window_start window"],
-    window_map_r2: Float[np.ndarray, "window_start window"],
-    windows: Sequence[str],
-) -> tuple[Baseline, ...]:
-    """Return R² of the observers of one and of up to four symbols as baselines, with the better start of each."""
-    best = np.maximum(window_r2, window_map_r2).max(axis=0, initial=-np.inf)
-    levels = {int(width): float(r2) for width, r2 in zip(windows, best, strict=True)}
-    shown = {1, max((width for width in levels if width <= WIDEST_BASELINE), default=1)}
-    named = {1: "belief after the current symbol alone"}
-    return tuple(
-        Baseline.of("baseline", named.get(width, f"belief after the last {width} symbols"), levels[width])
-        for width in sorted(shown & levels.keys())
-    )
+def window_levels(window_r2: Estimate, window_map_r2: Estimate, windows: Sequence[str]) -> tuple[Baseline, ...]:
+    """Return R² of window observers as baselines of `r2`: of one symbol, of up to four, and of the widest measured.
+
+    Each has the better of its two starts, as it is or through a map, and that number's interval. The level to beat is
+    therefore its upper end, as in claim Y1.
+
+    Args:
+        window_r2: R² of the observers' beliefs, by start and width.
+        window_map_r2: R² of a linear map from them.
+        windows: The widths.
+    """
+    measured = np.concatenate([np.stack([own.value, *own.ends]) for own in (window_r2, window_map_r2)], axis=1)
+    widths = [int(width) for width in windows]
+    shown = {1, max((width for width in widths if width <= WIDEST_BASELINE), default=1), max(widths, default=1)}
+    found = []
+    for at, width in enumerate(widths):
+        if width in shown:
+            value, low, high = measured[:, measured[0, :, at].argmax(), at]
+            name = "belief after the current symbol alone" if width == 1 else f"belief after the last {width} symbols"
+            found.append(Baseline.of("baseline", name, value, low=low, high=high))
+    return tuple(found)

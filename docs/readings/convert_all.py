@@ -37,6 +37,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("drop_greatest.py",),  # the largest entry of a field of its report
     ("add_speed_ratios.py",),  # paired speeds of `em-experiment`
     ("name_row_sources.py",),  # readings of the rows that a comparison copies
+    ("add_read_out_window.py",),  # the belief of the last ten symbols among the baselines of belief read-outs
 )
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.probes import belief_readout
-from bayesgeom.probes.base import planted_run
+from bayesgeom.probes.base import planted_chain, planted_run
 from bayesgeom.probes.belief_readout import COUNTS, N_SUBSPACES, BeliefReadout
 from bayesgeom.probes.belief_report import (
     CONSTANT,
@@ -24,12 +25,14 @@ from bayesgeom.probes.belief_report import (
     STAGES,
     SUBSPACES,
     BeliefReadoutReport,
+    window_levels,
 )
 from bayesgeom.results.captions import stated_caption
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
+from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -357,3 +360,34 @@ def test_the_read_out_reports_window_observers() -> None:
     label = report.headlines()[0].baseline_name
     assert "belief after the last 4 symbols" in label and "belief after the current symbol alone" in label
     assert read().windows == (), "what is hidden does not move"
+
+
+def test_the_widest_observer_is_a_stored_baseline_with_its_interval() -> None:
+    """A vector that represents the last ten symbols alone beats the observers of one and four symbols, not of ten."""
+    trials = planted_chain(stay=0.95, seed=0)
+    assert trials.observers is not None
+    ten = next(islice(window_beliefs(trials.observers.filter, trials.at_scored(trials.belief), "stationary"), 10, None))
+    vectors = ten @ torch.from_numpy(np.random.default_rng(0).normal(size=(ten.shape[2], D)))
+    report = BeliefReadout().measure(planted_run(trials, {RESID_POST: vectors[None]}))
+    names = ["belief after the current symbol alone", *(f"belief after the last {width} symbols" for width in (4, 10))]
+    assert [own.name for own in report.r2.baselines if own.name.startswith("belief")] == names
+    own, widest = report.r2[0, 0], report.r2.baseline(names[-1])[0, 0]
+    assert widest.low is not None and widest.low < own.value < widest.bar("higher")
+    narrow = replace(own, baselines=tuple(own.baseline(name) for name in names[:-1]))
+    assert narrow.clears("higher") == "yes" and own.clears("higher") != "yes"
+    (row,) = records_of(report, metric="r2")
+    assert row.baseline_name == names[-1] and names[-1] in report.headlines()[0].baseline_name
+
+
+@pytest.mark.parametrize(("widths", "shown"), [((1, 2, 3), (1, 3)), ((1, 2, 3, 4, 10), (1, 4, 10)), ((2,), (2,))])
+def test_each_window_level_is_that_of_the_better_start(
+    widths: tuple[int, ...], shown: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    plain, mapped = (
+        Estimate.of(value := rng.uniform(size=(2, len(widths))), (value - 0.1, value + 0.2)) for _ in range(2)
+    )
+    found = window_levels(plain, mapped, [str(width) for width in widths])
+    best = {width: max(own.value[:, at].max() for own in (plain, mapped)) for at, width in enumerate(widths)}
+    assert [float(level.value) for level in found] == [best[width] for width in shown]
+    np.testing.assert_allclose([level.bar("higher") - level.value for level in found], 0.2)
+    assert window_levels(*[Estimate.of(np.zeros((0, 0)), (0.0, 0.0))] * 2, []) == ()

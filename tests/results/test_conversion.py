@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bayesgeom.core.json_values import encoded
+from bayesgeom.probes.belief_report import BeliefReadoutReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
@@ -215,3 +217,44 @@ def test_the_committed_overlaps_are_converted(kinks: ModuleType) -> None:
         own = parts["dynamics" if is_dynamics else "key_overlap"]
         changed = kinks.of_dynamics(own, extra["provenance"]) if is_dynamics else kinks.of_keys(own)
         assert changed == 0, f"run docs/readings/withhold_kinks.py: {name}"
+
+
+@pytest.fixture(scope="module")
+def windows() -> Iterator[ModuleType]:
+    before = list(sys.path)
+    spec = importlib.util.spec_from_file_location("readings_add_read_out_window", READINGS / "add_read_out_window.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+def test_the_committed_read_outs_have_the_widest_observer_among_their_baselines(windows: ModuleType) -> None:
+    folders = [path.parent for path in READINGS.glob(f"**/{JSON}") if '"window_map_r2"' in path.read_text("utf-8")]
+    assert len(folders) == 6
+    for folder in folders:
+        assert not windows.convert(folder), f"run docs/readings/add_read_out_window.py: {folder.name}"
+        (report,) = [own for own in load_report(folder).reports.values() if isinstance(own, BeliefReadoutReport)]
+        assert not report.windows or report.r2.baseline("belief after the last 10 symbols").low is not None
+
+
+def test_a_read_out_gets_the_widest_observer_and_keeps_every_level(windows: ModuleType) -> None:
+    """Reports before 25 November 2026 had the levels of one and of four symbols, without ends."""
+    new = BeliefReadoutReport.load(READINGS / ORIGINS["belief_readout"])
+    own, widest = new.r2, "belief after the last 10 symbols"
+    kept = [
+        replace(level, low=None, high=None) if level.name.startswith("belief after") else level
+        for level in own.baselines
+        if level.name != widest
+    ]
+    old = replace(new, r2=replace(own, baselines=tuple(kept)))
+    assert old.r2.clears("higher").tolist() == [["yes", "yes", "yes"]]
+    assert own.clears("higher").tolist() == [["no", "no", "undecided"]]
+    again = windows.with_windows(old)
+    assert encoded(parts_of(again)[0]) == encoded(parts_of(new)[0])
+    for name, values in parts_of(new)[1].items():
+        np.testing.assert_array_equal(parts_of(again)[1][name], values)
+    moved = tuple(replace(level, value=level.value + (level.name == kept[3].name)) for level in kept)
+    with pytest.raises(AssertionError, match="belief after the current symbol alone"):
+        windows.with_windows(replace(old, r2=replace(own, baselines=moved)))

@@ -1,7 +1,6 @@
 """Key overlap, query-key alignment, belief read-out and value manifold."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -108,7 +107,6 @@ def qk_alignment(old: Old) -> QKAlignmentReport:
 def belief_readout(old: Old) -> BeliefReadoutReport:
     """The embedding and window observers become baselines of what is read."""
     nothing = np.zeros((0, 0))
-    windows = (old.get("window_r2", nothing), old.get("window_map_r2", nothing))
     names = old.get("windows", ())
 
     def read(field: str, *levels: Baseline) -> Estimate:
@@ -128,9 +126,10 @@ def belief_readout(old: Old) -> BeliefReadoutReport:
         name = f"{field}_random_subspace"
         return old.level("chance", SUBSPACES, name, low=f"{name}_lo", high=f"{name}_hi")
 
-    def of_windows(field: str, values: Any) -> Estimate:
-        return Estimate.of(values, old.ends(field) or (0.0, 0.0), n=old["n"])
-
+    windows = [
+        Estimate.of(old.get(field, nothing), old.ends(field) or (0.0, 0.0), n=old["n"])
+        for field in ("window_r2", "window_map_r2")
+    ]
     nearest = "nearest_centroid_accuracy"
     return BeliefReadoutReport(
         r2=read("r2", shuffled("r2"), within("r2"), *window_levels(*windows, names)),
@@ -145,8 +144,8 @@ def belief_readout(old: Old) -> BeliefReadoutReport:
             _untrained(old, nearest),
             Baseline.of("baseline", CONSTANT, old["constant_accuracy"]),
         ),
-        window_r2=of_windows("window_r2", windows[0]),
-        window_map_r2=of_windows("window_map_r2", windows[1]),
+        window_r2=windows[0],
+        window_map_r2=windows[1],
         drawn_belief=old["drawn_belief"],
         drawn_readout=np.stack([old["drawn_first"], old["drawn_last"], old["drawn_untrained"]]),
         sites=old["sites"],
