@@ -28,13 +28,13 @@ RULE = (
     f"whole activation costs more than {OWN_KL_SHARE:g} of the model's own KL. Where the site has a direct path to the "
     "output, the movement without that path lies above zero and above that of every control subspace without its own. "
     "A subspace of a quantity must also meet two conditions: the quantity is decodable at the site, and erasing it "
-    "there by LEACE costs more than the margin below. Not used (linearly, at this site and these positions): Before "
+    "there by LEACE costs more than the margin below.\nNot used (linearly, at this site and these positions): Before "
     f"removal, R² of a linear map is at least {FLOOR:g} above that of shuffled values. After removal, it is at most "
     f"{SLACK:g} above. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
-    f"KL and within ±{percent_text(CEILING_SHARE)} of the ceiling. By construction: donor and recipient differ only "
-    "inside the subspace, or inside the quantity's whole subspace where the edit swaps a part of it. Not identified: "
-    "the quantity is a function of position. Undecided: everything else, a layer in which nothing is left to edit once "
-    f"the given quantities are held fixed, or fewer than {LEAST_SEQUENCES} sequences."
+    f"KL and within ±{percent_text(CEILING_SHARE)} of the ceiling.\nBy construction: donor and recipient differ only "
+    "inside the subspace, or inside the quantity's whole subspace where the edit swaps a part of it.\nNot identified: "
+    "the quantity is a function of position.\nUndecided: everything else, a layer in which nothing is left to edit "
+    f"once the given quantities are held fixed, or fewer than {LEAST_SEQUENCES} sequences."
 )
 
 
