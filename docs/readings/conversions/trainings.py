@@ -178,6 +178,7 @@ def settling(old: Old) -> SettlingReport:
     n_runs, names = len(old["runs"]), ("dissociation", "dissociation_by_share")
     ends = [old.ends(name) or (np.nan, np.nan) for name in names]
     unknown = np.full(n_runs, np.nan)
+    least, most = (np.stack([old[f"dissociation_by_run_{end}"], unknown]) for end in ("least", "most"))
     together = Baseline.of("baseline", TOGETHER, 0.0)
     over = ("trainings", n_runs) if n_runs >= MIN_SEEDS else ("sequences", int(old["n"]))
     return merged.settling(
@@ -188,7 +189,7 @@ def settling(old: Old) -> SettlingReport:
             "precision_step": np.stack([old["precision_step"], old["precision_step_by_share"]]),
             "dissociation_by_run": Estimate.of(
                 np.stack([old["dissociation_by_run"], old["dissociation_by_share_by_run"]]),
-                [np.stack([old[f"dissociation_by_run_{end}"], unknown]) for end in ("least", "most")],
+                (least, most),
                 resampled=SPACING,
             ),
             "dissociation": over_trainings(
