@@ -222,7 +222,7 @@ def _unpaired(a: Diagnosis, b: Diagnosis) -> str:
     if lacking := " and ".join(side for side in found if side not in own):
         return f"{name}, which alone stores single sequences, is missing in {lacking}"
     if lacking := " and ".join(side for side, report in own.items() if len(report.sequence_scores) != report.n):
-        return f"no single sequences are stored in {lacking} (earlier version)"
+        return f"{name} holds no scores per sequence in {lacking}"
     first, second = ([*report.entropy_bits_by_position[0], report.accuracy.value[0]] for report in own.values())
     if len(first) != len(second) or not np.allclose(first, second, rtol=0, atol=_SAME):
         return "their sequences differ (another version of the task drew them)"

@@ -21,6 +21,7 @@ from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
+from tests.pages import READINGS
 from tests.shape_checks import ARE_ON
 from tests.test_cli import save
 
@@ -68,7 +69,7 @@ def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:
 
 
 def without_scores(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis as an earlier version saved it."""
+    """The diagnosis as most committed readings hold it."""
     return changed(diagnosis, sequence_scores=diagnosis[CalibrationReport].sequence_scores[:0])
 
 
@@ -96,7 +97,7 @@ def test_pairing_narrows_the_interval() -> None:
     """Two nearly equal models: what sequences share cancels, which the ends of two intervals cannot show."""
     made = [diagnosed(model(0, noise=noise)) for noise in (0.3, 0.301)]
     paired, apart = bayesgeom.diff(*made), bayesgeom.diff(*map(without_scores, made))
-    assert apart.pairing == f"{CONSERVATIVE}, because no single sequences are stored in A and B (earlier version)"
+    assert apart.pairing == f"{CONSERVATIVE}, because calibration holds no scores per sequence in A and B"
     assert not apart.is_paired.any() and apart.pairing in " ".join(str(apart).split())
     rows = [own.rows.index("calibration: KL(exact ‖ model)") for own in (paired, apart)]
     ends = [[float(end[row]) for end in own.difference.ends] for own, row in zip((paired, apart), rows, strict=True)]
@@ -119,10 +120,17 @@ def test_each_row_states_how_its_interval_was_computed() -> None:
     assert stated["calibration: entropy error"] == 1 and stated.sum() == 6
 
 
+def test_a_committed_reading_without_single_sequences_states_the_true_reason() -> None:
+    folder = READINGS / "seeds-bijection" / "bijection-mamba2"
+    found = bayesgeom.diff(folder, folder)
+    assert found.pairing == f"{CONSERVATIVE}, because calibration holds no scores per sequence in A and B"
+    assert "earlier" not in str(found)
+
+
 def test_unpaired_diagnoses_state_why() -> None:
     a, b = (diagnosed(own) for own in (model(0), model(1)))
     assert bayesgeom.diff(a, b).is_paired.any()
-    assert "are stored in B (earlier version)" in bayesgeom.diff(a, without_scores(b)).pairing
+    assert "because calibration holds no scores per sequence in B" in bayesgeom.diff(a, without_scores(b)).pairing
     entropies = a[CalibrationReport].entropy_bits_by_position + 1e-4
     assert "their sequences differ" in bayesgeom.diff(a, changed(b, entropy_bits_by_position=entropies)).pairing
     keys = [diagnosed(model(seed), probes=["key_overlap"]) for seed in (0, 1)]
