@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
+from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 N_EXAMPLES = 4
 CONSTANT = "constant"
+NOTED_OFF_ANSWER = 0.05  # mean off-answer probability from which a note says that KL and entropy leave it out
 SOURCES = ("exact", "model")
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
 
@@ -81,10 +83,10 @@ class CalibrationReport(Report):
         "model that only learned a shortcut lies on its line. The table lists the strongest baseline first, then the "
         "others. On tasks with latent dynamics, window observers are among them: exact filters of the last few "
         "symbols, which carry no belief. They see up to four symbols; one more is the narrowest that the model does "
-        "not beat in KL, or that of ten symbols if it beats all up to ten. A verdict marked * says nothing about "
-        "wider windows: the KL of one of them is as low or lower, and it is named. The effective memory is the number "
-        "of symbols that such an observer needs. Carrying the belief differs from rereading the last symbols only "
-        "where ten symbols are too few."
+        "not beat in KL, or that of ten symbols if it beats all up to ten. A verdict marked * does not cover what "
+        "the note names: a wider window whose KL is as low or lower, or a model that gives other ids than the answers "
+        "much probability. The effective memory is the number of symbols that such an observer needs. Carrying the "
+        "belief differs from rereading the last symbols only where ten symbols are too few."
     )
 
     entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]
@@ -139,7 +141,8 @@ class CalibrationReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         shown, first = self._with_drawn_windows(), "entropy error, means first"
-        caveat = unbeaten_note(self.window_kl_bits.value, float(self.effective_memory_symbols))
+        unbeaten = unbeaten_note(self.window_kl_bits.value, float(self.effective_memory_symbols))
+        caveat = "; ".join(filter(None, (unbeaten, self._off_answer_note())))
         error, kl = (replace(headline_of(shown, name), caveat=caveat) for name in ("entropy_mae_bits", "kl_bits"))
         return (
             kl,
@@ -148,6 +151,12 @@ class CalibrationReport(Report):
             headline_of(self, "off_answer_prob"),
             *(self._memory() if self.windows else ()),
         )
+
+    def _off_answer_note(self) -> str:
+        """Return what the numbers leave out because they renormalize over the answers; "" where it is little."""
+        off = float(self.off_answer_prob)
+        outside = f"{percent_text(off)} of the model's probability, which is on ids that are not answers"
+        return f"KL and entropy leave out {outside}" if off >= NOTED_OFF_ANSWER else ""
 
     def _memory(self) -> tuple[Headline, Headline]:
         can = "can" if self.transport_gap_bits >= TRANSPORT_BITS else "cannot"

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -211,6 +212,20 @@ def test_a_model_is_compared_with_the_narrowest_window_that_it_does_not_beat() -
     close = Calibration().measure(planted_run(slow, {}, model=0.999 * exact + 0.001 / exact.shape[-1]))
     assert list(levels(close.kl_bits)) == ["window 10 stationary"]
     assert close.kl_bits.clears("lower").item() == "yes" and float(close.effective_memory_symbols) == 43
+
+
+@pytest.mark.parametrize(("outside", "text"), [(0.64, "leave out 64 % of the"), (0.04, "")])
+def test_much_probability_outside_the_answers_is_named_at_the_verdict(
+    rng: np.random.Generator, outside: float, text: str
+) -> None:
+    """SmolLM2 has 53 to 100 % of its probability outside the answers, and its KL stood there without a word on it."""
+    run, *_ = planted(rng)
+    behavior = replace(run.behavior, off_answer_prob=np.full_like(run.behavior.off_answer_prob, outside))
+    report = Calibration().measure(replace(run, behavior=behavior))
+    kl, error = report.headlines()[:2]
+    assert kl.caveat == error.caveat and (text in kl.caveat if text else not kl.caveat)
+    assert (f"*: {kl.caveat}" in _one_line(report.summary())) == ("*: KL" in report.to_html()) == bool(text)
+    assert float(report.kl_bits) == float(Calibration().measure(run).kl_bits), "a note changes no number"
 
 
 def test_a_wider_window_that_predicts_as_well_is_named_at_the_verdict() -> None:
