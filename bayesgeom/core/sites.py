@@ -78,3 +78,4 @@ ALL_SITES = (
     W_V,
     W_O,
 )
+N_RECORDED = 192  # sequences whose activations a diagnosis stores: enough for every interval, and independent of n

@@ -16,7 +16,6 @@ from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.tasks.base import WindTunnel
 
-N_RECORDED = 192  # sequences whose activations are stored: enough for every interval, and independent of n
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
 

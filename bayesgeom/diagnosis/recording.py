@@ -12,9 +12,9 @@ from bayesgeom.checks.arguments import check_types, checked
 from bayesgeom.checks.cost import block_size
 from bayesgeom.core.errors import InvalidArgument, NoCopy, unknown_name
 from bayesgeom.core.progress import bar
-from bayesgeom.core.sites import ALL_SITES, Site
+from bayesgeom.core.sites import ALL_SITES, N_RECORDED, Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.diagnosis.plan import N_RECORDED, all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.description import versions
 from bayesgeom.models.disk.manifest import Manifest

@@ -10,11 +10,10 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import Site
+from bayesgeom.core.sites import N_RECORDED, Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis.measuring import LARGE, Found, probed
 from bayesgeom.diagnosis.plan import (
-    N_RECORDED,
     AnyProbe,
     Plan,
     affordable,

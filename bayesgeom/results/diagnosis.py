@@ -10,6 +10,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.plugins import discover
+from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.results.estimate import NOT_ESTIMATED
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
@@ -156,9 +157,9 @@ class Diagnosis(Mapping[str, Report]):
             notes.insert(0, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
         n, stored = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
         if isinstance(n, int) and isinstance(stored, int) and stored < n:
-            notes.insert(
-                0, f"activations were stored for {stored} of {n} sequences; results from activations use these"
-            )
+            why = "more are never stored" if stored == N_RECORDED else "memory_gib allows no more"
+            read = f"attention, keys, values and read-outs use the first {stored} of them ({why})"
+            notes.insert(0, f"predictions (KL, entropy error) use all {n} sequences; {read}")
         partly = self.provenance.get(LAYERS) or {}
         notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
         if self.inapplicable:

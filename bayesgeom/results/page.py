@@ -127,7 +127,7 @@ def _fewer(report: Any) -> str:
     requested, stored = report.provenance.get("arguments", {}).get("n"), report.provenance.get("n_recorded")
     if not isinstance(requested, int) or report.n >= requested or report.counts != "sequence":
         return ""
-    why = "activations were stored for these only" if report.n == stored else report.limit
+    why = "activations are stored for the first of them only" if report.n == stored else report.limit
     return f"of {requested:,} requested{f': {why}' if why else ''}"
 
 

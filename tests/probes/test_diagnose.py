@@ -13,11 +13,11 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST, STATE, Z
+from bayesgeom.core.sites import N_RECORDED, RESID_POST, STATE, Z
 from bayesgeom.diagnosis import measuring
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis import run as running
-from bayesgeom.diagnosis.plan import N_RECORDED, all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
