@@ -47,6 +47,6 @@ def _ends(means: np.ndarray, n: int, which: Extreme, rng: np.random.Generator, *
     effects = means * np.exp(logs - 0.5)
     value, (low, high, _) = effects.mean(axis=0), shown(mean_interval(effects, seed=1))
     if not is_own:
-        return extreme_interval(value, low, high, which, n=n)
+        return extreme_interval(value, low, high, which, n=n)[:2]
     chosen = int(value.argmax() if which == "largest" else value.argmin())
     return float(low[chosen]), float(high[chosen])

@@ -73,13 +73,11 @@ class Effects:
         labels = [self.labels[int(i)] for i in at]
         return Effects(labels=labels, layer=self.layer[at], kl_increase_bits=self.kl_increase_bits[at])
 
-    def ranked(self) -> list[int]:
-        """Return row numbers, largest KL increase first."""
-        return [int(row) for row in np.argsort(-self.values, kind="stable")]
-
-    def largest(self) -> Estimate:
-        """Return the largest KL increase, with an interval that allows for the choice."""
-        return self.kl_increase_bits.extreme("largest")[1]
+    def largest(self, chosen: Bool[np.ndarray, " row"]) -> tuple[int, Estimate]:
+        """Return the chosen row with the largest KL increase, with an interval that allows for the choice."""
+        rows = np.flatnonzero(chosen)
+        (at,), own = self.kl_increase_bits[rows].extreme("largest")
+        return int(rows[at]), own
 
     def above(self, row: int, limit: float) -> _Outcome:
         """Compare the interval of a row with a threshold: "met" above it, "failed" below it, else "open"."""
@@ -99,13 +97,16 @@ def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: 
     if not labels:
         verdict, reason = "not tested", "no blocks were ablated one by one; run with --battery all or layers"
     else:
-        (least,), own = increase.extreme("smallest")
-        times = np.array([own.value, *own.ends]) / own_error_bits
-        verdict = _verdict([_above(_known(increase).extreme("smallest")[1], limit), *_open(increase)])
+        chosen, remark = _judged(increase)
+        rows = np.flatnonzero(chosen)
+        (at,), own = increase[rows].extreme("smallest")
+        times, low, high = np.array([own.value, *own.ends]) / own_error_bits
+        ends = f"[{low:.1f} … {high:.1f}]" if np.isfinite(low) else "[no interval]"
+        verdict = _verdict([_above(own, limit), *_open(increase)])
         reason = (
-            f"smallest increase: {labels[least]}, {times[0]:.1f} times the unablated error "
-            f"[{times[1]:.1f} … {times[2]:.1f}]; {int((increase.ends[1] < limit).sum())} of {len(labels)} blocks below "
-            f"{BLOCK_TIMES:g} times{_missing(increase)}"
+            f"smallest increase{remark}: {labels[int(rows[at])]}, {times:.1f} times the unablated error {ends}; "
+            f"{int((increase.ends[1] < limit).sum())} of {len(labels)} blocks below {BLOCK_TIMES:g} times"
+            f"{_missing(increase)}"
         )
     return Criterion(
         id="A1",
@@ -128,14 +129,12 @@ def one_head_is_unique(
         layer_attention_bits: KL increase when all of layer 0's attention is ablated.
         is_layer_ablated: Whether all of layer 0's attention was ablated; otherwise the verdict is never "supported".
     """
-    first = np.flatnonzero(heads.layer == 0)
     verdict: Verdict
-    if not len(first) or len(heads.labels) < 2:
+    if not (heads.layer == 0).any() or len(heads.labels) < 2:
         verdict, reason = "not tested", _NO_HEADS
     else:
-        top, own = int(first[heads.values[first].argmax()]), heads.where(heads.layer == 0).largest()
-        second = next(row for row in heads.ranked() if row != top)
-        others = heads.where(np.arange(len(heads.labels)) != top).largest()
+        top, own = heads.largest(heads.layer == 0)
+        second, others = heads.largest(np.arange(len(heads.labels)) != top)
         outcomes = {
             f"{UNIQUE_RATIO:g} times the second largest": _stands_out(heads, top, second, own),
             f"{CATASTROPHIC_TIMES:g} times the unablated KL": _above(own, CATASTROPHIC_TIMES * own_kl_bits),
@@ -175,10 +174,12 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
             "the report does not hold the uniform predictor's KL; run bayesgeom ablate again",
         )
     else:
-        own, effects = late.largest(), late.kl_increase_bits
-        verdict = _verdict([_OTHER_SIDE[_above(_known(effects).extreme("largest")[1], limit)], *_open(effects)])
+        effects = late.kl_increase_bits
+        chosen, remark = _judged(effects)
+        top, own = late.largest(chosen)
+        verdict = _verdict([_OTHER_SIDE[_above(own, limit)], *_open(effects)])
         reason = (
-            f"largest of the last layer: {late.cell(late.ranked()[0], own)}; {int((late.low > limit).sum())} of "
+            f"largest of the last layer{remark}: {late.cell(top, own)}; {int((late.low > limit).sum())} of "
             f"{len(late.labels)} heads above {limit:.3g} bits{_missing(effects)}"
         )
     return Criterion(
@@ -205,9 +206,9 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     if not len(first) or len(heads.labels) < 2:
         verdict, reason = "not tested", _NO_HEADS
     else:
-        top = heads.ranked()[0]
+        top, own = heads.largest(np.full(len(heads.labels), True))
         limit = OVERLAP_SHARE * float(heads.values[top])
-        reason = f"largest of all heads: {heads.cell(top, heads.largest())}"
+        reason = f"largest of all heads: {heads.cell(top, own)}"
         outcomes = {"met" if row == top else _not_met(heads.above(row, limit)) for row in rows}
         if all(heads.above(int(row), limit) == "failed" for row in first):
             verdict = "contradicted"
@@ -243,10 +244,12 @@ def _above(own: Estimate, limit: float) -> _Outcome:
     return "met" if low > limit else "failed" if high < limit else "open"  # NaN is open
 
 
-def _known(effects: Estimate) -> Estimate:
-    """Return the effects that have an interval, or all if none has."""
+def _judged(effects: Estimate) -> tuple[Bool[np.ndarray, " row"], str]:
+    """Return which effects have an interval, or all if none has, and a remark if some are left out."""
     is_known = ~np.isnan(effects.ends[0])
-    return effects[is_known] if is_known.any() else effects
+    if is_known.all() or not is_known.any():
+        return np.full_like(is_known, True), ""
+    return is_known, " with an interval"
 
 
 def _open(effects: Estimate) -> list[_Outcome]:

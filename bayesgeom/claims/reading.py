@@ -16,7 +16,7 @@ from bayesgeom.results.estimate import TOO_FEW, Baseline, reason_of
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
-from bayesgeom.stats.extremes import Extreme, extreme_interval, why_no_interval
+from bayesgeom.stats.extremes import Extreme, extreme_interval
 
 
 def values_of(run: Run, folder: Path) -> dict[str, Value]:
@@ -54,9 +54,8 @@ def _extreme(chosen: Value, known: Sequence[tuple[Value, int]], number: Number) 
     """The chosen value with an interval that allows for the choice among `known`; see `extreme_interval`."""
     value, low, high = (np.array([getattr(own, end) for own, _ in known]) for end in ("value", "lo", "hi"))
     which: Extreme = "largest" if number.reduce == "max" else "smallest"
-    lo, hi = extreme_interval(value, low, high, which, n=min(n for _, n in known))
-    why_not = chosen.why_not or why_no_interval(value, low) if math.isnan(lo) else ""
-    return replace(chosen, lo=lo, hi=hi, why_not=why_not)
+    lo, hi, why_not = extreme_interval(value, low, high, which, n=min(n for _, n in known))
+    return replace(chosen, lo=lo, hi=hi, why_not=why_not and (chosen.why_not or why_not))
 
 
 def _matching(number: Number, report: Report) -> Iterator[tuple[Value, int]]:

@@ -29,7 +29,6 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.correlation import spearman
-from bayesgeom.stats.extremes import extreme_interval, why_no_interval
 from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
 from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, evidence_of, row_means
 
@@ -108,11 +107,12 @@ class QKAlignmentReport(Report):
         strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
         rows, unknown = list[Headline](), list[Headline]()
         for i in range(len(self.relations)):
-            outcome, (layer, own) = self.verdict(i), _farthest(self.mass_over_other_by_layer[i])
+            outcome = self.verdict(i)
             if not self.identified[i]:
                 label = f"{_words(self.relations[i])}: {outcome}"
                 unknown.append(Headline(metric="layer_trend", label=label, value=np.nan))
                 continue
+            layer, own = _farthest(self.mass_over_other_by_layer[i])
             remark = "" if outcome == _ABOVE else f" ({outcome})"
             label = f"{_words(self.relations[i])}: attention above baseline, layer {layer}{remark}"
             rows.append(headline_of(self, "mass_over_other_by_layer", (i, layer), label, own=own))
@@ -309,15 +309,11 @@ def _farthest(own: Estimate) -> tuple[int, Estimate]:
 
     The ends are those of layers on its side of 0, so that an effect in one direction is no evidence for the other.
     """
-    layer = int(np.nan_to_num(np.abs(own.value)).argmax())
-    is_above = own.value[layer] > 0
-    side = np.where(np.sign(own.value) == np.sign(own.value[layer]), own.value, np.nan)
-    count = 2 * int(np.isfinite(own.value).sum())
-    if own.low is None or own[layer].is_withheld:
-        return layer, own[layer]
-    lo, hi = extreme_interval(side, *own.ends, "largest" if is_above else "smallest", n=own.n, count=count)
-    why_not = why_no_interval(side, own.low) if np.isnan(lo) else ""
-    return layer, replace(own[layer], low=np.asarray(lo), high=np.asarray(hi), why_not=why_not)
+    sign = np.sign(own.value)
+    own_side = sign[np.nan_to_num(np.abs(own.value)).argmax()]
+    side = replace(own, value=np.where(sign == own_side, own.value, np.nan))
+    (layer,), found = side.extreme("largest" if own_side > 0 else "smallest", count=2 * int(np.isfinite(sign).sum()))
+    return layer, found
 
 
 def random_orders(n_layers: int) -> Baseline:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Shaped
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, is_any_small, number_text
 from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
-from bayesgeom.stats.extremes import Extreme, extreme_interval, why_no_interval
+from bayesgeom.stats.extremes import Extreme, extreme_interval
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
@@ -288,13 +288,14 @@ class Estimate:
         sign = 1 if better == "higher" else -1
         return max(known, key=lambda own: sign * float(own.bar(better)))
 
-    def extreme(self, which: Extreme) -> tuple[tuple[int, ...], Self]:
+    def extreme(self, which: Extreme, *, count: int = 0) -> tuple[tuple[int, ...], Self]:
         """Return the index of the largest (smallest) entry, and that entry with an interval that allows for the choice.
 
         The interval is about the largest true value: see `bayesgeom.stats.extremes`. NaN entries are never chosen.
 
         Args:
             which: "largest" or "smallest".
+            count: Number of entries among which it was found, if it is not that of the known ones.
 
         Example:
             >>> own = Estimate.of([0.5, 0.4], ([0.25, 0.3], [0.75, 0.5]), n=64)
@@ -306,8 +307,7 @@ class Estimate:
         at = tuple(int(index) for index in np.unravel_index(chosen, self.value.shape))
         if self.low is None or (own := self[at]).is_withheld:
             return at, self[at]
-        lo, hi = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n)
-        why_not = why_no_interval(self.value, self.low) if np.isnan(lo) else ""
+        lo, hi, why_not = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n, count=count)
         return at, replace(own, low=_array(lo), high=_array(hi), why_not=why_not)
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:

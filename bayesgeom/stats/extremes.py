@@ -14,6 +14,7 @@ an entry has no interval of its own, because that entry may be the largest, and 
 sequences per entry, because ends at 5/K % are then not known.
 """
 
+import math
 from statistics import NormalDist
 from typing import Literal
 
@@ -35,8 +36,8 @@ def extreme_interval(
     *,
     n: int,
     count: int = 0,
-) -> tuple[float, float]:
-    """Return a 95 % interval of the largest (smallest) true value, which allows for the choice.
+) -> tuple[float, float, str]:
+    """Return a 95 % interval of the largest (smallest) true value, which allows for the choice, or why there is none.
 
     Args:
         value: Estimates; NaN for entries that were not measured, which are left out.
@@ -47,29 +48,26 @@ def extreme_interval(
         count: Number of entries among which the extreme was found, if it is not that of the measured ones.
 
     Returns:
-        Both ends; NaN if a measured entry has no interval, without entries, or with too few units for so many entries.
+        Both ends and "". NaN and the reason if a measured entry has no interval, or with too few units for so many
+        entries. NaN and "" without entries.
 
     Example:
         >>> value, low, high = np.array([[0.5, 0.4, 0.1], [0.25, 0.3, 0.05], [0.75, 0.5, 0.15]])
-        >>> [round(end, 3) for end in extreme_interval(value, low, high, "largest", n=64)]
+        >>> [round(end, 3) for end in extreme_interval(value, low, high, "largest", n=64)[:2]]
         [0.291, 0.75]
-        >>> extreme_interval(value[:1], low[:1], high[:1], "largest", n=64)
-        (0.25, 0.75)
+        >>> extreme_interval(value, low, high, "largest", n=3)
+        (nan, nan, 'chosen from too many entries for so small a sample')
     """
     if which == "smallest":
-        lo, hi = extreme_interval(-value, -high, -low, "largest", n=n, count=count)
-        return -hi, -lo
+        lo, hi, why_not = extreme_interval(-value, -high, -low, "largest", n=n, count=count)
+        return -hi, -lo, why_not
     known = ~np.isnan(value)
     count = count or int(known.sum())
-    if not known.any() or np.isnan((low + high)[known]).any() or (count > 1 and n < LEAST_PER_ENTRY * count):
-        return float("nan"), float("nan")
+    is_hidden, is_small = bool(np.isnan((low + high)[known]).any()), count > 1 and n < LEAST_PER_ENTRY * count
+    if not known.any() or is_hidden or is_small:
+        return math.nan, math.nan, WHY_HIDDEN if is_hidden else WHY_MANY if is_small else ""
     lower = value[known] - _farther((value - low)[known], (high - value)[known], _times(count))
-    return float(lower.max()), float(high[known].max())
-
-
-def why_no_interval(value: Float[np.ndarray, "*axes"], low: Float[np.ndarray, "*axes"]) -> str:
-    """Return why an extreme has no interval."""
-    return WHY_HIDDEN if np.isnan(low[~np.isnan(value)]).any() else WHY_MANY
+    return float(lower.max()), float(high[known].max()), ""
 
 
 def _times(count: int) -> float:

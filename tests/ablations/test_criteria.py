@@ -103,9 +103,16 @@ def test_a_missing_interval_supports_nothing_and_hides_no_contradiction() -> Non
     assert blocks_matter(labels, increase, own_error_bits=1.0).verdict == "contradicted"
     found = blocks_matter(labels[:2], increase[:2], own_error_bits=1.0)
     assert found.verdict == "not decided" and found.reason.endswith("; 1 of 2 have no interval")
+    assert found.reason.startswith(
+        "smallest increase with an interval: L1 block, 12.0 times the unablated error [11.0 …"
+    )
+    alone = blocks_matter(labels[:1], increase[:1], own_error_bits=1.0)
+    assert alone.reason.startswith("smallest increase: L0 block, 300.0 times the unablated error [no interval]; ")
     late = Effects(labels=labels, layer=np.array([1, 1, 1]), kl_increase_bits=increase)
     assert late_heads_are_redundant(late, n_layers=2, uniform_kl_bits=1.0).verdict == "contradicted", "two lie above"
-    assert late_heads_are_redundant(late, n_layers=2, uniform_kl_bits=1e4).verdict == "not decided", "one may"
+    maybe = late_heads_are_redundant(late, n_layers=2, uniform_kl_bits=1e4)
+    assert maybe.verdict == "not decided", "one may"
+    assert maybe.reason.startswith("largest of the last layer with an interval: L1 block 12 bits")
     nothing = np.full(6, np.nan)
     holed = replace(UNIQUE, kl_increase_bits=Estimate.of(UNIQUE.values, (nothing, nothing), n=512))
     for open_one in (

@@ -21,7 +21,7 @@ def test_it_holds_the_extreme_where_the_own_interval_of_the_chosen_entry_does_no
     value = truth + rng.normal(size=(1_000, K))
     at = (sign * value).argmax(axis=1)
     own = np.abs(value[np.arange(1_000), at] - sign * stands_out) < 1.96
-    ends = np.array([extreme_interval(v, v - 1.96, v + 1.96, which, n=1_000) for v in value])  # type: ignore[arg-type]
+    ends = np.array([extreme_interval(v, v - 1.96, v + 1.96, which, n=1_000)[:2] for v in value])  # type: ignore[arg-type]
     holds = (ends[:, 0] <= sign * stands_out) & (sign * stands_out <= ends[:, 1])
     assert holds.mean() > 0.93, "95 %, within three standard errors"
     assert own.mean() < 0.7 if not stands_out else own.mean() > 0.93
@@ -29,15 +29,15 @@ def test_it_holds_the_extreme_where_the_own_interval_of_the_chosen_entry_does_no
 
 def test_the_biased_end_is_the_quantile_for_so_many_entries() -> None:
     value = np.arange(K, dtype=float) * 100
-    low, high = extreme_interval(value, value - 1.96, value + 1.96, "largest", n=1_000)
+    low, high, _ = extreme_interval(value, value - 1.96, value + 1.96, "largest", n=1_000)
     assert high == value[-1] + 1.96
     assert value[-1] - low == pytest.approx(norm.ppf(1 - 0.05 / K), rel=1e-4)
 
 
 def test_another_entry_with_a_narrower_interval_raises_the_lower_end() -> None:
     value, low, high = np.array([[1.0, 0.9], [0.0, 0.85], [2.0, 0.95]])
-    assert extreme_interval(value, low, high, "largest", n=64) == (0.85, 2.0)
-    assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95)
+    assert extreme_interval(value, low, high, "largest", n=64) == (0.85, 2.0, "")
+    assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95, "")
 
 
 def test_skewed_intervals_widen_more_on_their_long_side() -> None:
@@ -50,13 +50,16 @@ def test_skewed_intervals_widen_more_on_their_long_side() -> None:
 def test_withheld_intervals_and_small_samples() -> None:
     nan, n = np.nan, 3 * LEAST_PER_ENTRY
     without = np.array([nan, 0.25, 0.125]), np.array([nan, 0.5, 0.25])
-    assert np.isnan(extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=n)).all(), (
-        "it may be the largest"
-    )
+    *hidden, why_not = extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=n)
+    assert np.isnan(hidden).all() and why_not == WHY_HIDDEN, "it may be the largest"
     unmeasured = extreme_interval(np.array([nan, 0.3, 0.2]), *without, "largest", n=n)
-    assert unmeasured == (0.25, 0.5), "of two entries the end is that of the interval of its own"
-    assert np.isnan(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=n - 1)).all()
-    assert np.isfinite(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=n)).all()
+    assert unmeasured == (0.25, 0.5, ""), "of two entries the end is that of the interval of its own"
+    for which in ("largest", "smallest"):
+        *few, why_not = extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), which, n=n - 1)  # type: ignore[arg-type]
+        assert np.isnan(few).all() and why_not == WHY_MANY
+        *none, why_not = extreme_interval(*np.full((3, 3), nan), which, n=n)  # type: ignore[arg-type]
+        assert np.isnan(none).all() and why_not == "", "nothing was measured"
+    assert np.isfinite(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=n)[:2]).all()
     assert extreme_interval(np.zeros(3), -np.ones(3), np.zeros(3), "largest", n=n)[1] == 0.0, "an end at the value"
     wider = extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=99, count=24)[0]
     assert wider < extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=99)[0]
@@ -72,3 +75,10 @@ def test_an_estimate_gives_index_entry_and_reason() -> None:
     assert Estimate.of(value).extreme("smallest")[0] == (0, 0) and Estimate.of(value).extreme("smallest")[1].low is None
     single = Estimate.of([0.5], ([0.25], [0.75]), n=3).extreme("largest")[1]
     assert tuple(map(float, single.ends)) == (0.25, 0.75), "one entry is no choice"
+
+
+def test_a_choice_among_more_entries_widens_the_biased_end() -> None:
+    own = Estimate.of([0.5, 0.1], ([0.4, 0.0], [0.6, 0.2]), n=99)
+    among_two, among_six = own.extreme("largest")[1], own.extreme("largest", count=6)[1]
+    assert float(among_two.ends[0]) == pytest.approx(0.4) and among_six.ends[1] == among_two.ends[1]
+    assert float(among_six.ends[0]) == pytest.approx(0.5 - 0.1 * norm.ppf(1 - 0.05 / 6) / norm.ppf(0.975))
