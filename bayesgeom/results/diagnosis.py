@@ -157,9 +157,9 @@ class Diagnosis(Mapping[str, Report]):
             notes.insert(0, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
         n, stored = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
         if isinstance(n, int) and isinstance(stored, int) and stored < n:
-            why = "more are never stored" if stored == N_RECORDED else "memory_gib allows no more"
-            read = f"attention, keys, values and read-outs use the first {stored} of them ({why})"
-            notes.insert(0, f"predictions (KL, entropy error) use all {n} sequences; {read}")
+            why = "never more" if stored == N_RECORDED else "memory_gib allows no more"
+            read = f"attention, keys, values, read-outs: the first {stored} ({why})"
+            notes.insert(0, f"KL, predictions: all {n} sequences; {read}")
         partly = self.provenance.get(LAYERS) or {}
         notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
         if self.inapplicable:

@@ -82,8 +82,8 @@ def test_the_summary_says_on_how_many_sequences_activations_rest() -> None:
     model.memory_gib = 17.5 * cost(model, "value_manifold") / 2**30
     found = bayesgeom.diagnose(model, TASK, n=23, n_untrained=1, probes="value_manifold")
     assert found.provenance["n_recorded"] == 17
-    assert "use all 23 sequences" in (text := " ".join(found.summary().split()))
-    assert "read-outs use the first 17 of them (memory_gib allows no more)" in text
+    assert "KL, predictions: all 23 sequences" in (text := " ".join(found.summary().split()))
+    assert "read-outs: the first 17 (memory_gib allows no more)" in text
     model.memory_gib = None
     whole = bayesgeom.diagnose(model, TASK, n=23, n_untrained=0, probes="value_manifold")
-    assert whole.provenance["n_recorded"] == 23 and "of them (" not in whole.summary()
+    assert whole.provenance["n_recorded"] == 23 and "KL, predictions: all" not in whole.summary()
