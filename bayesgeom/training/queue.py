@@ -76,6 +76,7 @@ REPORTED: Mapping[str, float] = {
     "recall-mamba2-quarter-lr0.3": 1.239,
     "recall-mamba2-quarter-lr1": 0.01086,
     "recall-mamba2-quarter-lr3": 0.006355,
+    "recall-rwkv-quarter-lr0.3": 3.059,
     "recall-rwkv-quarter-lr1": 1.384,
     "recall-rwkv-quarter-lr3": 1.68,
     "recall-mlp-prefix-quarter-lr0.3": 3.07,
