@@ -63,9 +63,10 @@ class AblationReport(Report):
     title: ClassVar[str] = "Ablation: what breaks without it?"
     about: ClassVar[str] = (
         "Each component is ablated in turn and the model is scored again against the exact posterior on the same "
-        "sequences. The number is the KL increase in bits; the baseline is 0. A quantity that can be decoded from an "
-        "activation need not influence the answer; an ablation tests whether it does. Whiskers are 95 % paired "
-        "intervals. The command ablate also prints whether the published claims on layers and heads hold here."
+        "sequences. Its replacement is 0, its mean over sequences (mean), or its value in another sequence (resample). "
+        "L1H0 is head 0 of layer 1. The number is the KL increase in bits; the baseline is 0. A quantity that can be "
+        "decoded from an activation need not influence the answer; an ablation tests whether it does. Whiskers are "
+        "95 % paired intervals. The command ablate also prints whether the published claims on layers and heads hold."
     )
 
     mode: Mode

@@ -214,8 +214,8 @@ class KeyOverlapReport(Report):
         from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
-        titles = [with_baseline(v, p, RANDOM_W_K) for v, p in zip(self.views, projected, strict=True)]
-        titles = [with_baseline(t, level, "chance") for t, level in zip(titles, chance, strict=True)]
+        titles = [with_baseline(t, level, "chance") for t, level in zip(self.views, chance, strict=True)]
+        titles = [with_baseline(t, p, RANDOM_W_K).replace(") (", "; ") for t, p in zip(titles, projected, strict=True)]
         figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
         raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
         levels = {level.name: level.value for level in raw.baselines}

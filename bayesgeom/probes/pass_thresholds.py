@@ -185,12 +185,13 @@ class PassThresholdsReport(Report):
         others = "" if np.isnan(rate) else f", untrained {percent_text(rate)}"
         passes = f"chance passes {percent_text(self._rate(CHANCE, i))}{others}"
         found = headline_of(self, "measured", (i,), self.measures[i])
+        finding = f"{found.label}, {found.value_text}; published {threshold}; {passes}."
         return replace(
             found,
             ruling=self._ruling(i),
             published=threshold,
             baseline_name=f"{found.baseline_name}; {passes}" if found.has_baseline else "",
-            finding=f"Published {threshold}; {passes}." if np.isfinite(found.value) else "",
+            finding=finding if np.isfinite(found.value) else "",
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import final
 
@@ -55,21 +56,22 @@ class Finding:
 def findings(sections: Sequence[Section]) -> list[Finding]:
     """Return at most six findings: the first of every section, then the second of every section, and so on.
 
-    Conclusions of reports come first, then decided findings, then others. Numbers without a verdict appear only if
-    there are fewer than three findings with one, and missing numbers only if there is nothing else.
+    A decided finding of the first section leads; next are conclusions of reports, decided findings and others. Numbers
+    without a verdict appear only if there are fewer than three with one, and missing numbers only if there is no other.
     """
     of_sections = [_of_section(section) for section in sections]
     rounds = zip_longest(*map(_paired, of_sections) if len(sections) > FEWEST else of_sections)
-    found = [own for each in rounds for own in sorted(filter(None, each), key=_rank)]
+    found = [own for each in rounds for own in sorted(filter(None, each), key=partial(_rank, first=sections[0]))]
     found = [own for own in found if own.line.value_text != "–" or own.line.finding or own.verdict] or found
     judged = [own for own in found if own.is_conclusion or own.sentence or own.verdict]
     unjudged = [own for own in found if own not in judged][: max(0, FEWEST - len(judged))]
     return [own for own in found if own in judged or own in unjudged][:MOST]
 
 
-def _rank(own: Finding) -> tuple[bool, bool, bool]:
+def _rank(own: Finding, first: Section) -> tuple[bool, bool, bool, bool]:
     """Return the place among the findings; verdicts of single rows, such as by thresholds, repeat other sections."""
-    return not own.is_conclusion, own.tone == "open", bool(own.line.ruling)
+    is_open = own.tone == "open"
+    return own.section is not first or is_open, not own.is_conclusion, is_open, bool(own.line.ruling)
 
 
 def _paired(found: list[Finding]) -> list[Finding]:
@@ -121,8 +123,10 @@ def numbers(line: Headline) -> str:
 def _judged(line: Headline) -> str:
     if line.ruling or (line.verdict == "undecided" and line.caveat):  # decided by more than this one baseline
         return "Strongest baseline:"
-    is_open = line.verdict == "undecided" and not line.interval
-    return "Without an interval nothing is decided; the strongest baseline is" if is_open else _JUDGED[line.verdict]
+    if line.verdict == "undecided" and not line.interval:
+        why = f" ({line.no_interval})" if line.no_interval else ""
+        return f"Without an interval{why} nothing is decided; the strongest baseline is"
+    return _JUDGED[line.verdict]
 
 
 def _of_section(section: Section) -> list[Finding]:
@@ -146,7 +150,7 @@ def _without_number(line: Headline) -> str:
     """Return what a line without a number states; "" for a line with one."""
     if line.value_text != "–":
         return ""
-    return f"{_capital(line.label)}." if line.ruling else f"{_capital(line.label)}: no value here."
+    return f"{_capital(line.label)}{'' if line.ruling or ': ' in line.label else ': no value here'}."
 
 
 def _capital(text: str) -> str:

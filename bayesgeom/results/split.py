@@ -79,7 +79,7 @@ def split(figure: go.Figure, name: str) -> Drawing:
         title = _title(figure, x)
         if traces and all(_is_text(figure.data[index]) for index in traces):
             text = " ".join(str(word) for index in traces for word in figure.data[index].text)
-            notes.append(f"{title} ({plain(text)})")
+            notes += [f"{title} ({plain(text)})"] * bool(text)
             continue
         if traces:
             found.append(_panel(figure, axis, traces, listed.get(axis, {}), (f"{name}-{number}", title)))

@@ -213,13 +213,15 @@ def _reach(trace: "go.Scatter", axis: str) -> Float[np.ndarray, " value"]:
 
 
 def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Return ticks at powers of ten between two logarithms; with fewer than two, at 1, 2 and 5 of each."""
+    """Return ticks at powers of ten between two logarithms; with fewer than two, at 1, 2 and 5, or at all digits."""
     decades = list(range(math.floor(low), math.ceil(high) + 1))
     powers = [10.0**k for k in decades if low <= k <= high]
     if len(powers) >= 2:
         powers = powers[:: -(-len(powers) // 6)]
         return powers, [_power(value) for value in powers]
-    finer = [digit * 10.0**k for k in decades for digit in (1, 2, 5) if low <= math.log10(digit * 10.0**k) <= high]
+    every = [(k, digit) for k in decades for digit in range(1, 10) if low <= math.log10(digit * 10.0**k) <= high]
+    few = [at for at in every if at[1] in (1, 2, 5)]
+    finer = [digit * 10.0**k for k, digit in (few if len(few) >= 2 else every)]
     return finer, [f"{value:.3g}" for value in finer]
 
 

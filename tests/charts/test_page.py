@@ -18,6 +18,7 @@ from bayesgeom import load_report
 from bayesgeom.charts.film import film_figure
 from bayesgeom.charts.lines import add_line
 from bayesgeom.core.numbers import number_text
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset
 from bayesgeom.results.page import page
@@ -147,7 +148,7 @@ def test_each_baseline_has_a_line_and_each_verdict_its_color(document: str) -> N
 def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
     line = Headline(metric="x", label="x", value=0.5, no_interval='"one" sequence')
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
-    assert text.count('title="&#34;one&#34; sequence">–</td>') == 1
+    assert text.count('–<div class="why">&#34;one&#34; sequence</div></td>') == 1, "a title cannot be read on a phone"
 
 
 def found_in(text: str) -> list[str]:
@@ -200,6 +201,8 @@ def test_a_page_of_many_sections_states_conclusions_and_what_is_decided_first() 
     found = found_in(page("t", sections, skipped={}, provenance={}))
     assert [text.split(" ")[0] for text in found] == ["invariant", "beats", "undecided"], "and none for what is missing"
     assert "Error: 0.5." in found[1] and "KL: 0.25." in found[1], "two numbers with one verdict are one finding"
+    found = found_in(page("t", [sections[1], sections[0], sections[2], ruled], skipped={}, provenance={}))
+    assert [text.split(" ")[0] for text in found] == ["beats", "invariant", "undecided"], "a decided first one leads"
 
 
 def test_a_report_states_its_own_findings_and_verdicts() -> None:
@@ -235,6 +238,8 @@ def test_undecided_without_an_interval_says_so() -> None:
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
     shown = "KL: 0.25. Without an interval nothing is decided; the strongest baseline is 2 (flat)."
     assert found_in(text) == [f"undecided {shown}"]
+    known = numbers(replace(line, no_interval="too few"))
+    assert known.startswith("KL: 0.25. Without an interval (too few) nothing is decided;")
 
 
 def test_narrow_screens_stack_the_table_with_the_verdict_in_the_first_line(document: str) -> None:

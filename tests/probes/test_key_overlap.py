@@ -474,7 +474,7 @@ def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[
     run, report = everything
     figure = KeyOverlap().measure(run, [report]).plot()
     titles = [note.text for note in figure.layout.annotations]
-    assert any(title.startswith("hypotheses / weights (random W_K: ") and "(chance: " in title for title in titles)
+    assert any(title.startswith("hypotheses / weights (chance: ") and "; random W_K: " in title for title in titles)
     names = {trace.name for trace in figure.data}
     assert {"baseline: random directions", "baseline: untrained networks", "mean |cosine|", "mean key removed"} <= names
     maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
