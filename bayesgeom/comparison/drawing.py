@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bayesgeom.comparison.verdict import LIMITED, REALIZED
 from bayesgeom.core.numbers import is_small, number_text
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import BASELINE, BETWEEN, EXACT, MEASURED, SHADES, label_axes, panels
+from bayesgeom.results.theme import BASELINE, BETWEEN, EXACT, MEASURED, SHADES, label_axes, panels, rgb
 
 _LEVELS = ((0.0, "context-free"), (LIMITED, "limited"), (REALIZED, "realized"))
 
@@ -36,8 +36,6 @@ def comparison_figure(
             colorscale=SHADES,
             xgap=2,
             ygap=2,
-            text=[[("" if np.isnan(v) else _cell_text(float(v))) for v in row] for row in shares],
-            texttemplate="%{text}",
             showscale=False,
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>",
             name="share closed",
@@ -45,7 +43,7 @@ def comparison_figure(
         row=1,
         col=1,
     )
-    _name_missing(figure, shares, tasks, architectures)
+    _name_cells(figure, shares, tasks, architectures)
     figure.update_xaxes(range=[-0.5, len(architectures) - 0.5], row=1, col=1)
     figure.update_yaxes(range=[len(tasks) - 0.5, -0.5], row=1, col=1)
     label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
@@ -63,29 +61,42 @@ def _cell_text(share: float) -> str:
     return "≈ 0" if is_small(share) else number_text(share)
 
 
-def _name_missing(
+def _name_cells(
     figure: go.Figure,
     shares: Float[np.ndarray, "task architecture"],
     tasks: Sequence[str],
     architectures: Sequence[str],
 ) -> None:
-    """Write "not trained" in cells without a share; a heat map's own text there has the color of light cells."""
-    rows, columns = (at.tolist() for at in np.nonzero(np.isnan(shares)))
-    if rows:
-        figure.add_trace(
-            go.Scatter(
-                x=[architectures[column] for column in columns],
-                y=[tasks[row] for row in rows],
-                text=["not<br>trained"] * len(rows),
-                mode="text",
-                textfont={"color": EXACT},
-                name="not trained",
-                hoverinfo="skip",
-                showlegend=False,
-            ),
-            row=1,
-            col=1,
-        )
+    """Write the share on each cell, and "not trained" where there is none; a heat map's own text is hard to read."""
+    known = np.isfinite(shares).ravel()
+    figure.add_trace(
+        go.Scatter(
+            x=[name for _ in tasks for name in architectures],
+            y=[name for name in tasks for _ in architectures],
+            text=[
+                _cell_text(float(v)) if is_known else "not<br>trained"
+                for v, is_known in zip(shares.flat, known, strict=True)
+            ],
+            mode="text",
+            textfont={
+                "color": [_ink(float(v)) if is_known else EXACT for v, is_known in zip(shares.flat, known, strict=True)]
+            },
+            name="cells",
+            hoverinfo="skip",
+            showlegend=False,
+        ),
+        row=1,
+        col=1,
+    )
+
+
+def _ink(share: float) -> str:
+    """Return black or white, whichever has the higher contrast with the cell: at least 4.58 on any color."""
+    places, colors = [place for place, _ in SHADES], np.array([rgb(color) for _, color in SHADES]) / 255
+    cell = np.array([np.interp(share, places, channel) for channel in colors.T])
+    linear = np.where(cell <= 0.04045, cell / 12.92, ((cell + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ (0.2126, 0.7152, 0.0722))  # of sRGB, as in WCAG 2
+    return "#000000" if (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) else "#ffffff"
 
 
 def stacked(figure: go.Figure, heights: Sequence[int]) -> go.Figure:
