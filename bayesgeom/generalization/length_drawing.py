@@ -6,7 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
+from bayesgeom.charts.heads import add_note
 from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
+from bayesgeom.results.captions import caption_of, with_captions
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import (
     BASELINE,
@@ -20,6 +22,8 @@ from bayesgeom.results.theme import (
 )
 
 _N_BASELINES = 1  # only the strongest is drawn: tables list the others
+_UNREAD = "only the layers of bayesgeom's own transformers are read"
+_READ = "Every layer's residual is read through the output; the error appears where the excess first exceeds 0."
 _CROWDED = 30  # number of positions above which markers would hide the line
 
 
@@ -44,7 +48,8 @@ def length_figure(
     figure = panels(title, titles)
     n_layers = layers.value.shape[1]
     drawn = ((kl, places), (entropy, places), (whole, lengths), (layers, np.arange(n_layers)))
-    for number, (own, x) in enumerate(drawn):
+    is_read = bool(np.isfinite(layers.value).any())
+    for number, (own, x) in enumerate(drawn if is_read else drawn[:-1]):
         _add(figure, (1 + number // 2, 1 + number % 2), x, own, models, is_log=number < 3)
     for column in (1, 2):
         figure.add_vline(x=trained, line={"color": BASELINE, "dash": "dot", "width": 1.5}, row=1, col=column)
@@ -54,8 +59,11 @@ def length_figure(
     label_axes(figure, (1, 1), unit, "KL(exact ‖ model) (bits)")
     label_axes(figure, (1, 2), unit, "|H model − H exact| (bits)")
     label_axes(figure, (2, 1), "requested length", "mean KL (bits)")
+    if not is_read:
+        add_note(figure, (2, 2), _UNREAD)
+        return with_room_for_legend(figure)
     label_axes(figure, (2, 2), "layer", "KL beyond − KL within (bits)")
-    return with_room_for_legend(figure)
+    return with_captions(with_room_for_legend(figure), ("", "", "", f"{_READ} {caption_of(figure, 'x4')}".strip()))
 
 
 def _add(
@@ -70,6 +78,8 @@ def _add(
     """Add the models' curves and the mean of each baseline over models; each name appears once in the legend."""
     for index, model in enumerate(models):
         color, own = SERIES[index % len(SERIES)], curves[index]
+        if not np.isfinite(own.value).any():  # the layers of this model are not read
+            continue
         low, high = own.ends
         if np.isfinite(low).all() and np.isfinite(high).all():
             above = np.maximum(low, 0.1 * np.maximum(own.value, _smallest(own.value))) if is_log else low

@@ -51,9 +51,7 @@ class LengthReport(Report):
         "dashed gray line is the strongest baseline. A learned recursion continues beyond the training length; a "
         "table of learned positions fails at its end. The discontinuity is the error at the first position beyond the "
         "training length, minus the value that a line through the last positions within predicts. The mean over whole "
-        "sequences hides it, because positions within are still near zero. The last panel reads every layer's "
-        "residual through the output and shows where the error beyond the training length first exceeds that just "
-        "within it."
+        "sequences hides it, because positions within are still near zero."
     )
 
     rule: ClassVar[str] = RULE

@@ -26,10 +26,12 @@ from bayesgeom.generalization.stretch import checked_lengths, stretch_of
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import ModelLike, of_module
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.split import split
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed
@@ -202,9 +204,33 @@ def test_other_architectures_have_curves_and_no_layers() -> None:
     found = length_generalization([small(), model], lengths=[11], n=7)
     assert found.position_kinds == ("rotary", "lstm") and found.layer_excess_bits.value.shape == (2, 3)
     assert np.isnan(found.layer_excess_bits.value[1]).all() and np.isfinite(found.layer_excess_bits.value[0, :2]).all()
-    found.plot()
+    layers = [trace.name for trace in found.plot().data if trace.xaxis == "x4"]
+    assert any("rotary" in name for name in layers) and not any("lstm" in name for name in layers)
     with pytest.raises(InvalidArgument, match=r"own transformers; lstm is a"):
         length_generalization(model, lengths=[11], n=7, top_attention_off=1)
+
+
+@pytest.mark.parametrize("family", ["lstm", "llama"])
+def test_layers_that_cannot_be_read_are_no_empty_panel(family: str) -> None:
+    """The panel had axes and a legend without data, and the text described it."""
+    sizes = {"d_vocab": TASK.d_vocab, "n_ctx": 61, "n_layers": 3, "d_model": 12}
+    llama = LlamaConfig(**sizes, n_heads=2, n_kv_heads=1, d_mlp=5)
+    module = {"lstm": LSTMConfig(**sizes), "llama": llama}[family].build(seed=0)
+    model = of_module(module, name=family, task=TASK)
+    found, read = (length_generalization(own, lengths=[11], n=7) for own in (model, small()))
+    drawing = split(found.plot(), "figure")
+    assert [panel.title.split(" (")[0] for panel in drawing.panels] == [
+        "KL by position",
+        "Entropy error by position",
+        "KL, mean over whole sequences",
+    ]
+    assert drawing.notes == [
+        "Excess beyond the training length, by layer (only the layers of bayesgeom's own transformers are read)"
+    ]
+    page = found.to_html()
+    assert "Every layer" not in page.split("Not drawn:")[0] and "last panel" not in page
+    (*_, layers), explained = split(read.plot(), "figure").panels, "Every layer's residual is read through the output"
+    assert layers.caption.startswith(explained) and "KL beyond − KL within (bits) at layer 1:" in layers.caption
 
 
 def test_a_report_is_saved_drawn_and_tabled(two_models: LengthReport, tmp_path: Path) -> None:
