@@ -154,7 +154,7 @@ def _identity(evidence: Evidence) -> str:
 
 def hardly_decodable(before: float) -> str:
     """Return the reason why a quantity with this R² before removal cannot be "not used"."""
-    return f"hardly decodable here (R² {before:.3f} before removal; a verdict needs {FLOOR:g} above shuffled values)"
+    return f"hardly decodable here (R² {before:.3f} before removal, and verdicts need {FLOOR:g} above shuffled values)"
 
 
 def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
@@ -198,8 +198,8 @@ def against(reason: str, start: str = "use not shown: ") -> str:
         >>> against("use not shown: too small; disuse not shown: nothing to remove (R² 0.006) (controls: 19)")
         'too small'
     """
-    parts = [part.removeprefix(start) for part in reason.split("; ") if part.startswith(start)]
-    return _without_numbers(parts[0]) if parts else ""
+    parts = [part for part in _without_numbers(reason).split("; ") if part.startswith(start)]
+    return parts[0].removeprefix(start) if parts else ""
 
 
 def _without_numbers(reason: str) -> str:

@@ -45,6 +45,7 @@ from bayesgeom.interventions.verdicts import (
     USED,
     Effect,
     Evidence,
+    Reach,
     against_later_use,
     verdict_of,
 )
@@ -139,10 +140,12 @@ def evidence(report: InterventionReport, at: int, *, n_matched: int) -> Evidence
         own_kl=float(report.unedited_bits[KL, 0]),
         is_identified=True,
         is_readout=False,
-        outside_share=float(report.share.value[OUTSIDE, at]),
-        share_of_ceiling=shares[0],
-        share_of_ceiling_lo=shares[1],
-        untrained_share=shares[2],
+        reach=Reach(
+            outside_share=float(report.share.value[OUTSIDE, at]),
+            share_of_ceiling=shares[0],
+            untrained_share=shares[2],
+        ),
+        least_share_of_ceiling=shares[1],
     )
 
 

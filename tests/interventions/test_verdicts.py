@@ -13,7 +13,7 @@ from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
-from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, sentence, verdict_of
+from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, explained, hardly_decodable, sentence, verdict_of
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import findings
@@ -309,6 +309,15 @@ def test_layers_with_the_same_reason_are_one_finding() -> None:
     other = replace(undecided, reason_by_layer=(reason, reason.replace("too small", "too late")))
     sentences = [own.sentence for own in findings([section_of("intervention", other)])]
     assert sum("too late" in own for own in sentences) == sum("too small" in own for own in sentences) == 1
+
+
+def test_a_semicolon_in_brackets_does_not_end_a_reason() -> None:
+    """Pages showed "neither is disuse (hardly decodable here (R² 0.058 before removal)."."""
+    brackets = "(R² 0.058 before removal; a verdict needs 0.1) (variance-matched controls: 1 (the whole); 1 distinct)"
+    reason = f"use not shown: too small; disuse not shown: hardly decodable here {brackets}"
+    told = explained([1], "undecided", [reason])
+    assert told == "Layer 1: use is not shown (too small), and neither is disuse (hardly decodable here)."
+    assert ";" not in hardly_decodable(0.058)
 
 
 def test_a_swap_states_how_far_it_moves_the_answer_next_to_random_subspaces() -> None:
