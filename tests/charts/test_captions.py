@@ -9,7 +9,7 @@ import pytest
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
-from bayesgeom.charts.lines import SMALLEST_BITS, add_band, add_baseline, add_line, add_reference
+from bayesgeom.charts.lines import SMALLEST_BITS, add_band, add_baseline, add_line, add_reference, log_baseline
 from bayesgeom.core.numbers import with_minus
 from bayesgeom.results.captions import caption_of, stated_caption, with_captions
 from bayesgeom.results.diagnosis import Diagnosis, load_report
@@ -67,6 +67,7 @@ def test_each_panel_has_a_caption_with_a_number(drawings: dict[str, Drawing]) ->
     for name, drawing in drawings.items():
         for panel in (*drawing.panels, *drawing.folded):
             assert re.search(r"\d", panel.caption) and panel.caption.endswith("."), (name, panel.title, panel.caption)
+            assert "▾" not in panel.caption and ">−" not in panel.caption, (name, panel.title, panel.caption)
             assert len(panel.caption) < 330 and "nan" not in panel.caption, (name, panel.title)
             assert with_minus(panel.caption) == panel.caption, panel.caption
 
@@ -107,6 +108,19 @@ def test_captions_state_what_the_traces_hold(drawn: go.Figure) -> None:
         "Cosine: largest 0.75 (layer 1, head 0), smallest −1 (layer 1, head 1); baseline 0.",
         "",
     ]
+
+
+def test_a_level_below_the_axis_is_stated_without_the_remark_of_the_legend() -> None:
+    """The caption "window 10 stationary (▾ below 0.005) 0.05466" contradicted itself: other levels were below."""
+    figure = panels("Planted", ("lines",))
+    x, level = np.array([1.0, 2.0]), np.array([1e-4, 0.05466])
+    add_line(figure, (1, 1), x, np.array([0.5, 0.25]), name="model")
+    log_baseline(figure, (1, 1), x, level, name="baseline: window", floor=0.005)
+    log_baseline(figure, (1, 1), x, np.full(2, 3e-7), name="baseline: wide", floor=0.005)
+    add_baseline(figure, (1, 1), x, -3e-5, name="baseline: untrained")
+    label_axes(figure, (1, 1), "layer", "KL (bits)")
+    assert figure.data[1].name == "baseline: window (▾ below 0.005)"
+    assert caption_of(figure, "x") == "KL (bits) at layer 2: model 0.25; window 0.05466, wide 3e−7, untrained −3e−5."
 
 
 def test_the_row_farthest_from_the_baseline_is_named(drawn: go.Figure) -> None:
