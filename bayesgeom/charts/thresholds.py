@@ -30,7 +30,10 @@ class Rows:
 def add_thresholds(
     figure: go.Figure, panel: tuple[int, int], rows: Rows, *, unit: str, limits: tuple[float, float]
 ) -> None:
-    """Draw the rows; values outside of `limits` are drawn at their edge, and shown on hover."""
+    """Draw the rows; values outside of `limits` are drawn at their edge, and shown on hover.
+
+    The axis starts at the least value that is drawn, at 0 if all are positive.
+    """
 
     def points(values: Float[np.ndarray, " row"], name: str, **marker: object) -> go.Scatter:
         return go.Scatter(
@@ -62,7 +65,10 @@ def add_thresholds(
     for trace in traces:
         trace.showlegend = trace.name not in {shown.name for shown in figure.data}
         figure.add_trace(trace, row=panel[0], col=panel[1])
-    figure.update_xaxes(range=[limits[0], limits[1] + 0.02 * (limits[1] - limits[0])], row=panel[0], col=panel[1])
+    drawn = np.concatenate([lo, values, *(trace.x for trace in traces)])
+    least = min(0.0, float(drawn[np.isfinite(drawn)].min(initial=limits[1])))
+    edge = 0.05 * (limits[1] - max(limits[0], least))  # room for half of a marker, also on a narrow screen
+    figure.update_xaxes(range=[max(limits[0], least) - edge, limits[1] + edge], row=panel[0], col=panel[1])
     rows_range = {"type": "category", "range": [len(rows.labels) - 0.5, -0.5]}
     figure.update_yaxes(**rows_range, row=panel[0], col=panel[1])
     label_axes(figure, panel, unit, "")  # a title would lie on the rows' names

@@ -143,7 +143,7 @@ class PassThresholdsReport(Report):
             baselines={own.name: own.value for own in self.measured.baselines},
             threshold_name="threshold",
         )
-        add_thresholds(figure, (1, 1), rows, unit="measured (−1 to 1)", limits=(-1.0, 1.02))
+        add_thresholds(figure, (1, 1), rows, unit="measured (at most 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
         add_profile(figure, (1, 2), self.key_overlap, name="keys")
         add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)

@@ -83,7 +83,7 @@ def page(
         title=title,
         heading=sections[0].title if len(sections) == 1 else title,
         sections=sections,
-        tested=_tested(sections, provenance),
+        tested=_tested(sections, provenance) if len(sections) == 1 else "",  # the heading of several names it
         findings=opening,
         subtitles={section.name: _subtitle(section) for section in sections},
         captions={section.name: caption(section, opening) for section in sections},

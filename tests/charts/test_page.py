@@ -148,7 +148,7 @@ def test_each_baseline_has_a_line_and_each_verdict_its_color(document: str) -> N
 def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
     line = Headline(metric="x", label="x", value=0.5, no_interval='"one" sequence')
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
-    assert text.count('–<div class="why">&#34;one&#34; sequence</div></td>') == 1, "a title cannot be read on a phone"
+    assert text.count('– <div class="why">&#34;one&#34; sequence</div></td>') == 1, "a title cannot be read on a phone"
 
 
 def found_in(text: str) -> list[str]:
