@@ -75,8 +75,8 @@ def length_generalization(
         model: A model or several, as `as_model` takes them.
         task: A task, or its text as on the command line. Default: the task that the model was trained on.
         lengths: Lengths at which means over whole sequences are reported: steps of an HMM, pairs of a bijection with
-            repeats, filler tokens of recall. Default: 1, 1.5, 2.5 and 5 times the training length, as far as the model
-            has positions.
+            repeats, filler tokens of recall. Default: 1, 1.5, 2.5 and 5 times the training length, as far as models
+            and task allow. A model whose position table ends at the training length needs `with_room` first.
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
         threshold_bits: KL above which a position counts as failed.

@@ -13,6 +13,7 @@ from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.theme import (
     BASELINE,
     DASHES,
+    MEASURED,
     SERIES,
     at_least,
     label_axes,
@@ -77,7 +78,7 @@ def _add(
 ) -> None:
     """Add the models' curves and the mean of each baseline over models; each name appears once in the legend."""
     for index, model in enumerate(models):
-        color, own = SERIES[index % len(SERIES)], curves[index]
+        color, own = MEASURED if len(models) == 1 else SERIES[index % len(SERIES)], curves[index]
         if not np.isfinite(own.value).any():  # the layers of this model are not read
             continue
         low, high = own.ends

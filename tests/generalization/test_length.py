@@ -32,6 +32,7 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import ModelLike, of_module
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.split import split
+from bayesgeom.results.theme import BASELINE, MEASURED
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed
@@ -231,6 +232,15 @@ def test_layers_that_cannot_be_read_are_no_empty_panel(family: str) -> None:
     assert "Every layer" not in page.split("Not drawn:")[0] and "last panel" not in page
     (*_, layers), explained = split(read.plot(), "figure").panels, "Every layer's residual is read through the output"
     assert layers.caption.startswith(explained) and "KL beyond − KL within (bits) at layer 1:" in layers.caption
+
+
+@pytest.mark.parametrize("n_models", [1, 2])
+def test_a_single_model_has_the_color_of_measured_numbers(n_models: int) -> None:
+    """Pages say that blue is the measured number, and a single model was orange."""
+    figure = length_generalization([small(seed=seed) for seed in range(n_models)], lengths=[11], n=7).plot()
+    colors = {trace.line.color for trace in figure.data if "lines" in trace.mode and trace.line.width != 0}
+    assert (MEASURED in colors) == (n_models == 1)
+    assert len(colors - {MEASURED, BASELINE}) == (n_models if n_models > 1 else 0)
 
 
 def test_a_report_is_saved_drawn_and_tabled(two_models: LengthReport, tmp_path: Path) -> None:
