@@ -14,6 +14,7 @@ from bayesgeom.claims.reproduction import machine
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import atomic_file
 from bayesgeom.results.folder import HTML, METRICS
+from bayesgeom.results.storage import JSON
 
 
 def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) -> Measurement:
@@ -42,7 +43,7 @@ def record(claim: Claim, repository: Path, *, stale: set[Path] | None = None) ->
     origins: dict[str, Origin] = {}
     for run in claim.recordable:
         folder = repository / str(run.report)
-        if not (folder / METRICS).is_file() or (stale is not None and Path(str(run.report)) in stale):
+        if not (folder / JSON).is_file() or (stale is not None and Path(str(run.report)) in stale):
             _make(claim, run, folder)
             if stale is not None:
                 stale.discard(Path(str(run.report)))
@@ -61,7 +62,8 @@ def _make(claim: Claim, run: Run, folder: Path) -> None:
 
     check_needs(claim)
     parsed([*arguments_of(run), "--out", str(folder)])()
-    (folder / HTML).unlink()  # the repository keeps numbers; the page can be made from them
+    for name in (HTML, METRICS):  # the repository keeps numbers; page and table can be made from them
+        (folder / name).unlink()
 
 
 def _write(measurements: Mapping[str, Measurement]) -> None:

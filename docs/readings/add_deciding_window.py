@@ -23,7 +23,7 @@ from bayesgeom.core.files import atomic_directory
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.folder import METRICS, write_parts
+from bayesgeom.results.folder import write_parts
 from bayesgeom.results.storage import JSON, read
 from bayesgeom.stats.memory import WindowScores, joined, wider_window, window_name, window_scores
 from bayesgeom.tasks.base import Branch, derived_seed
@@ -87,7 +87,6 @@ def main() -> None:
         new = converted(own, _scored(found))
         with atomic_directory(folder) as aside:
             write_parts(aside, {**found, "calibration": new}, read(folder)[1])
-        Diagnosis.load(folder).to_pandas().to_parquet(folder / METRICS)
         for estimate in (new.kl_bits, new.entropy_mae_bits):
             print(folder.relative_to(ROOT), estimate.baselines[-2:], estimate.clears("lower"))
 

@@ -25,7 +25,7 @@ from bayesgeom.generalization.curves import strongest, wide_windows
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.folder import METRICS, write_parts
+from bayesgeom.results.folder import write_parts
 from bayesgeom.results.storage import read
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import TRANSPORT_WINDOW, WindowScores, transport_note
@@ -91,7 +91,6 @@ def main() -> None:
     new = converted(own, kl, entropy, windows)
     with atomic_directory(REPORT) as aside:
         write_parts(aside, {**found, "length": new}, read(REPORT)[1])
-    Diagnosis.load(REPORT).to_pandas().to_parquet(REPORT / METRICS)
     for name, level in kl.items():
         print(
             name,

@@ -23,7 +23,6 @@ from conversions.rewriting import convert_folders, replace_parts
 
 from bayesgeom.probes.belief_report import BeliefReadoutReport, window_levels
 from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import parts_of, read
 
 
@@ -54,7 +53,6 @@ def convert(folder: Path) -> bool:
     if arrays.keys() == before.keys():
         return False
     replace_parts(folder, {**parts, name: (scalars, arrays)}, extra)
-    load_report(folder).to_pandas().to_parquet(folder / METRICS)
     return True
 
 

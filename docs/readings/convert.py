@@ -27,8 +27,7 @@ from conversions.old import Old, numbers
 
 from bayesgeom.core.files import atomic_directory
 from bayesgeom.core.json_values import decoded
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS, write_parts
+from bayesgeom.results.folder import write_parts
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed, parts_of
 
@@ -87,7 +86,6 @@ def converted(folder: Path) -> str:
         new |= {report.name: report for report in made}
     with atomic_directory(folder) as aside:
         write_parts(aside, new, extra)
-    load_report(folder).to_pandas().to_parquet(folder / METRICS)
     return "converted"
 
 

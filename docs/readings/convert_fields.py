@@ -1,6 +1,6 @@
 """Merge fields of committed readings along axes: `conversions/merged.py` says which (schema 3 to schema 3).
 
-Run once, over folders of readings; of a report that was merged before only the table of metrics is made again:
+Run once, over folders of readings; a report that was merged before is left as it is:
 
     python docs/readings/convert_fields.py docs/readings
 
@@ -21,10 +21,9 @@ from conversions.old import numbers
 from bayesgeom.core.files import atomic_directory
 from bayesgeom.results import storage
 from bayesgeom.results.diagnosis import report_kinds
-from bayesgeom.results.folder import METRICS, write_parts
+from bayesgeom.results.folder import write_parts
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON
-from bayesgeom.results.tidy import frame, records_of
 
 KINDS = report_kinds()
 
@@ -66,8 +65,6 @@ def converted(folder: Path) -> str:
     if changed:
         with atomic_directory(folder) as aside:
             write_parts(aside, new, extra)
-    rows = [row for report in new.values() for row in records_of(report)]
-    frame(rows, extra.get("provenance", {})).to_parquet(folder / METRICS)
     return f"merged: {', '.join(changed)}" if changed else "unchanged"
 
 

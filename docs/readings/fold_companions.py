@@ -10,8 +10,8 @@ Run once, from the root of the repository:
 - `spearman_p` of the value manifold becomes the estimate `p_value`.
 - `chance_passes` and `untrained_passes` of the pass thresholds become baselines of `passed`.
 
-The script ends with an error if a number of a report is lost. `convert_fields.py` makes the tables of metrics again. A
-report without these fields is left as it is, so running the script again does nothing.
+The script ends with an error if a number of a report is lost. A report without these fields is left
+as it is, so running the script again does nothing.
 """
 
 import sys

@@ -10,9 +10,7 @@ positions alone are named `hmm-variant-rotary`, which was `hmm-arm-rotary`. Repo
 `laws`, which was `identitys`, and `attention_maps` their steps in `shown_steps`, which was `chosens`: both are the
 axis with an s. Reports of `gradient_movement` name steps from which on a distance is stable, which was "settled": in
 `dynamics` that is another rule. Verdicts of `settling` say that a curve "is first". Arrays are written as they were
-read.
-`convert_fields.py` makes the tables of metrics again. A report without these names is left as it is, so running the
-script again does nothing.
+read. A report without these names is left as it is, so running the script again does nothing.
 """
 
 import sys

@@ -24,8 +24,6 @@ from bayesgeom.core.json_values import encoded
 from bayesgeom.dynamics.again import decided_again
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.settling_report import SettlingReport
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import parts_of, read
 
 
@@ -38,7 +36,6 @@ def restate(folder: Path) -> bool:
     if encoded(old) == new and all(np.array_equal(old_arrays[name], arrays[name], equal_nan=True) for name in arrays):
         return False
     replace_parts(folder, {**parts, SettlingReport.name: (new, arrays)}, extra)
-    load_report(folder).to_pandas().to_parquet(folder / METRICS)
     return True
 
 

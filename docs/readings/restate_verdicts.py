@@ -52,7 +52,6 @@ from bayesgeom.interventions.verdicts import (
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import JSON, read, write
 from bayesgeom.subspaces.readout import Erasure
 
@@ -166,7 +165,6 @@ def main() -> None:
         told = {name: list(text) if isinstance(text, tuple) else text for name, text in texts.items()}
         with atomic_directory(folder) as aside:
             write(aside, {**parts, KIND: ({**scalars, **told}, arrays)}, extra)
-        Diagnosis.load(folder).to_pandas().to_parquet(folder / METRICS)
 
 
 if __name__ == "__main__":

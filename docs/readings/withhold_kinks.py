@@ -34,8 +34,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from conversions.rewriting import replace_parts
 
 from bayesgeom.probes.key_report import WHY_NOT
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import read
 from bayesgeom.stats.intervals import WHY_BIASED
 from bayesgeom.tasks.base import task_from_config
@@ -112,7 +110,6 @@ def main() -> None:
         own = parts[kind] = (dict(parts[kind][0]), dict(parts[kind][1]))
         if changed := of_dynamics(own, extra["provenance"]) if kind == "dynamics" else of_keys(own):
             replace_parts(folder, parts, extra)
-            load_report(folder).to_pandas().to_parquet(folder / METRICS)
             print(name, changed)
 
 

@@ -21,8 +21,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from conversions.rewriting import replace_parts
 
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import read
 
 FIELD = "silhouette"
@@ -53,7 +51,6 @@ def main() -> None:
         for part in ("low", "high"):
             arrays[f"{FIELD}.{part}"] = np.full_like(low, np.nan)
         replace_parts(folder, {**parts, kind: (scalars, arrays)}, extra)
-        load_report(folder).to_pandas().to_parquet(folder / METRICS)
         print(name, int(np.isfinite(low).sum()))
 
 

@@ -22,8 +22,6 @@ sys.path[:0] = [str(ROOT)]
 from bayesgeom.core.files import atomic_directory
 from bayesgeom.generalization.curves import WHOLE
 from bayesgeom.probes.qk_alignment import WHY_NO_ORDER
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import JSON, read, write
 
 REASONS = {
@@ -56,7 +54,6 @@ def main() -> None:
         parts, extra = read(folder)
         with atomic_directory(folder) as aside:
             write(aside, {key: without_ends(*own) for key, own in parts.items()}, extra)
-        load_report(folder).to_pandas().to_parquet(folder / METRICS)
         print(folder.relative_to(ROOT))
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bayesgeom.results.folder import HTML, METRICS
+from bayesgeom.results.storage import JSON
 from tests.structure.source import ROOT
 from tests.structure.test_machine_paths import project_files
 
@@ -50,6 +52,12 @@ def test_the_checked_out_tree_is_small() -> None:
 @pytest.mark.exhaustive
 def test_a_wheel_is_small() -> None:
     assert compressed(in_wheel(project_files(ROOT))) < WHEEL_BYTES
+
+
+def test_committed_readings_hold_no_file_that_is_made_from_the_others() -> None:
+    readings = [path for path in project_files(ROOT) if path.is_relative_to(ROOT / "docs" / "readings")]
+    assert any(path.name == JSON for path in readings)
+    assert not [path for path in readings if path.name in (METRICS, HTML)], "to_pandas() and to_html() make them"
 
 
 def test_sizes_count_every_file(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from bayesgeom.core.files import atomic_directory
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.folder import METRICS
 from bayesgeom.results.storage import ARRAYS, JSON, read, write
 
 ROOT = Path(__file__).parents[3]
@@ -45,5 +43,4 @@ def convert_intervals(converted: Callable[[str, dict[str, Any], dict[str, np.nda
             continue
         with atomic_directory(folder) as temporary:
             write(temporary, {key: (scalars, arrays) for key, (scalars, arrays, _) in found.items()}, extra)
-        load_report(folder).to_pandas().to_parquet(folder / METRICS)
         print(folder.relative_to(ROOT), changed)
