@@ -18,7 +18,7 @@ from bayesgeom.interventions.verdicts import (
     VERDICTS,
     listed,
 )
-from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity
+from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 STAGES = ("before", "after")
+_COMPARED = {
+    "yes": "more than with every control subspace",
+    "no": "but not more than with every control subspace",
+    "undecided": "but not clearly more than with every control subspace",
+}
 RULE = (
     "Not used (linearly) from a layer on requires three conditions. Before erasure, R² of a linear map in that layer "
     f"is at least {FLOOR:g} above that of shuffled values. After erasure, it is at most {SLACK:g} above in every layer "
@@ -66,7 +71,7 @@ class OnwardsReport(Report):
     kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="higher", label="KL increase")]
     stages: tuple[str, ...]
     r2: Annotated[Estimate, AtMostOne("stage layer", label="R² of the quantity, before and after erasure")]
-    r2_excess: Float[np.ndarray, " layer"]
+    r2_excess: Annotated[Float[np.ndarray, " layer"], Unit("1")]
     unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
     verdict_by_layer: tuple[str, ...]
     is_matched_by_layer: tuple[bool, ...]
@@ -84,14 +89,10 @@ class OnwardsReport(Report):
         """The first layers that were tried."""
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits.value))]
 
-    def conclusion(self) -> str:
-        return ""  # the findings state each verdict with its reason
-
     def headlines(self) -> Sequence[Headline]:
-        """Return one line per first layer, the strongest verdict first.
+        """Return one line per first layer, the strongest verdict first, then the share of the ceiling and R².
 
-        One finding states all verdicts, with the largest increase of the layers of the strongest; the table has the
-        rest, without words that would make them findings.
+        Layers with the same verdict and reason have one finding, which the largest of their increases carries.
         """
         lines = {
             at: replace(
@@ -100,23 +101,44 @@ class OnwardsReport(Report):
             )
             for at in self.layers
         }
-        groups = {own: [at for at in lines if self.verdict_by_layer[at] == own] for own in VERDICTS}
-        groups = {verdict: group for verdict, group in groups.items() if group}
-        texts = [self._finding(verdict, group) for verdict, group in groups.items()]
-        for group in list(groups.values())[:1]:
-            largest = max(group, key=lambda at: lines[at].value)
-            lines[largest] = replace(lines[largest], finding=" ".join(texts))
-        return sorted(lines.values(), key=lambda line: not line.finding)
+        groups: dict[str, list[int]] = {}
+        for at in sorted(lines, key=lambda at: VERDICTS.index(self.verdict_by_layer[at])):
+            groups.setdefault(self._finding(at), []).append(at)
+        carriers = [max(group, key=lambda at: lines[at].value) for group in groups.values()]
+        for at, (finding, group) in zip(carriers, groups.items(), strict=True):
+            lines[at] = replace(lines[at], finding=finding.format(listed(group)))
+        stated = [lines.pop(at) for at in carriers]
+        scaled = [at for at in carriers[:1] if self.kl_increase_bits.ceiling[at] > 0]
+        least_erased = sorted(self.layers, key=lambda at: float(self.r2_excess[at]))[-1:]
+        return *stated, *lines.values(), *map(self._scale, scaled), *map(self._read, least_erased)
 
-    def _finding(self, verdict: str, group: Sequence[int]) -> str:
-        """Return what one verdict states of its first layers, and why nothing is decided where that is so."""
-        if verdict != UNDECIDED:
-            return f"The {self.quantity} from {listed(group)} on: {verdict}."
-        reasons: dict[str, list[int]] = {}
-        for at in group:
-            reasons.setdefault(self._open(at), []).append(at)
-        texts = [f"from {listed(layers)} on, {reason}" for reason, layers in reasons.items()]
-        return f"Whether the model uses the {self.quantity} is not decided: {'; '.join(texts)}."
+    def _finding(self, layer: int) -> str:
+        """Return what the verdict from a layer on states, with braces in the place of the layers."""
+        told = {
+            NOT_USED: f"From {{}} on, the model does not use the {self.quantity} linearly.",
+            NOT_IDENTIFIED: f"From {{}} on, the {self.quantity} is a function of position: its use is not identified.",
+        }
+        is_open = f"Whether the model uses the {self.quantity} is not decided: from {{}} on, {self._open(layer)}."
+        return told.get(self.verdict_by_layer[layer], is_open)
+
+    def _scale(self, layer: int) -> Headline:
+        """Return the KL increase as a share of that of the whole activation."""
+        increase, ceiling = (float(own[layer]) for own in (self.kl_increase_bits.value, self.kl_increase_bits.ceiling))
+        finding = (
+            f"From layer {layer} on, the KL increase is {percent_text(increase / ceiling, 1)} of that of replacing the "
+            f"whole activation in layer {layer} by its mean, {number_text(ceiling)} bits."
+        )
+        line = Headline.computed("kl_increase_bits", f"share of the ceiling, from layer {layer} on", increase / ceiling)
+        return replace(line, finding=finding)
+
+    def _read(self, at: int) -> Headline:
+        """Return the R² that an erasure leaves, next to that before it."""
+        before, after = map(number_text, self.r2.value[:, at])
+        finding = (
+            f"R² of a linear map to the {self.quantity} is {before} before the erasure from layer {at} on, and at most "
+            f"{after} after it: {'not ' * int(self.r2_excess[at] <= SLACK)}more than {SLACK:g} above shuffled values."
+        )
+        return replace(headline_of(self, "r2", (1, at), f"R² after the erasure from layer {at} on"), finding=finding)
 
     def _open(self, layer: int) -> str:
         """Return why "not used" is not shown from a layer on, by `RULE`."""
@@ -126,7 +148,8 @@ class OnwardsReport(Report):
         if np.isnan(low):
             return "the increase has no interval"
         if low > margin:
-            return "the answers get worse, and removal alone never shows use"
+            compared = _COMPARED[str(increase.clears("higher"))]
+            return f"the answers get worse, {compared}, and removal alone never shows use"
         if high < -margin:
             return "the answers get better"
         if max(-low, high) > margin:
@@ -172,14 +195,8 @@ class OnwardsReport(Report):
             ceiling = number_text(float(increase.ceiling), is_exact=True)
             reads = (number_text(r2) for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
             low, high = (float(end) for end in increase.ends)
-            own = (
-                str(at),
-                number_text(float(increase), is_exact=True),
-                interval_text(low, high),
-                random,
-                matched,
-                ceiling,
-            )
+            value = number_text(float(increase), is_exact=True)
+            own = (str(at), value, interval_text(low, high), random, matched, ceiling)
             rows.append((*own, *reads, self.verdict_by_layer[at]))
         own_kl = number_text(float(self.unedited_kl_bits))
         level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {own_kl}"

@@ -20,7 +20,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, number_text, percent_text, with_minus
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
-from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity
+from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -102,10 +102,10 @@ class InterventionReport(Report):
     ]
     effects: tuple[str, ...]
     change_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", better="higher", label="effect")]
-    unedited_bits: Float[np.ndarray, "effect band"]
+    unedited_bits: Annotated[Float[np.ndarray, "effect band"], Unit("bits")]
     sources: tuple[str, ...]
     r2: Annotated[Estimate, AtMostOne("source layer", label="R²")]
-    rank: Int[np.ndarray, " layer"]
+    rank: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     parts: tuple[str, ...]
     share: Annotated[Estimate, NonNegative("part layer", label="share")]
     verdict_by_layer: tuple[str, ...]
@@ -198,13 +198,14 @@ class InterventionReport(Report):
         where = f"layer {at}, {self.subspace}"
         increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
-        rulings = self._rulings(at)
+        first, *others = self._rulings(at)
         if not self.is_swap:
             ceiling = ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}")
-            return *rulings, ceiling, read, *self._without_direct_path()
+            return first, *others, ceiling, read, *self._without_direct_path()
         return (
-            *rulings,
+            first,
             self._explaining(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
+            *others,
             ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
             increase,
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
@@ -249,9 +250,8 @@ class InterventionReport(Report):
         return list(groups.values())
 
     def _explaining(self, line: Headline, layer: int) -> Headline:
-        """Return the line with the reason of a layer's verdict if no other layer has the same."""
-        alone = [layer] in self._groups() and not math.isnan(line.value)
-        if not alone:
+        """Return the line with the reason of a layer's verdict if no other layer has the same, and it says more."""
+        if self.verdict_by_layer[layer] == USED or [layer] not in self._groups() or math.isnan(line.value):
             return line
         return replace(line, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
 

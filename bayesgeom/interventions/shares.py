@@ -18,7 +18,7 @@ from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate, Share, Signed
+from bayesgeom.results.estimate import Baseline, Estimate, Share, Signed, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
@@ -59,7 +59,7 @@ class SwapSharesReport(Report):
     explanations: tuple[str, ...]
     effects: tuple[str, ...]
     held: Annotated[Estimate, Share("explanation swap", label="share that the subspace holds")]
-    moved: Float[np.ndarray, "effect swap"]
+    moved: Annotated[Float[np.ndarray, "effect swap"], Unit("1")]
     rank_correlation: Annotated[Estimate, Signed("explanation effect", better="higher", label="rank correlation")]
     n: int
 

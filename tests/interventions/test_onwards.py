@@ -22,6 +22,7 @@ from bayesgeom.subspaces.scrubbing import Scrubber, Targets, matched_erasers
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from tests.interventions.worlds import TASK, lively, planted_model
+from tests.pages import READINGS
 from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
@@ -78,14 +79,37 @@ def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
     assert report.plot().data and report.headlines()[0].metric == "kl_increase_bits"
 
 
-def test_one_finding_carries_all_verdicts_and_the_table_the_rest() -> None:
-    """Pages opened with up to six findings that repeated one verdict."""
-    report = erase_onwards(lively(), quantity="belief", n=23)
-    (found,) = findings([section_of("erasure_onwards", report)])
-    assert found.sentence.startswith("Whether the model uses the belief is not decided: from layer")
-    both = replace(report, verdict_by_layer=("not used", "undecided"), kl_increase_bits=report.kl_increase_bits[[1, 1]])
-    stated = [line.finding for line in both.headlines() if line.finding]
-    assert len(stated) == 1 and stated[0].startswith("The belief from layer 0 on: not used. Whether the model uses")
+def test_each_verdict_and_reason_has_one_finding_and_then_scale_and_rest_are_stated() -> None:
+    """Pages opened with one finding that held several verdicts and the number of one of them."""
+    report = erase_onwards(planted_model(), quantity="belief", n=23)
+    first, scale, rest = findings([section_of("erasure_onwards", report)])
+    assert first.sentence.startswith("Whether the model uses the belief is not decided: from layer 1 on, the answers")
+    assert "get worse, but not clearly more than with every control subspace" in first.sentence
+    assert "% of that of replacing the whole activation in layer 1 by its mean" in scale.sentence
+    assert rest.sentence.startswith("R² of a linear map to the belief is ")
+    assert rest.sentence.endswith("not more than 0.01 above shuffled values.")
+    both = replace(
+        report,
+        verdict_by_layer=("not used", "undecided"),
+        kl_increase_bits=report.kl_increase_bits[[1, 1]],
+        r2=report.r2[:, [1, 1]],
+        r2_excess=np.full(2, 0.3),
+    )
+    told = findings([section_of("erasure_onwards", both)])
+    assert [own.verdict for own in told] == ["not used", "undecided", "", ""]
+    assert told[0].sentence == "From layer 0 on, the model does not use the belief linearly."
+    assert told[-1].sentence.endswith(": more than 0.01 above shuffled values.")
+    assert all(own.numbers for own in told[:2])
+
+
+def test_a_cost_below_that_of_control_subspaces_is_no_cost_of_the_quantity() -> None:
+    """Erasing the entropy of `mess3-small` costs less than erasing a random subspace, and its page did not say so."""
+    stated = [
+        OnwardsReport.load(READINGS / "interventions" / name).headlines()[0].finding
+        for name in ("mess3-small/onwards-leace-entropy", "mess3-small/onwards-leace-belief")
+    ]
+    assert "get worse, but not more than with every control subspace" in stated[0]
+    assert "get worse, more than with every control subspace" in stated[1]
 
 
 def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:

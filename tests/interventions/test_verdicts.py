@@ -311,6 +311,17 @@ def test_layers_with_the_same_reason_are_one_finding() -> None:
     assert sum("too late" in own for own in sentences) == sum("too small" in own for own in sentences) == 1
 
 
+def test_a_used_layer_is_stated_once() -> None:
+    """The page of the key frame had layer 1 as its first and as its last finding, with the same verdict."""
+    used = Diagnosis.load(READINGS / "interventions/bijection-v20/frame")["intervention"]
+    told = [own.sentence for own in findings([section_of("intervention", used)])]
+    assert told[0].startswith("Used in layer 1") and len(told) == 3
+    assert not any(own.startswith("Layer 1") for own in told)
+    alone = Diagnosis.load(READINGS / "interventions/bijection-v20/top_jacobian-16")["intervention"]
+    told = [own.sentence for own in findings([section_of("intervention", alone)])]
+    assert "In layer 5," in told[0] and told[1].startswith("Layer 5: use is not shown"), "a reason follows at once"
+
+
 def test_a_semicolon_in_brackets_does_not_end_a_reason() -> None:
     """Pages showed "neither is disuse (hardly decodable here (R² 0.058 before removal)."."""
     brackets = "(R² 0.058 before removal; a verdict needs 0.1) (variance-matched controls: 1 (the whole); 1 distinct)"
