@@ -5,6 +5,7 @@ import logging
 import math
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import numpy as np
 import pandas as pd
@@ -146,15 +147,15 @@ def test_the_figure_draws_thresholds_and_chance() -> None:
     assert thresholds == [0.01, 0.9, 0.8, 0.7]
 
 
-def test_degeneration_is_logged_and_may_stop(caplog: pytest.LogCaptureFixture) -> None:
+def test_degeneration_is_logged_and_may_stop() -> None:
     module = tiny()
     watch = Monitor(module, TASK, every=1, settings=QUICK, response=Response(action="stop"))
-    with caplog.at_level(logging.WARNING, "bayesgeom.monitor"):
+    with TestCase().assertLogs("bayesgeom.monitor", logging.WARNING) as logged:
         losses = loop(module, 60, watch, noise_from=20)
     assert watch.should_stop and 22 <= len(losses) <= 32
     kinds = [event.kind for event in watch.events]
     assert kinds.count("degenerated") >= 1 and kinds[-1] == "stopped"
-    assert any("kl_bits degenerated" in message for message in caplog.messages)
+    assert any("kl_bits degenerated" in message for message in logged.output)
     assert watch.report().marked_steps[-1] == len(losses) - 1
 
 
