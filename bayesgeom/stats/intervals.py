@@ -290,11 +290,12 @@ def _columns(
         rounding = np.maximum(_ROUNDING * np.abs(a).max(axis=0), _UNIT_ROUNDING * terms) / np.abs(b.mean(axis=0))
         deviations = np.where(np.abs(deviations) > rounding, deviations, 0.0)
         t, shift = _studentized(a, b, ratio, weights)
-        t_low = np.sort(t * _log_factor(1 + shift / ratio) if is_positive else t, axis=0)
+        on_log = np.sort(t * _log_factor(1 + shift / ratio), axis=0) if is_positive else None
     error = np.sqrt((influence**2).mean(axis=0) / n)
     different = (deviations != 0).sum(axis=0)
     upper, lower = tail_weight(deviations), tail_weight(-deviations)
     t.sort(axis=0)
+    t_low = t if on_log is None else on_log
     is_rare = (different < ENOUGH_DIFFERENT) & (2 * different < n)
     at_most, at_most_score = (np.where(is_rare, few, LEVEL) * level / LEVEL for few in (FEW_LEVEL, FEW_LEVEL_SCORE))
     tails = (tail_level(*sides, n) * level / LEVEL for sides in ((lower, upper), (upper, lower)))
@@ -350,12 +351,16 @@ def _studentized(
     total = weights @ b
     shift, power = weights @ a / total, weights @ a**2
     if b.shape[1] == 1 and (b == b[0]).all():
-        square = power / total**2 - shift**2
+        power /= total**2
+        square = power - shift**2
     else:
         square = (power - 2 * shift * (weights @ (a * b)) + shift**2 * (weights @ b**2)) / total**2
-    square = np.where(square > 1e-14 * power / total**2, square, 0.0)
-    t = shift / np.sqrt(square / len(a))
-    return np.where(shift == 0, 0.0, t), shift
+        power /= total**2
+    square[~(square > 1e-14 * power)] = 0.0
+    square /= len(a)
+    t = shift / np.sqrt(square, out=square)
+    t[shift == 0] = 0.0
+    return t, shift
 
 
 def _log_factor(growth: Float64[np.ndarray, "draw column"]) -> Float64[np.ndarray, "draw column"]:
