@@ -166,7 +166,7 @@ class Claim:
         source: Paper and section.
         published: The published numbers or statement.
         criterion: What supports and what contradicts the claim.
-        is_criterion_later: Whether the claim was measured before its criterion was written.
+        is_criterion_later: Whether the criterion was written, or changed, after a first measurement.
         does_not_show: What a supported claim does not show.
         runs: Commands, and the numbers that are read from their reports.
         supported_if: Conditions that support the claim if all are met.

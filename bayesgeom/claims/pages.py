@@ -14,6 +14,7 @@ from bayesgeom.results.tables import markdown
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 README, PAGE = "README.md", "docs/claims.md"
+_LATER = " (written or changed after a first measurement)"
 _GROUPS = {
     "B": "Bijection: calibration",
     "H": "Hidden Markov models: calibration",
@@ -129,7 +130,7 @@ def _detail(claim: Claim) -> str:
             else []
         ),
         f"- Published: {claim.published} ({claim.source}).",
-        f"- Criterion{' (written after a first measurement)' if claim.is_criterion_later else ''}: {claim.criterion}",
+        f"- Criterion{_LATER * claim.is_criterion_later}: {claim.criterion}",
     ]
     if why := reason(claim):
         lines.append(f"- Why there is no verdict: {why}")
