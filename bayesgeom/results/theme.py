@@ -94,23 +94,23 @@ def _grid(is_titled: tuple[bool, ...], n_columns: int, row_height: int) -> go.Fi
         vertical_spacing=BETWEEN / height,
         horizontal_spacing=0.22 / max(2, n_columns),
     )
-    figure.update_layout(
-        template="none",  # plotly's own is most of a copy's time, and pages do not have it
-        title={"x": 0.01, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top", "pad_t": 20},
-        title_font_size=17,
-        font={"family": FONT, "size": 13, "color": EXACT},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        height=TOP + height + BELOW,
-        margin={"l": 70, "r": 30, "t": TOP, "b": BELOW},
-        colorway=SERIES,
-        hovermode="closest",
-        legend={"orientation": "h", "y": -BELOW / height, "yanchor": "top"},
-    )
     axis = {"showgrid": True, "gridcolor": GRID, "zeroline": False, "linecolor": AXIS, "ticks": "outside"}
     axis |= {"tickcolor": AXIS, "exponentformat": "power", "separatethousands": True}
-    figure.update_xaxes(title_standoff=4, **axis)
-    figure.update_yaxes(**axis)
+    title = {"x": 0.01, "xanchor": "left", "y": 1, "font": {"size": 17}}
+    styles, placed = {"x": {**axis, "title": {"standoff": 4}}, "y": axis}, figure.layout.to_plotly_json()
+    figure.layout = {  # at once: plotly takes three times as long to update one property after another
+        **{name: {**own, **styles[name[0]]} if "axis" in name else own for name, own in placed.items()},
+        "template": "none",  # plotly's own is most of a copy's time, and pages do not have it
+        "title": {**title, "yref": "container", "yanchor": "top", "pad": {"t": 20}},
+        "font": {"family": FONT, "size": 13, "color": EXACT},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "height": TOP + height + BELOW,
+        "margin": {"l": 70, "r": 30, "t": TOP, "b": BELOW},
+        "colorway": SERIES,
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "y": -BELOW / height, "yanchor": "top"},
+    }
     return figure
 
 
