@@ -35,6 +35,7 @@ from bayesgeom.core.files import atomic_file
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.folder import HTML, METRICS
 from bayesgeom.results.storage import JSON
 
 READINGS = ROOT / FOLDER
@@ -112,7 +113,8 @@ def measure(name: str) -> str:
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         return f"FAILED {name}: {done.stderr.strip().splitlines()[-1:]}"
-    (READINGS / name / "report.html").unlink(missing_ok=True)
+    for made in (HTML, METRICS):
+        (READINGS / name / made).unlink(missing_ok=True)
     after = only_report(name)
     if before is None:
         return f"{name}: new: {after.verdict}; {time.monotonic() - started:.0f} s"

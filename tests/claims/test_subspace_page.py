@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bayesgeom.claims.subspace_page import FOLDER, MEASURED, NOT_MEASURED, SINGLE, page
-from bayesgeom.core.numbers import interval_text
+from bayesgeom.claims.subspace_page import FOLDER, MEASURED, NO_FIT, NOT_MEASURED, SINGLE, page
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import AFTER, BEFORE, SHUFFLED, InterventionReport
 from bayesgeom.interventions.verdicts import NOT_USED, UNDECIDED, USED
@@ -78,7 +78,7 @@ def test_the_page_says_what_the_reports_hold(committed: dict[str, InterventionRe
 def test_the_page_says_which_uses_survive(
     committed: dict[str, InterventionReport | OnwardsReport], tmp_path: Path
 ) -> None:
-    """Used in layers 1 and 2: one survives with everything held fixed, none of a quantity without such a report."""
+    """Used in layers 1 and 2, and the same swap with everything held fixed, with position alone, or with nothing."""
     own = committed["recall-transformer/leace-entropy"]
     assert isinstance(own, InterventionReport)
     used = replace(own, verdict_by_layer=(UNDECIDED, USED, USED))
@@ -94,15 +94,20 @@ def test_the_page_says_which_uses_survive(
             subspace="LEACE (belief, given position and answer)",
             where=f"carried, {used.where.partition(', ')[2]}",
         ),
+        "covariance": replace(used, subspace="covariance (belief)", quantity="belief"),
+        "trained": replace(used, subspace="trained swap (belief, rank 3)", quantity="belief"),
         "idle": replace(used, subspace="covariance (entropy)", verdict_by_layer=(UNDECIDED,) * 3),
     }
     for name, report in reports.items():
         Diagnosis.of(report).save(tmp_path / "recall-transformer" / name)
     uses = page(tmp_path).partition("## Uses")[2].partition("\n## ")[0]
     at = "resid_pre | scored positions | layers 1, 2 |"
-    assert f"| LEACE (entropy) | {at} undecided in layer 1; yes in layer 2 |" in uses
-    assert f"| LEACE (belief) | {at} {NOT_MEASURED}; given position alone: yes in layers 1, 2 |" in uses
-    assert uses.count("| `recall-transformer` |") == 2
+    left = number_text(used.r2.value[AFTER, 1])
+    assert f"| LEACE (entropy) | {at} undecided in layer 1 (R² left {left}); yes in layer 2 |" in uses
+    assert f"| LEACE (belief) | {at} given position alone: yes in layers 1, 2 |" in uses
+    assert f"| covariance (belief) | {at} {NOT_MEASURED} |" in uses
+    assert f"| trained swap (belief, rank 3) | {at} {NO_FIT} |" in uses
+    assert uses.count("| `recall-transformer` |") == 4
 
 
 def test_the_page_lists_the_fits_that_were_not_measured(
