@@ -28,7 +28,7 @@ from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -72,8 +72,8 @@ class AblationReport(Report):
     mode: Mode
     ablations: tuple[str, ...]
     kinds: tuple[str, ...]
-    layer: Int[np.ndarray, " ablation"]
-    head: Int[np.ndarray, " ablation"]
+    layer: Annotated[Int[np.ndarray, " ablation"], Unit("1")]
+    head: Annotated[Int[np.ndarray, " ablation"], Unit("1")]
     n_layers: int
     n_heads: int
     kl_increase_bits: Annotated[Estimate, Quantity("ablation", unit="bits", better="higher", label="KL increase")]
@@ -84,9 +84,9 @@ class AblationReport(Report):
         Estimate, NonNegative("ablation", better="higher", label="KL with the ablation over KL without it")
     ]
     accuracy_change: Annotated[Estimate, Signed("ablation", better="lower", label="change in accuracy")]
-    attribution_bits: Float[np.ndarray, " ablation"]
-    inert: Bool[np.ndarray, " ablation"]
-    kl_increase_bits_by_position: Float[np.ndarray, "ablation position"]
+    attribution_bits: Annotated[Float[np.ndarray, " ablation"], Unit("bits")]
+    inert: Annotated[Bool[np.ndarray, " ablation"], Unit("1")]
+    kl_increase_bits_by_position: Annotated[Float[np.ndarray, "ablation position"], Unit("bits")]
     # No `better`: the uniform prediction is a scale. `calibration` has the strongest baseline of the task.
     unablated_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL without ablation")]
     unablated_entropy_mae_bits: Annotated[

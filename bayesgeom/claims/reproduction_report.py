@@ -11,7 +11,7 @@ from jaxtyping import Float
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.numbers import number_text
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.results.tables import aligned
@@ -52,7 +52,7 @@ class ReproductionReport(Report):
     units: tuple[str, ...]
     reproduced: Annotated[Estimate, Quantity("number", label="reproduced")]
     recorded: Annotated[Estimate, Quantity("number", label="recorded")]
-    agrees: Float[np.ndarray, " number"]
+    agrees: Annotated[Float[np.ndarray, " number"], Unit("1")]
     verdict: str
     recorded_verdict: str
     hold: str

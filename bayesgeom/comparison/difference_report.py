@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from bayesgeom.core.columns import narrow
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 
@@ -59,10 +59,10 @@ class DifferenceReport(Report):
     rows: tuple[str, ...]
     units: tuple[str, ...]
     better: tuple[str, ...]
-    first: Float[np.ndarray, " row"]
-    second: Float[np.ndarray, " row"]
+    first: Annotated[Float[np.ndarray, " row"], Unit("as the attribute units states by row")]
+    second: Annotated[Float[np.ndarray, " row"], Unit("as the attribute units states by row")]
     difference: Annotated[Estimate, Quantity("row", label="B − A")]
-    is_paired: Bool[np.ndarray, " row"]
+    is_paired: Annotated[Bool[np.ndarray, " row"], Unit("1")]
     names: tuple[str, ...]
     pairing: str
     n_leading: int

@@ -30,7 +30,7 @@ from bayesgeom.comparison.verdict import (
 )
 from bayesgeom.core.numbers import is_small, number_text, percent_text
 from bayesgeom.models.native.state_size import state_floats
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.results.findings import FEWEST
 from bayesgeom.results.headline import Headline
@@ -44,6 +44,19 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 CONTEXT_FREE = "context-free"
+NOTHING, _OPEN = "nothing published", f"{NOT_DECIDED}: "
+_AGAINST_PUBLISHED = {  # the standing of a cell, below its verdict
+    "as published": "as published",
+    "as published at these sizes": "as published, at these sizes",
+    "contradicts": "contradicts the published verdict",
+    "differs at these sizes": "differs from the published verdict, at these sizes",
+}
+_TOLD = {
+    "realized": "The tested primitive is realized on {}.",
+    "limited": "The tested primitive is limited on {}.",
+    "not realized": "The tested primitive is not realized on {}.",
+    NOT_TESTABLE: f"No verdict is possible on {{}}: the last {TRANSPORT_WINDOW} symbols nearly give the posterior.",
+}
 EXACT_BITS = 1e-6  # a baseline this close to the posterior is exact
 
 
@@ -87,7 +100,7 @@ class ComparisonReport(Report):
     weights_hashes: tuple[str, ...]
     missing: tuple[str, ...]  # requested, but neither saved nor trained
     sizes: tuple[str, ...]
-    size_of: Int[np.ndarray, "size checkpoint"]
+    size_of: Annotated[Int[np.ndarray, "size checkpoint"], Unit("1")]
     kl_bits: Annotated[Estimate, NonNegative("checkpoint", unit="bits", better="lower", label="KL(exact ‖ model)")]
     entropy_mae_bits: Annotated[Estimate, NonNegative("checkpoint", unit="bits", better="lower", label="entropy error")]
     share_closed: Annotated[Estimate, AtMostOne("checkpoint", better="higher", label="share closed")]
@@ -97,7 +110,7 @@ class ComparisonReport(Report):
     memory_symbols: Annotated[
         Estimate, Quantity("checkpoint", unit="symbols", better="higher", label="effective memory")
     ]
-    window_gap_bits: Float[np.ndarray, " checkpoint"]
+    window_gap_bits: Annotated[Float[np.ndarray, " checkpoint"], Unit("bits")]
     n: int
 
     @property
@@ -139,14 +152,15 @@ class ComparisonReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         rulings, full = self._rulings(), self._full_rulings()
-        rows = zip(self.checkpoints, full, self.published, self.standings, strict=True)
+        rows = zip(self.checkpoints, full, self.published, self.standings, self.is_check, strict=True)
         lines = [
             replace(
                 self._share_headline(index, f"{name}, share closed"),
                 ruling=ruling,
-                published=f"{published}; {_of_cell(stands)}" if published else _of_cell(stands),
+                published=published or NOTHING,
+                caveat="check at twice the budget" if is_check else _AGAINST_PUBLISHED.get(stands, ""),
             )
-            for index, (name, ruling, published, stands) in enumerate(rows)
+            for index, (name, ruling, published, stands, is_check) in enumerate(rows)
         ]
         # One finding per verdict, and one for the cells whose trainings disagree.
         alike: dict[tuple[str, str], list[int]] = {}
@@ -165,16 +179,21 @@ class ComparisonReport(Report):
             lines[index] = replace(lines[index], finding=finding)
             needs = "" if memory else needs
         memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
-        few = enumerate(self.checkpoints) if len(lines) < FEWEST else ()
-        distances = [headline_of(self, "kl_bits", at=(index,), label=f"{name}, KL") for index, name in few]
+        nearest = np.argsort(self.kl_bits.value, kind="stable")[: max(0, FEWEST - len(found))]
+        distances = [self._plain(int(at), "kl_bits", f"{self.checkpoints[at]}, KL") for at in nearest]
         return (*lines, *memories, *distances)
 
     def _share_headline(self, index: int, label: str) -> Headline:
         """The share closed by one training next to the strongest and the context-free baseline; the rule decides."""
-        line = headline_of(self, "share_closed", at=(index,), label=label)
-        strongest, *others = line.baseline_name.replace("_", " ").split("; ")
+        line = self._plain(index, "share_closed", label)
+        strongest, *others = line.baseline_name.split("; ")
         free = [own for own in others if own.endswith(f"({CONTEXT_FREE})")]
         return replace(line, verdict="", baseline_name="; ".join([strongest, *free]))
+
+    def _plain(self, index: int, metric: str, label: str) -> Headline:
+        """A number of one training, with the names of its baselines in words."""
+        line = headline_of(self, metric, (index,), label)
+        return replace(line, baseline_name=line.baseline_name.replace("_", " "))
 
     def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
         """The trainings, of all or of `places`, whose verdict follows from effective memory."""
@@ -199,14 +218,17 @@ class ComparisonReport(Report):
         """A sentence on trainings with one verdict: their cells, why it is open, and where the papers differ."""
         if outcome.startswith(DISAGREE):
             return f"Seeds disagree on {self._seeds(places)}."
+        named = self._named(places)
         if ruling != outcome:
-            reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(f"{NOT_DECIDED}: ") for index in places)
-            return f"{self._named(places)}: {'; '.join(reasons)}."
-        elsewhere = [index for index in places if self.standings[index] == "differs at these sizes"]
-        against = [index for index in places if self.standings[index] == "contradicts"]
-        others = (("Published otherwise", against), ("Published otherwise, at other sizes", elsewhere))
-        differ = "".join(f" {how}: {self._named(own)}." for how, own in others if own)
-        return f"{self._named(places)}.{differ}"
+            reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(_OPEN) for index in places)
+            why = " or ".join(reasons)
+            return f"On {named}, the tested primitive is {outcome} in these trainings, but {why} cannot decide a cell."
+        told = _TOLD.get(outcome, f"The tested primitive cannot be judged on {{}}: {outcome.removeprefix(_OPEN)}.")
+        differ = ""
+        for stands, how in (("contradicts", ""), ("differs at these sizes", ", at other sizes,")):
+            if own := [index for index in places if self.standings[index] == stands]:
+                differ += f" What was published{how} differs for {self._named(own)}."
+        return f"{told.format(named)}{differ}"
 
     def _seeds(self, places: Sequence[int]) -> str:
         """The verdicts of the trainings of each cell: "recall (lstm): limited in 2 of 3 trainings (a, b), …"."""
@@ -477,10 +499,6 @@ def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap
     if task in TRANSPORT_TASKS:
         return transport_verdict(memory_symbols, window_gap_bits)
     return "not decided: share of the gap not measured" if math.isnan(share_closed) else verdict(share_closed)
-
-
-def _of_cell(stands: str) -> str:
-    return stands if stands.startswith("not ") else f"the cell: {stands}"
 
 
 def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:

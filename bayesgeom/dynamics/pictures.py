@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.dynamics.measure import Measured
 from bayesgeom.dynamics.rows import interval_of
 from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Unit
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -45,11 +45,9 @@ class ManifoldFilmReport(Report):
 
     run: str
     steps: tuple[str, ...]
-    cloud: Float[np.ndarray, "step point component"]
-    entropy_bits: Float[np.ndarray, " point"]
-    final_axes_share: Annotated[
-        Estimate, Share("step", better="higher", label="variance along the last snapshot's PC1 and PC2")
-    ]
+    cloud: Annotated[Float[np.ndarray, "step point component"], Unit("1")]
+    entropy_bits: Annotated[Float[np.ndarray, " point"], Unit("bits")]
+    final_axes_share: Annotated[Estimate, Share("step", label="variance along the last snapshot's PC1 and PC2")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -102,7 +100,7 @@ class AttentionMapsReport(Report):
     run: str
     shown_steps: tuple[str, ...]
     shown_layers: tuple[str, ...]
-    maps: Float[np.ndarray, "shown_step shown_layer query_pos key_pos"]
+    maps: Annotated[Float[np.ndarray, "shown_step shown_layer query_pos key_pos"], Unit("1")]
     focus: Annotated[Estimate, Quantity("shown_step shown_layer", label="largest weight of a row")]
     n: int
 

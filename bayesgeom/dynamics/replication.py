@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.dynamics.rows import over_trainings
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -60,8 +60,8 @@ class ReplicationReport(Report):
     # No `better`: the context-free predictor is a scale. `calibration` has the strongest baseline of the task.
     kl_bits: Annotated[Estimate, NonNegative("replica", unit="bits", label=_KL)]
     entropy_mae_bits: Annotated[Estimate, NonNegative("replica", unit="bits", label=_ERROR)]
-    curve_kl_bits: Float[np.ndarray, "replica step"]
-    curve_loss_nats: Float[np.ndarray, "replica step"]
+    curve_kl_bits: Annotated[Float[np.ndarray, "replica step"], Unit("bits")]
+    curve_loss_nats: Annotated[Float[np.ndarray, "replica step"], Unit("nats")]
     mean_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label=f"{_KL}, mean")]
     mean_entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", label=f"{_ERROR}, mean")]
     spread_kl_bits: Annotated[Estimate, Quantity(unit="bits", label=f"{_KL}, standard deviation")]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
 from bayesgeom.dynamics.threshold_steps import NEARBY
-from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share
+from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
@@ -68,7 +68,7 @@ class DynamicsReport(Report):
     pattern_distance_bits: Annotated[
         Estimate, Quantity("run step", unit="bits", label="distance of attention patterns from the last snapshot")
     ]
-    pattern_distance_bits_by_layer: Float[np.ndarray, "run step layer"]
+    pattern_distance_bits_by_layer: Annotated[Float[np.ndarray, "run step layer"], Unit("bits")]
     key_overlap: Annotated[Estimate, Share("run step layer", better="lower", label="mean |cos| between keys")]
     pc1_share: Annotated[Estimate, Share("run step", better="higher", label="PC1 share of the last values")]
     curve_share: Annotated[Estimate, AtMostOne("run step", better="higher", label="curve share of the last values")]

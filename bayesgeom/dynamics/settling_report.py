@@ -11,7 +11,7 @@ from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.dynamics.order import ORDER_RULE
 from bayesgeom.dynamics.settling import FALL_RULE, NEAR, THERE
 from bayesgeom.dynamics.threshold_steps import NEARBY
-from bayesgeom.results.estimate import Estimate, Quantity
+from bayesgeom.results.estimate import Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -44,6 +44,7 @@ class SettlingReport(Report):
     """
 
     name: ClassVar[str] = "settling"
+    ends: ClassVar[tuple[str, ...]] = ("start", "end")
     title: ClassVar[str] = "Does the frame settle before the precision?"
     about: ClassVar[str] = (
         "The claim is that the key frame (attention patterns, layer-0 keys) settles long before the answers are "
@@ -57,22 +58,22 @@ class SettlingReport(Report):
 
     runs: tuple[str, ...]
     rules: tuple[str, ...]
-    frame_step: Float[np.ndarray, " run"]
-    precision_step: Float[np.ndarray, "rule run"]
+    frame_step: Annotated[Float[np.ndarray, " run"], Unit("steps")]
+    precision_step: Annotated[Float[np.ndarray, "rule run"], Unit("steps")]
     dissociation_by_run: Annotated[Estimate, Quantity("rule run", label=_RATIO)]
     dissociation: Annotated[Estimate, Quantity("rule", label=f"{_RATIO}, mean over trainings")]
     verdicts: tuple[str, ...]
     scales: tuple[str, ...]
     frame_measures: tuple[str, ...]
-    precision_step_by_scale: Float[np.ndarray, "run scale"]
-    frame_step_by_measure: Float[np.ndarray, "run frame_measure"]
+    precision_step_by_scale: Annotated[Float[np.ndarray, "run scale"], Unit("steps")]
+    frame_step_by_measure: Annotated[Float[np.ndarray, "run frame_measure"], Unit("steps")]
     dissociation_by_scale: Annotated[Estimate, Quantity("scale frame_measure", label=f"{_RATIO}, mean over trainings")]
     order_by_scale: tuple[str, ...]
     order: str
     curves: tuple[str, ...]
     fall: Annotated[Estimate, Quantity("curve", label="largest fall after a maximum")]
-    fall_share: Float[np.ndarray, " curve"]
-    fall_steps: Float[np.ndarray, "end curve"]
+    fall_share: Annotated[Float[np.ndarray, " curve"], Unit("1")]
+    fall_steps: Annotated[Float[np.ndarray, "end curve"], Unit("steps")]
     fall_verdicts: tuple[str, ...]
     n: int
 

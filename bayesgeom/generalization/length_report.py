@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.results.estimate import Estimate, NonNegative, Quantity
+from bayesgeom.results.estimate import Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -63,7 +63,7 @@ class LengthReport(Report):
     position_kinds: tuple[str, ...]
     weights_hashes: tuple[str, ...]
     lengths: tuple[str, ...]
-    at: Int[np.ndarray, " position"]
+    at: Annotated[Int[np.ndarray, " position"], Unit("scored positions or filler tokens, as the attribute unit states")]
     errors: tuple[str, ...]
     error_bits: Annotated[Estimate, NonNegative("error model position", unit="bits", better="lower", label="error")]
     whole_error_bits: Annotated[
@@ -76,7 +76,7 @@ class LengthReport(Report):
     ]
     critical_length: Annotated[Estimate, Quantity("model", better="higher", label="first position above the threshold")]
     extrapolation_ratio: Annotated[Estimate, NonNegative("model", better="lower", label="KL beyond / within")]
-    layer_within_kl_bits: Float[np.ndarray, "model layer"]
+    layer_within_kl_bits: Annotated[Float[np.ndarray, "model layer"], Unit("bits")]
     layer_excess_bits: Annotated[
         Estimate, Quantity("model layer", unit="bits", better="lower", label="KL of the read-out, beyond − within")
     ]

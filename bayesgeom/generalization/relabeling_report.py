@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import interval_text, number_text, percent_text
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -73,8 +73,8 @@ class RelabelingReport(Report):
     sequence_correlation: Annotated[
         Estimate, Quantity(better="higher", label="correlation of the KL before and after, over sequences")
     ]
-    kl_before_bits_by_sequence: Float[np.ndarray, " sequence"]
-    kl_after_bits_by_sequence: Float[np.ndarray, " sequence"]
+    kl_before_bits_by_sequence: Annotated[Float[np.ndarray, " sequence"], Unit("bits")]
+    kl_after_bits_by_sequence: Annotated[Float[np.ndarray, " sequence"], Unit("bits")]
     kl_difference_bits_by_position: Annotated[
         Estimate, Quantity("position", unit="bits", better="lower", label="KL after renaming − before")
     ]

@@ -11,7 +11,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
 from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import strongest
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -52,10 +52,10 @@ class SweepReport(Report):
     notes: tuple[str, ...]
     shortcuts: tuple[str, ...]  # the strongest at each value
     threshold_bits: float
-    exact_entropy_bits: Float[np.ndarray, "value position"]
-    model_entropy_bits: Float[np.ndarray, "value position"]
-    exact_floor_bits: Float[np.ndarray, " value"]
-    model_floor_bits: Float[np.ndarray, " value"]
+    exact_entropy_bits: Annotated[Float[np.ndarray, "value position"], Unit("bits")]
+    model_entropy_bits: Annotated[Float[np.ndarray, "value position"], Unit("bits")]
+    exact_floor_bits: Annotated[Float[np.ndarray, " value"], Unit("bits")]
+    model_floor_bits: Annotated[Float[np.ndarray, " value"], Unit("bits")]
     exact_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, exact")]
     model_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, model")]
     kl_bits: Annotated[Estimate, NonNegative("value", unit="bits", better="lower", label="KL(exact ‖ model)")]

@@ -18,7 +18,7 @@ from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.delay import lag
 from bayesgeom.gradients.tally import OTHER, layer_tally
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -88,10 +88,10 @@ class GradientMovementReport(Report):
     pattern_distance_bits: Annotated[Estimate, NonNegative("step", unit="bits", label="patterns")]
     value_distance: Annotated[Estimate, NonNegative("step", label="values")]
     correlation: Annotated[Estimate, Signed("step", better="higher", label="attention with advantage")]
-    pattern_moved_bits: Float[np.ndarray, " step"]
-    value_moved: Float[np.ndarray, " step"]
-    pattern_distance_bits_by_layer: Float[np.ndarray, "step layer"]
-    value_distance_by_layer: Float[np.ndarray, "step layer"]
+    pattern_moved_bits: Annotated[Float[np.ndarray, " step"], Unit("bits")]
+    value_moved: Annotated[Float[np.ndarray, " step"], Unit("1")]
+    pattern_distance_bits_by_layer: Annotated[Float[np.ndarray, "step layer"], Unit("bits")]
+    value_distance_by_layer: Annotated[Float[np.ndarray, "step layer"], Unit("1")]
     routing_stable_step: Annotated[Estimate, Quantity(unit="steps", label=f"patterns {_WITHIN}")]
     values_stable_step: Annotated[Estimate, Quantity(unit="steps", label=f"values {_WITHIN}")]
     stable_ratio: Annotated[Estimate, Quantity(label="stable step of values / of routing")]

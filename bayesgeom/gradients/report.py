@@ -12,7 +12,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -61,13 +61,13 @@ class GradientReport(Report):
     value_elasticity: Annotated[
         Estimate, NonNegative("layer kv_head", unit="nats", label="root mean square of ‖∂L/∂v‖·‖v‖")
     ]
-    attention_bin: Float[np.ndarray, " edge"]
+    attention_bin: Annotated[Float[np.ndarray, " edge"], Unit("1")]
     advantage_by_attention: Annotated[
         Estimate, Quantity("layer head bin", label="advantage in units of its row's root mean square")
     ]
-    pairs_by_attention: Float[np.ndarray, "layer head bin"]
-    mean_advantage_nats: Float[np.ndarray, "layer head query_pos key_pos"]
-    mean_attention: Float[np.ndarray, "layer head query_pos key_pos"]
+    pairs_by_attention: Annotated[Float[np.ndarray, "layer head bin"], Unit("1")]
+    mean_advantage_nats: Annotated[Float[np.ndarray, "layer head query_pos key_pos"], Unit("nats")]
+    mean_attention: Annotated[Float[np.ndarray, "layer head query_pos key_pos"], Unit("1")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:

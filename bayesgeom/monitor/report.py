@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.monitor.measures import Measures
 from bayesgeom.monitor.rules import Event, Thresholds
-from bayesgeom.results.estimate import Baseline, Estimate, Kind, NonNegative, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -57,11 +57,11 @@ class MonitorReport(Report):
     attention_entropy_bits: Annotated[
         Estimate, Quantity("step", unit="bits", better="lower", label="attention entropy")
     ]
-    key_orthogonality_by_head: Float[np.ndarray, "step layer kv_head"]
-    coverage_by_head: Float[np.ndarray, "step layer kv_head"]
-    attention_entropy_bits_by_head: Float[np.ndarray, "step layer head"]
+    key_orthogonality_by_head: Annotated[Float[np.ndarray, "step layer kv_head"], Unit("1")]
+    coverage_by_head: Annotated[Float[np.ndarray, "step layer kv_head"], Unit("1")]
+    attention_entropy_bits_by_head: Annotated[Float[np.ndarray, "step layer head"], Unit("bits")]
     rules: tuple[str, ...]
-    threshold: Float[np.ndarray, " rule"]
+    threshold: Annotated[Float[np.ndarray, " rule"], Unit("bits or 1, as the name of each rule states")]
     events: tuple[str, ...]
     marked_steps: tuple[int, ...]
     n: int

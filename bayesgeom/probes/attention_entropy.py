@@ -24,7 +24,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Share, Signed, within
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Share, Signed, Unit, within
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -81,7 +81,7 @@ class AttentionEntropyReport(Report):
     consistency_over_other_last_layer: Annotated[
         Estimate, Signed(better="higher", label="the same minus that of another sequence's attention")
     ]
-    consistency_quantiles: Float[np.ndarray, "quantile layer head"]
+    consistency_quantiles: Annotated[Float[np.ndarray, "quantile layer head"], Unit("1")]
     quantiles: tuple[str, ...]
     most_possible_consistency: float
     identified: bool

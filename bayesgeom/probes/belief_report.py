@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Share, Signed
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Share, Signed, Unit
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -98,8 +98,8 @@ class BeliefReadoutReport(Report):
     ]
     window_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of window observers")]
     window_map_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of a map from them")]
-    drawn_belief: Float[np.ndarray, "point hypothesis"]
-    drawn_readout: Float[np.ndarray, "stage site point hypothesis"]
+    drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
+    drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
     sites: tuple[str, ...]
     cluster_counts: tuple[str, ...]
     confidences: tuple[str, ...]

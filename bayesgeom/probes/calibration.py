@@ -23,7 +23,7 @@ from jaxtyping import Float, Float64
 from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import of_untrained, stacked
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -75,6 +75,7 @@ class CalibrationReport(Report):
     """
 
     name: ClassVar[str] = "calibration"
+    scores: ClassVar[tuple[str, ...]] = SCORES
     title: ClassVar[str] = "Calibration: do predictions agree with the exact Bayesian predictive?"
     about: ClassVar[str] = (
         "At every scored position the task gives the exact probability of each answer. The curves show the entropy of "
@@ -103,10 +104,10 @@ class CalibrationReport(Report):
     kl_bits_by_position: Annotated[
         Estimate, NonNegative("position", unit="bits", better="lower", label="KL(exact ‖ model)")
     ]
-    total_variation_by_position: Float[np.ndarray, " position"]
-    off_answer_prob_by_position: Float[np.ndarray, " position"]
-    entropy_bits_by_position: Float[np.ndarray, "source position"]
-    example_entropy_bits: Float[np.ndarray, "source example position"]
+    total_variation_by_position: Annotated[Float[np.ndarray, " position"], Unit("1")]
+    off_answer_prob_by_position: Annotated[Float[np.ndarray, " position"], Unit("1")]
+    entropy_bits_by_position: Annotated[Float[np.ndarray, "source position"], Unit("bits")]
+    example_entropy_bits: Annotated[Float[np.ndarray, "source example position"], Unit("bits")]
     sources: tuple[str, ...]
     window_kl_bits: Annotated[
         Estimate, NonNegative("window_start window", unit="bits", better="lower", label="KL of the window observer")
@@ -117,7 +118,7 @@ class CalibrationReport(Report):
     window_starts: tuple[str, ...]
     windows: tuple[str, ...]
     effective_memory_symbols: Annotated[Estimate, Quantity(unit="symbols", label="effective memory")]
-    sequence_scores: Float[np.ndarray, "sequence score"]
+    sequence_scores: Annotated[Float[np.ndarray, "sequence score"], Unit("bits or 1, as the name of each score states")]
     n: int
 
     @property

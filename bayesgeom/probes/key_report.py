@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import number_text
 from bayesgeom.geometry.cosine import verdicts
 from bayesgeom.geometry.key_views import COLUMNS, WEIGHTS
-from bayesgeom.results.estimate import NO, UNDECIDED, YES, Estimate, Quantity, Share, Signed
+from bayesgeom.results.estimate import NO, UNDECIDED, YES, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -73,11 +73,11 @@ class KeyOverlapReport(Report):
     signed_mean: Annotated[Estimate, Signed("view layer kv_head", label="mean cosine between keys")]
     orthogonality: Annotated[Estimate, Quantity("view layer kv_head", better="higher", label="1 − RMS cosine")]
     dimension_utilization: Annotated[Estimate, Share("view layer kv_head", better="higher", label="dimensions in use")]
-    cross_fitted_overlap: Float[np.ndarray, "view layer kv_head"]
-    overlap_bias: Float[np.ndarray, "view layer kv_head"]
-    welch: Float[np.ndarray, " view"]
-    n_vectors: Int[np.ndarray, " view"]
-    n_unseen: Int[np.ndarray, " view"]
+    cross_fitted_overlap: Annotated[Float[np.ndarray, "view layer kv_head"], Unit("1")]
+    overlap_bias: Annotated[Float[np.ndarray, "view layer kv_head"], Unit("1")]
+    welch: Annotated[Float[np.ndarray, " view"], Unit("1")]
+    n_vectors: Annotated[Int[np.ndarray, " view"], Unit("1")]
+    n_unseen: Annotated[Int[np.ndarray, " view"], Unit("1")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:

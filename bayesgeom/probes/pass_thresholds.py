@@ -33,7 +33,7 @@ from bayesgeom.geometry.published_thresholds import (
     share_apart,
 )
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, reason_of
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit, reason_of
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -102,13 +102,13 @@ class PassThresholdsReport(Report):
 
     measures: tuple[str, ...]
     measured: Annotated[Estimate, Quantity("measure", better="higher", label="measured")]
-    threshold: Float[np.ndarray, " measure"]
+    threshold: Annotated[Float[np.ndarray, " measure"], Unit("1")]
     passed: Annotated[Estimate, Quantity("measure", label="passes the threshold: 1, else 0")]
     verdicts: tuple[str, ...]
     sizes: tuple[str, ...]
-    column_overlap: Float[np.ndarray, " layer"]
-    key_overlap: Float[np.ndarray, " layer"]
-    final_entropy_bits: Float[np.ndarray, " layer"]
+    column_overlap: Annotated[Float[np.ndarray, " layer"], Unit("1")]
+    key_overlap: Annotated[Float[np.ndarray, " layer"], Unit("1")]
+    final_entropy_bits: Annotated[Float[np.ndarray, " layer"], Unit("bits")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:

@@ -23,7 +23,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
 from bayesgeom.core.trials import Trials
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -94,10 +94,10 @@ class QKAlignmentReport(Report):
         Estimate, Signed("relation layer", better="higher", label="attention above baseline")
     ]
     layer_trend: Annotated[Estimate, Quantity("relation", better="higher", label="Spearman of layer and attention")]
-    identified: Float[np.ndarray, " relation"]
-    mask_difference: Float[np.ndarray, " relation"]
-    uniform_mass: Float[np.ndarray, " relation"]
-    rows: Int[np.ndarray, " relation"]
+    identified: Annotated[Float[np.ndarray, " relation"], Unit("1")]
+    mask_difference: Annotated[Float[np.ndarray, " relation"], Unit("1")]
+    uniform_mass: Annotated[Float[np.ndarray, " relation"], Unit("1")]
+    rows: Annotated[Int[np.ndarray, " relation"], Unit("1")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:

@@ -31,7 +31,7 @@ from bayesgeom.geometry.manifold import (
     view,
 )
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Quantity, Share, Signed
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
@@ -106,11 +106,11 @@ class ValueManifoldReport(Report):
     curve_share: Annotated[Estimate, AtMostOne("site layer", better="higher", label="share on a curve in entropy")]
     head_pc1_share: Annotated[Estimate, Share("layer kv_head", better="higher", label="PC1 share of each head")]
     head_spearman: Annotated[Estimate, Share("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")]
-    shown_points: Float[np.ndarray, "site point component"]
-    shown_curve: Float[np.ndarray, "site step component"]
-    shown_entropy_bits: Float[np.ndarray, " point"]
-    shown_position: Float[np.ndarray, " point"]
-    curve_entropy_bits: Float[np.ndarray, " step"]
+    shown_points: Annotated[Float[np.ndarray, "site point component"], Unit("1")]
+    shown_curve: Annotated[Float[np.ndarray, "site step component"], Unit("1")]
+    shown_entropy_bits: Annotated[Float[np.ndarray, " point"], Unit("bits")]
+    shown_position: Annotated[Float[np.ndarray, " point"], Unit("1")]
+    curve_entropy_bits: Annotated[Float[np.ndarray, " step"], Unit("bits")]
     conditions: tuple[str, ...]
     sites: tuple[str, ...]
     orderings: tuple[str, ...]

@@ -60,6 +60,14 @@ class Quantity:
         return tuple(self.axes.split())
 
 
+@final
+@dataclass(frozen=True)
+class Unit:
+    """Unit of a plain array in a report's field, such as "bits"; "1" for counts, shares, indices and masks."""
+
+    name: str
+
+
 Share = partial(Quantity, range=(0.0, 1.0))  # also accuracies, probabilities and absolute cosines
 Signed = partial(Quantity, range=(-1.0, 1.0))  # correlations, silhouettes, and differences of shares
 AtMostOne = partial(Quantity, range=(-math.inf, 1.0))  # R² and adjusted indices

@@ -26,7 +26,7 @@ class Headline:
         baseline_name: Its name, and the other baselines: level and name, the stronger first.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
-        caveat: What `verdict` does not cover, as a clause; tables mark the verdict with * and print it below.
+        caveat: What `verdict` does not cover, as a clause; tables mark it with *. Of a `ruling`: a remark below it.
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
         detail: What the number alone does not show, in a sentence that `print(report)` shows below.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.

@@ -6,13 +6,10 @@ import numpy as np
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.storage import axes_of, quantities_of, values_of
-from bayesgeom.results.tidy import COLUMN_OF_AXIS
+from bayesgeom.results.storage import axes_of, quantities_of, units_of, values_of
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_UNITS = ("bits", "nats", "seconds", "steps", "symbols", "tokens")
 
 
 def dataset(name: str, report: object) -> "xr.Dataset":
@@ -26,26 +23,18 @@ def dataset(name: str, report: object) -> "xr.Dataset":
         own, levels = _of_estimate(field, values_by_field[field], quantity)
         variables |= own
         coordinates |= levels
-    plain_arrays = ((field, dims) for field, dims in axes.items() if field not in declared)
-    variables |= {field: (dims, values_by_field[field], _units_of(field)) for field, dims in plain_arrays}
-    used = {dim for dims in axes.values() for dim in dims}
-    coordinates |= {
-        dim: list(values_by_field[f"{dim}s"]) for dim in used if isinstance(values_by_field.get(f"{dim}s"), tuple)
-    }
+    units = units_of(type(report)).items()
+    variables |= {field: (axes[field], values_by_field[field], {"units": unit}) for field, unit in units}
+    used, named = {dim for dims in axes.values() for dim in dims}, {**vars(type(report)), **values_by_field}
+    coordinates |= {dim: list(named[f"{dim}s"]) for dim in used if isinstance(named.get(f"{dim}s"), tuple)}
     if clash := sorted(used & variables.keys()):
         raise InvalidArgument(
             f"{type(report).__name__} has an axis and a field of the same name: {', '.join(clash)}. Rename one."
         )
     plain = {field: value for field, value in values_by_field.items() if isinstance(value, str | int | float)}
     whole = xr.Dataset(variables, coords=coordinates, attrs={"report": name, **plain})
-    counted = {str(dim): np.arange(size) for dim, size in whole.sizes.items() if dim in COLUMN_OF_AXIS}
-    return whole.assign_coords({dim: places for dim, places in counted.items() if dim not in coordinates})
-
-
-def _units_of(field: str) -> dict[str, str]:
-    """The unit in the name of a plain array: a last part, or one before `_by_…` and `_at_…`."""
-    stem = field.partition("_by_")[0].partition("_at_")[0]
-    return {"units": unit} if (unit := stem.rpartition("_")[2]) in _UNITS else {}
+    counted = {str(dim): np.arange(size) for dim, size in whole.sizes.items() if dim not in coordinates}
+    return whole.assign_coords(counted)
 
 
 def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,8 +4,9 @@ A report is a dataclass. A number with an interval or with baselines is one fiel
 
     kl_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="lower", label="KL(exact ‖ model)")]
 
-Other numbers, such as masks and indices, are arrays with jaxtyping annotations. Tables, files, shape checks and xarray
-datasets follow from the annotations. An axis `thing` whose entries have names is labeled by the field `things`.
+Other numbers are arrays with a jaxtyping annotation and a unit: `Annotated[Int[np.ndarray, " run"], Unit("steps")]`.
+Tables, files, shape checks and xarray datasets follow from the annotations. An axis `thing` whose entries have names is
+labeled by the field or class variable `things`.
 """
 
 import math
@@ -149,8 +150,8 @@ class Report(ABC):
 
         Variable `x` has companions `x_low` and `x_high` if it has an interval. `x_baseline` has an axis `x_baselines`
         with the names of its baselines, and companions `x_baseline_low` and `x_baseline_high` if these have ranges.
-        Attributes hold unit, label and which direction is better. Layers, heads and positions have integer coordinates
-        from 0, the indices of the arrays.
+        Attributes hold unit, label and which direction is better. Axes whose entries have no names have integer
+        coordinates from 0, the indices of the arrays.
 
         Returns:
             The dataset, with one variable per field that is an estimate or an array.

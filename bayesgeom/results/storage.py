@@ -25,7 +25,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
 from bayesgeom.core.json_values import decoded, encoded
 from bayesgeom.core.reading import read_json
-from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity, Unit
 
 SCHEMA = 3  # 2: a hash over JSON and arrays; 3: numbers are estimates
 JSON, ARRAYS = "report.json", "arrays.safetensors"
@@ -184,10 +184,16 @@ def quantities_of(kind: type) -> dict[str, Quantity]:
     return {name: quantity for name, quantity in found.items() if quantity is not None}
 
 
+def units_of(kind: type) -> dict[str, str]:
+    """Return the unit of each field of a report class that is a plain array; "" where none is stated."""
+    stated = {own.name: typing.get_args(own.type)[1:] for own in fields(kind) if _array(own.type) is not None}
+    return {name: "".join(part.name for part in parts if isinstance(part, Unit)) for name, parts in stated.items()}
+
+
 def axes_of(kind: type) -> dict[str, tuple[str, ...]]:
     """Return the axes of every array and every estimate with axes, in order, from its annotation."""
-    hints = {own.name: own.type for own in fields(kind)}
-    return {name: _axes(hint) for name, hint in hints.items() if _axes(hint) or _is_array_hint(hint)}
+    hints = ((own.name, own.type) for own in fields(kind))
+    return {name: _axes(hint) for name, hint in hints if _axes(hint) or _array(hint) is not None}
 
 
 def value_of(report: object, name: str) -> Any:
@@ -221,7 +227,7 @@ def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if quantity_of(own.type) is not None:
             scalars[own.name], of_estimate = estimate_parts(own.name, value)
             arrays |= of_estimate
-        elif _is_array_hint(own.type):
+        elif _array(own.type) is not None:
             arrays[own.name] = np.asarray(value, order="C")
         else:
             scalars[own.name] = encoded(value)
@@ -233,8 +239,10 @@ def _stored(kind: type) -> list[Field[Any]]:
     return [own for own in fields(kind) if own.name != ORIGIN]
 
 
-def _is_array_hint(hint: object) -> bool:
-    return isinstance(hint, type) and issubclass(hint, AbstractArray)
+def _array(hint: Any) -> Any:
+    """Return the jaxtyping annotation of a plain array, without its unit; None for other annotations."""
+    own = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    return own if isinstance(own, type) and issubclass(own, AbstractArray) else None
 
 
 def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
@@ -295,7 +303,7 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
             if sizes.setdefault(axis, size) != size:
                 raise ValueError(f"{where}: {name!r} has {size} entries along {axis!r}, others have {sizes[axis]}.")
     for axis, size in sizes.items():
-        labels = values.get(f"{axis}s")
+        labels = {**vars(kind), **values}.get(f"{axis}s")
         if isinstance(labels, tuple) and len(labels) != size:
             raise ValueError(f"{where}: axis {axis!r} has {size} entries and {len(labels)} names.")
 
@@ -311,6 +319,8 @@ def fits(value: object, hint: Any) -> bool:
         return hint is Any or value is None
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, one) for one in arguments)
+    if (array := _array(hint)) is not None:
+        return _is_array(value, array)
     if origin is Annotated:
         return _is_estimate(value, quantity_of(hint))
     if origin is typing.Literal:
@@ -322,8 +332,6 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, Sequence) and not isinstance(value, str) and _items_fit(value, (*arguments, ...))
-    if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        return _is_array(value, hint)
     if hint in (int, float):
         is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return is_whole or (hint is float and isinstance(value, float))
@@ -362,7 +370,7 @@ def _axes(hint: object) -> tuple[str, ...]:
     """Return the axes of a jaxtyping annotation or of an estimate; empty for other types."""
     if (quantity := quantity_of(hint)) is not None:
         return quantity.dims
-    return tuple(hint.dim_str.split()) if isinstance(hint, type) and issubclass(hint, AbstractArray) else ()
+    return () if (own := _array(hint)) is None else tuple(own.dim_str.split())
 
 
 def _described(value: object) -> str:
@@ -376,4 +384,4 @@ def _described(value: object) -> str:
 def _named(hint: Any) -> str:
     if (quantity := quantity_of(hint)) is not None:
         return f"an estimate along ({quantity.axes})"
-    return hint.__name__ if _is_array_hint(hint) else described(hint)
+    return described(hint) if (array := _array(hint)) is None else array.__name__

@@ -81,13 +81,8 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
     table = pd.DataFrame([dataclasses.astuple(record) for record in records], columns=columns)
     table = table.astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
     model = provenance.get("model", {})
-    for at, (column, value) in enumerate(
-        (
-            ("model", model.get("architecture")),
-            ("checkpoint", model.get("name")),
-            ("task", provenance.get("task_label")),
-        )
-    ):
+    first = {"model": model.get("architecture"), "checkpoint": model.get("name"), "task": provenance.get("task_label")}
+    for at, (column, value) in enumerate(first.items()):
         table.insert(at, column, value)
     return table
 

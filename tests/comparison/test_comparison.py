@@ -34,6 +34,8 @@ from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.theme import DARK
 from bayesgeom.tasks.bijection import Bijection
@@ -252,13 +254,38 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
     row.append(cell("recall", "mamba"))
     report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 0.03, 1.9, 0.02, 0.02)], seed=0)
     found = [(line.ruling, line.finding) for line in report.headlines()]
+    here, seed = "the tested primitive is", "in these trainings, but one seed cannot decide a cell."
+    published = "What was published, at other sizes, differs for recall (mamba)."
     assert found == [
         ("not decided (realized)", ""),
-        ("not decided (realized)", "bijection (lstm), repeats (mamba): one seed."),
-        ("not decided (not realized)", "recall (mlp): one seed."),
+        ("not decided (realized)", f"On bijection (lstm), repeats (mamba), {here} realized {seed}"),
+        ("not decided (not realized)", f"On recall (mlp), {here} not realized {seed}"),
         ("realized", ""),
-        ("realized", "recall (mamba). Published otherwise, at other sizes: recall (mamba)."),
+        ("realized", f"The tested primitive is realized on recall (mamba). {published}"),
     ]
+
+
+def test_the_published_column_holds_what_was_published_alone(rng: np.random.Generator) -> None:
+    """It repeated this report's verdict: "limited; not decided: one seed". The comparison stands below the verdict."""
+    row = [cell("recall", "mamba", seed=1), cell("recall", "mamba"), cell("repeats", "lstm")]
+    row.append(cell("recall", "mamba", seed=1, is_check=True))
+    lines = comparison_report(row, [scores(0.02, rng) for _ in row], seed=0).headlines()[:4]
+    assert [line.published for line in lines[:3]] == ["limited", "limited", "nothing published"]
+    differs = "differs from the published verdict, at these sizes"
+    assert [line.caveat for line in lines] == [differs, differs, "", "check at twice the budget"]
+    page = comparison_report(row, [scores(0.02, rng) for _ in row], seed=0).to_html()
+    assert page.count(f'<div class="why">{differs}</div>') == 2
+
+
+def test_a_page_with_one_verdict_states_the_distances_too(rng: np.random.Generator) -> None:
+    """The page of four networks on the hidden Markov model had one finding: that no verdict is possible."""
+    row = [cell("hmm", name) for name in ("transformer", "mamba", "lstm", "mlp")]
+    found = [replace(scores(kl, rng), window_gap_bits=1e-8) for kl in (0.4, 0.02, 0.03, 1.9)]
+    report = comparison_report(row, found, seed=0)
+    told = findings([section_of("comparison", report)])
+    assert len(told) == 3 and told[0].sentence.endswith("the last 10 symbols nearly give the posterior.")
+    assert [own.line.label for own in told[1:]] == [f"{report.checkpoints[at]}, KL" for at in (1, 2)]
+    assert all("_" not in own.numbers for own in told)
 
 
 def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) -> None:
@@ -312,9 +339,11 @@ def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generato
     ]
     assert all(line.baselines == ["10 (transport needs more)"] and not line.verdict for line in memories)
     assert [line.finding for line in lines if line.finding] == [
-        "slow-hmm (transformer). Effective memory (symbols): 16 to 17; transport needs more than 10.",
-        "slow-hmm (mamba): one seed. Effective memory (symbols): 7.",
-        "hmm (lstm).",
+        "The tested primitive is realized on slow-hmm (transformer). Effective memory (symbols): 16 to 17; transport "
+        "needs more than 10.",
+        "On slow-hmm (mamba), the tested primitive is not realized in these trainings, but one seed cannot decide a "
+        "cell. Effective memory (symbols): 7.",
+        "No verdict is possible on hmm (lstm): the last 10 symbols nearly give the posterior.",
     ], "the threshold once, where a page states the first memory"
 
 

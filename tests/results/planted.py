@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Shaped
 
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import values_of
@@ -25,6 +25,7 @@ class PlantedReport(Report):
     name: ClassVar[str] = "planted"
     title: ClassVar[str] = "Planted: is it?"
     about: ClassVar[str] = "A report for tests."
+    coordinates: ClassVar[tuple[str, ...]] = tuple("abcdefghijklm")
 
     depth: Annotated[Estimate, Quantity(unit="bits", better="higher", label="how deep")]
     missing: Annotated[Estimate, Quantity(label="missing")]
@@ -40,7 +41,7 @@ class PlantedReport(Report):
     sets: tuple[str, ...]
     nested: tuple[tuple[str, float], ...]
     whole: Float[np.ndarray, ""]
-    count: Int[np.ndarray, " position"]
+    count: Annotated[Int[np.ndarray, " position"], Unit("tokens")]
     is_seen: Bool[np.ndarray, " item"]
     cloud: Shaped[np.ndarray, "item coordinate"]
     n: int

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import xarray as xr
 
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
@@ -181,16 +182,31 @@ def test_a_dataset_has_named_axes_units_ends_and_baselines(report: PlantedReport
     by_set = found["by_set"].sel(set="hypotheses")
     np.testing.assert_array_equal(by_set, report.by_set.value[1])
     assert found["count"].dims == ("position",) and found["position"].dtype.kind == "i"
-    for axis in ("layer", "kv_head", "position"):
+    assert (found["count"].attrs, found["cloud"].attrs) == ({"units": "tokens"}, {"units": ""}), "stated, and not"
+    assert "".join(found["coordinate"].values) == "abcdefghijklm", "named by the class"
+    for axis in ("layer", "kv_head", "position", "item"):
         assert found[axis].values.tolist() == list(range(found.sizes[axis])), "indices of the arrays"
     assert (found.attrs["report"], found.attrs["n"], found.attrs["share"]) == ("planted", 19, 0.75)
 
 
-def test_arrays_whose_name_states_a_unit_have_it_in_a_dataset() -> None:
-    for folder in sorted(READINGS.glob("*/report.json")):
-        for name, own in Diagnosis.load(folder.parent).items():
-            for field, array in own.to_xarray().data_vars.items():
-                assert "_bits" not in str(field) or "units" in array.attrs, f"{folder}: {name}.{field}"
+def test_every_array_of_a_committed_report_has_a_unit_and_every_axis_coordinates() -> None:
+    """Six scores had no names, and shares, steps and thresholds no unit."""
+    seen = set[str]()
+    for path in sorted(READINGS.rglob("report.json")):
+        kinds = set(json.loads(path.read_text(encoding="utf-8"))["reports"])
+        for name, own in () if kinds <= seen else Diagnosis.load(path.parent).items():
+            seen.add(name)
+            assert_labeled(own.to_xarray())
+    assert {"calibration", "settling", "pass_thresholds", "length"} <= seen
+
+
+def assert_labeled(data: xr.Dataset) -> None:
+    """Check that no axis lacks coordinates, and that a unit in a variable's name is its unit."""
+    assert set(map(str, data.dims)) <= set(map(str, data.coords))
+    for name, variable in data.data_vars.items():
+        units, words = variable.attrs["units"], str(name).split("_")
+        assert units, f"{data.attrs['report']}.{name}"
+        assert all(unit not in words or units == unit for unit in ("bits", "nats")), f"{name}: {units}"
 
 
 def test_a_diagnosis_is_a_tree_of_datasets(diagnosis: Diagnosis) -> None:

@@ -19,7 +19,7 @@ from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
 from bayesgeom.results.folder import read_parts
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
-from bayesgeom.results.storage import SCHEMA, axes_of, quantities_of
+from bayesgeom.results.storage import SCHEMA, axes_of, quantities_of, units_of
 from bayesgeom.results.tidy import Record, _of_estimate, records_of
 from tests.reports import write_resealed
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
@@ -162,6 +162,11 @@ def test_a_report_has_at_most_twenty_fields(name: str) -> None:
     nested = [field.name for field in own if dataclasses.is_dataclass(field.type)]
     tables = [field.name for field in own if typing.get_origin(field.type) in (dict, Mapping)]
     assert not nested and not tables, "no number is held in a dictionary or in a dataclass of its own"
+
+
+@every_report
+def test_every_array_of_a_report_states_its_unit(name: str) -> None:
+    assert "" not in (units := units_of(report_kinds()[name])).values(), units
 
 
 def test_what_has_no_place_in_the_table_is_left_out(rng: np.random.Generator) -> None:

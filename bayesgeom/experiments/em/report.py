@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.conditions import BASELINE, CONDITIONS, EM_LIKE, Curves, steps_to
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity
+from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
@@ -67,13 +67,13 @@ class EMReport(Report):
     conditions: tuple[str, ...]
     seeds: tuple[str, ...]
     sequences: tuple[str, ...]
-    self_probability: Float[np.ndarray, " chain"]
-    floor_bits: Float[np.ndarray, " chain"]
-    filter_bits: Float[np.ndarray, "sequence chain"]
+    self_probability: Annotated[Float[np.ndarray, " chain"], Unit("1")]
+    floor_bits: Annotated[Float[np.ndarray, " chain"], Unit("bits")]
+    filter_bits: Annotated[Float[np.ndarray, "sequence chain"], Unit("bits")]
     final_loss_bits: Annotated[Estimate, NonNegative(_CONDITIONS, unit="bits", better="lower", label="final loss")]
     best_held_out_bits: Annotated[Estimate, NonNegative(_FEW, unit="bits", better="lower", label="least held-out loss")]
-    final_entropy_bits: Float[np.ndarray, "chain condition"]
-    accuracy: Float[np.ndarray, "sequence chain condition"]
+    final_entropy_bits: Annotated[Float[np.ndarray, "chain condition"], Unit("bits")]
+    accuracy: Annotated[Float[np.ndarray, "sequence chain condition"], Unit("1")]
     em_margin_bits: Annotated[
         Estimate, Quantity(_CONDITIONS, unit="bits", better="higher", label="final loss minus EM-like's")
     ]
@@ -86,12 +86,12 @@ class EMReport(Report):
     em_speed_ratio: Annotated[
         Estimate, NonNegative(_CONDITIONS, unit="times", better="higher", label="EM-like's speed-up over this one's")
     ]
-    reached: Int[np.ndarray, "sequence chain condition"]
+    reached: Annotated[Int[np.ndarray, "sequence chain condition"], Unit("seeds")]
     speedup_authors: Annotated[
         Estimate, NonNegative(_FEW, unit="times", better="higher", label="speed-up to SGD's mean final loss")
     ]
-    recorded_steps: Int[np.ndarray, " record"]
-    loss_bits_by_step: Float[np.ndarray, "sequence chain condition seed record"]
+    recorded_steps: Annotated[Int[np.ndarray, " record"], Unit("steps")]
+    loss_bits_by_step: Annotated[Float[np.ndarray, "sequence chain condition seed record"], Unit("bits")]
     n: int
 
     @property
