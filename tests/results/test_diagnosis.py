@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,6 +28,7 @@ from bayesgeom.results.section import Section
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.tasks.bijection import Bijection
+from tests.figures import drawn_once
 from tests.reports import write_resealed
 
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
@@ -35,22 +37,14 @@ SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21
 
 
 @pytest.fixture(scope="module")
-def sections() -> dict[int, tuple[Report, Section]]:
-    """Reports so far and their sections, by the identity of the report, which stays alive here."""
-    return {}
+def section_of() -> Callable[[str, Report], Section]:
+    return drawn_once(page.section_of)
 
 
 @pytest.fixture(autouse=True)
-def drawn_once(sections: dict[int, tuple[Report, Section]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw each report once: these tests are about files, and figures took three quarters of their time."""
-    section_of = page.section_of
-
-    def kept(name: str, report: Report) -> Section:
-        if id(report) not in sections:
-            sections[id(report)] = report, section_of(name, report)
-        return sections[id(report)][1]
-
-    monkeypatch.setattr(page, "section_of", kept)
+def of_files(section_of: Callable[[str, Report], Section], monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about files, and figures took three quarters of their time."""
+    monkeypatch.setattr(page, "section_of", section_of)
 
 
 @pytest.fixture(scope="module")
