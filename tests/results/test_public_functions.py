@@ -264,6 +264,9 @@ def test_it_is_a_table_a_dataset_and_a_figure(result: Result, monkeypatch: pytes
     assert table[["model", "checkpoint", "task"]].notna().all(axis=None)
     nodes = [data] if isinstance(data, xr.Dataset) else [node.to_dataset() for node in data.children.values()]
     assert len(nodes) == len(reports_of(result)) and all(len(node.data_vars) > 0 for node in nodes)
+    for node in nodes:
+        assert set(node.dims) <= set(node.coords), "every axis has coordinates"
+        assert all(variable.attrs["units"] for variable in node.data_vars.values())
     assert json.dumps(result.to_dict(), allow_nan=False)
     figure = result.plot()
     assert isinstance(figure, go.Figure) and len(figure.data) > 0 and callable(result.show)
