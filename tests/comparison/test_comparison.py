@@ -338,11 +338,13 @@ def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generato
         (7, "not decided (not realized)"),
     ]
     assert all(line.baselines == ["10 (transport needs more)"] and not line.verdict for line in memories)
+    here, memory = "The tested primitive is", "Effective memory (symbols)"
+    undecided = (
+        f"On slow-hmm (mamba), {here.lower()} not realized in these trainings, but one seed cannot decide a cell."
+    )
     assert [line.finding for line in lines if line.finding] == [
-        "The tested primitive is realized on slow-hmm (transformer). Effective memory (symbols): 16 to 17; transport "
-        "needs more than 10.",
-        "On slow-hmm (mamba), the tested primitive is not realized in these trainings, but one seed cannot decide a "
-        "cell. Effective memory (symbols): 7.",
+        f"{here} realized on slow-hmm (transformer). {memory}: 16 to 17; transport needs more than 10.",
+        f"{undecided} {memory}: 7.",
         "No verdict is possible on hmm (lstm): the last 10 symbols nearly give the posterior.",
     ], "the threshold once, where a page states the first memory"
 
