@@ -1,5 +1,6 @@
 """Tiny checkpoints under the shipped names: code that loads one by name runs in miniature, as written."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,15 @@ def tiny_checkpoint(path: Path, recipe: Recipe, *, step: int = 0) -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds a tiny checkpoint for every committed recipe, and a tiny packed training."""
-    folder = tmp_path_factory.mktemp("checkpoints")
+    return _made_in(tmp_path_factory.getbasetemp())
+
+
+@cache
+def _made_in(base: Path) -> Path:
+    """Once a session: pytest sets up a fixture again for every module that imports it."""
+    folder, run = base / "tiny-checkpoints", base / "tiny-run"
     for name, recipe in RECIPES.items():
         tiny_checkpoint(folder / name, recipe)
-    run = tmp_path_factory.mktemp("run")
     for step in (0, 10, 100):
         tiny_checkpoint(run / "snapshots" / f"step-{step:07d}", RECIPES["bijection-v20"], step=step)
     with pytest.MonkeyPatch.context() as patch:
