@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -54,7 +53,7 @@ def overlaps(setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace]
     for layer, span in embedding.fitted(sample, tuple(subspaces)).items():
         inside, own = span.basis.double(), subspaces[layer]
         random = random_subspaces(own.width, own.rank, draws=DRAWS, seed=seed)
-        chance = np.array([_overlap(inside.cpu(), drawn) for drawn in random])
+        chance = (inside.cpu().T @ random).square().sum(dim=(1, 2)) / own.rank
         mean, most = float(chance.mean()), float(chance.max())
         found[layer] = Overlap(value=_overlap(inside, own.basis), random=mean, most=most)
     return found
