@@ -235,6 +235,11 @@ def share_controls(
 
     Raises:
         InvalidArgument: As for `intervene`.
+
+    Example:
+        >>> import bayesgeom
+        >>> bayesgeom.share_controls("sticky-small", subspace="random:2", n=8).n
+        8
     """
     subject, fit, chosen = (own := as_model(model)), as_fit(subspace), scored_task_of(own, task)
     swap = Intervention.of(subject, chosen, fit, design=Design("swap"), place=InterventionSite(), n=n, seed=seed)

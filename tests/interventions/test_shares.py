@@ -9,11 +9,11 @@ from scipy.stats import spearmanr
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
-from bayesgeom.interventions.shares import EFFECTS, EXPLANATIONS, LEAST_NETWORKS, jackknife_student, swap_shares
+from bayesgeom.interventions.shares import EFFECTS, EXPLANATIONS, swap_shares
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import write_parts
-from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.correlation import LEAST_UNITS, jackknife_student, spearman
 from tests.pages import READINGS
 
 SAVED = READINGS / "interventions/bijection-transformer/frame"
@@ -78,7 +78,7 @@ def test_too_few_networks_or_another_kind_are_refused(saved: InterventionReport,
 def test_the_committed_frames_have_an_interval() -> None:
     found = swap_shares(READINGS / "interventions")
     low, high = found.rank_correlation.ends
-    assert found.n >= LEAST_NETWORKS and (low < found.rank_correlation.value).all() and (high < 1).all()
+    assert found.n >= LEAST_UNITS and (low < found.rank_correlation.value).all() and (high < 1).all()
     assert not any("layer 0" in own for own in found.swaps)
     committed = Diagnosis.load(READINGS / "claims/swap-shares-frame")["swap_shares"]
     np.testing.assert_allclose(committed.estimate("rank_correlation").value, found.rank_correlation.value, rtol=1e-12)
