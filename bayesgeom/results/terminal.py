@@ -10,10 +10,11 @@ from bayesgeom.results.headline import MEAN, Headline
 
 LINES = 24  # of what `print(result)` shows, at most 100 columns wide
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
-_RULED = (*_HEAD[:-1], "verdict")  # of reports that state verdicts of their own, and none against baselines
+_RULED = (*_HEAD[:-1], "verdict")  # of reports that state verdicts of their own
 _NOTED = 4  # lines of notes below the table
 _ABOVE = 11  # lines of title and verdicts above it
 _SHORT = {UNDECIDED: "?"}
+_BEATS = {**_SHORT, "yes": "beats", "no": "does not beat"}  # next to verdicts of other kinds
 _LAYER = re.compile(r"\blayers? \d|\bL\d+\b")
 _COUNTED = "layers are counted from 0, as in TransformerLens; positions from 1"
 
@@ -35,14 +36,12 @@ def summary(
         where: Where to find what is left out; "" for the methods and fields that hold it.
     """
     has_names = len({name for name, _ in lines}) > 1
-    is_ruled = any(line.ruling for _, line in lines) and not any(line.verdict for _, line in lines)
+    is_ruled = any(line.ruling and not line.verdict for _, line in lines)
     rows = [(("report",) if has_names else ()) + (_RULED if is_ruled else _HEAD)]
     former = ["", *(name for name, _ in lines)]
     for before, (name, line) in zip(former, lines, strict=False):
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
-    if ruled := dict.fromkeys(line.ruling for _, line in lines if line.ruling and not (line.verdict or is_ruled)):
-        notes = [f"rule: not judged by baselines: {'; '.join(ruled)}", *notes]
     if any(line.verdict == UNDECIDED and not line.caveat for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
@@ -78,13 +77,13 @@ def _fitting(rows: Sequence[tuple[str, ...]], names: Sequence[str], room: int) -
 
 def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
     baseline = f"{line.level_text} {line.baseline_name.split(';')[0].split(MEAN)[0]}" if line.has_baseline else ""
-    verdict = _SHORT.get(line.verdict, line.verdict or "rule" * bool(line.ruling))
+    verdict = f"{(_BEATS if is_ruled else _SHORT).get(line.verdict, line.verdict)}{'*' * bool(line.caveat)}"
     return (
         line.label,
         line.value_text,
         "–" if line.no_interval else line.interval,
         baseline,
-        line.ruling if is_ruled else verdict + "*" * bool(line.verdict and line.caveat),
+        verdict if line.verdict else line.ruling,
     )
 
 

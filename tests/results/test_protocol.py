@@ -332,8 +332,11 @@ def test_a_row_that_a_rule_decides_is_not_left_empty() -> None:
     ruled = Headline(metric="b", label="share closed", value=0.25, ruling="not decided (realized)")
     plain = Headline(metric="c", label="tokens", value=3.0)
     table, notes = summary("title", (), [("", judged), ("", ruled), ("", plain)]).split("─\n")[1].split("\n\n")
-    assert [row.split()[-1] for row in table.splitlines()] == ["?*", "rule", "3"]
-    expected = ["rule: not judged by baselines: not decided (realized)", "*: heads differ"]
-    assert notes.splitlines() == expected, "an interval is not why heads differ"
+    assert [row.split()[-1] for row in table.splitlines()] == ["?*", "(realized)", "3"]
+    assert notes.splitlines() == ["*: heads differ"], "an interval is not why heads differ"
+    beats = summary("title", (), [("", replace(judged, verdict="yes", caveat="")), ("", ruled)])
+    assert [row.split()[-1] for row in beats.splitlines()[-2:]] == ["beats", "(realized)"]
+    assert beats.splitlines()[2].endswith("verdict")
     only = summary("title", (), [("", ruled)])
-    assert "verdict" in only and "not decided (realized)" in only and "rule:" not in only
+    assert "verdict" in only and "not decided (realized)" in only and "beats" not in only
+    assert "verdict" not in summary("title", (), [("", judged)])
