@@ -81,9 +81,10 @@ positions. Not measured, because it cannot be edited or fitted:
 
 - heads of an LSTM, which has none;
 - trained swaps of a carried state, because they train through hook points;
-- the state inside a Mamba's scan: 6,144 numbers or more in a layer are too many for the 1,024 sequences of a fit. A
-  Mamba therefore has no *carried*.
+- the state of a Mamba: {states} numbers in a layer are too many for the 1,024 sequences of a fit. A Mamba
+  therefore has no *carried*.
 
+What else the table lacks was not run, although it mostly can be: for example *onwards* in most recurrent networks.
 `slow-hmm-lstm` did not learn its task, so its verdicts show little about LSTMs. Second seeds are left out. On
 bijections without returning keys the entropy is a function of the position, so erasing it *onwards* identifies nothing.
 """
@@ -141,7 +142,15 @@ def page(folder: Path) -> str:
         raise InvalidArgument(f"{listed} names reports that do not exist: {', '.join(missing)}. Remove these names.")
     earlier = [name for path in paths if (name := str(path.parent.relative_to(folder))) not in present]
     rules = _rules([report for reports in models.values() for report in reports], earlier)
-    return "\n".join([_HEAD, rules, f"{_MATRIX}\n{matrix}\n", _fits(models), _survival(models), *parts])
+    measured = f"{_MATRIX.format(states=_states(models))}\n{matrix}\n"
+    return "\n".join([_HEAD, rules, measured, _fits(models), _survival(models), *parts])
+
+
+def _states(models: Models) -> str:
+    """Return the range of the sizes of the Mambas' states."""
+    own = [report.provenance["model"] for reports in models.values() for report in reports]
+    sizes = sorted({model["d_state"] for model in own if model["architecture"] == "mamba"})
+    return " to ".join(f"{size:,}" for size in dict.fromkeys((*sizes[:1], *sizes[-1:]))) or "many"
 
 
 def _rules(reports: list[InterventionReport | OnwardsReport], earlier: list[str]) -> str:

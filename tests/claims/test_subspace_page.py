@@ -73,6 +73,10 @@ def test_the_page_says_what_the_reports_hold(committed: dict[str, InterventionRe
     assert text.count("| R² shuffled |") == sum(isinstance(own, InterventionReport) for own in committed.values())
     assert text.count("| R² excess |") == sum(isinstance(own, OnwardsReport) for own in committed.values())
     assert "1 variance-matched control (the whole complement) in layers 1, 2" in text
+    models = [report.provenance["model"] for report in committed.values()]
+    sizes = {model["d_state"] for model in models if model["architecture"] == "mamba"}
+    for where in (text, (ROOT / "docs/interventions.md").read_text(encoding="utf-8")):
+        assert f" {min(sizes):,} to {max(sizes):,} numbers in " in where, "the sizes of Mamba states"
 
 
 def test_the_page_says_which_uses_survive(
