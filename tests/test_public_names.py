@@ -38,6 +38,27 @@ def sections(text: str) -> set[str]:
     return set(re.findall(r"^(Args|Returns|Yields|Raises|Example|References):$", text, re.MULTILINE))
 
 
+def undescribed(own: Any, text: str) -> list[str]:
+    """Parameters of a function or class that a text does not describe."""
+    parameters = [name for name in inspect.signature(own).parameters if name not in ("self", "cls")]
+    return [p for p in parameters if not re.search(rf"^    (?:\w+, )*\*{{0,2}}{p}(?:, \w+)*: \S", text, re.MULTILINE)]
+
+
+def undescribed_in_methods(kind: type) -> Iterator[str]:
+    """Parameters of public methods that neither the method nor a base describes; a constructor may leave it to `Args`.
+
+    Methods of other libraries, such as those of a torch module, are left out.
+    """
+    for base in (own for own in kind.__mro__ if own.__module__.startswith("bayesgeom")):
+        for key, held in vars(base).items():
+            method = held.__func__ if isinstance(held, classmethod | staticmethod) else held
+            if key.startswith("_") or not inspect.isfunction(method):
+                continue
+            texts = [inspect.getdoc(own.__dict__.get(key)) or "" for own in kind.__mro__]
+            texts += [inspect.getdoc(kind) or ""] * isinstance(held, classmethod)
+            yield from (f"{base.__name__}.{key}: Args lacks {p}" for p in undescribed(method, "\n".join(texts)))
+
+
 def lacking(name: str, own: Any) -> Iterator[str]:
     """What the docstring of a public function or class lacks."""
     text = inspect.getdoc(own) or ""
@@ -46,10 +67,7 @@ def lacking(name: str, own: Any) -> Iterator[str]:
         yield f"{name}: no Example"
     if inspect.isclass(own) and issubclass(own, Exception | Enum):  # an enumeration's signature is that of its base
         return
-    parameters = [p for p in inspect.signature(own).parameters if p != "self"]
-    for parameter in parameters:
-        if not re.search(rf"^    (?:\w+, )*\*{{0,2}}{parameter}(?:, \w+)*: \S", text, re.MULTILINE):
-            yield f"{name}: Args lacks {parameter}"
+    yield from (f"{name}: Args lacks {parameter}" for parameter in undescribed(own, text))
     if inspect.isfunction(own):
         gives = "Yields" if inspect.isgeneratorfunction(inspect.unwrap(own)) else "Returns"
         yield from (f"{name}: no {part}" for part in (gives, "Raises") if part not in found)
@@ -58,6 +76,21 @@ def lacking(name: str, own: Any) -> Iterator[str]:
 @pytest.mark.parametrize("own", PUBLIC)
 def test_public_names_have_complete_docstrings(own: Any) -> None:
     assert list(lacking(own.__name__, own)) == []
+
+
+@pytest.mark.parametrize("own", [param for param in PUBLIC if inspect.isclass(param.values[0])])
+def test_parameters_of_public_methods_are_described(own: type) -> None:
+    assert sorted(set(undescribed_in_methods(own))) == []
+
+
+def test_a_method_without_args_is_found() -> None:
+    class Watch:
+        def measure(self, step: int) -> int:
+            """Measure."""
+            return step
+
+    Watch.__module__ = "bayesgeom.planted"
+    assert list(undescribed_in_methods(Watch)) == ["Watch.measure: Args lacks step"]
 
 
 def test_an_incomplete_docstring_is_found() -> None:

@@ -52,6 +52,9 @@ class Component:
     def check_in(self, spec: ModelSpec) -> None:
         """Check that a model has this component.
 
+        Args:
+            spec: Size of the model.
+
         Raises:
             InvalidArgument: The model has no such layer or head.
         """
@@ -98,7 +101,11 @@ class Ablation:
         return self.name or " + ".join(component.label for component in self.components)
 
     def edits(self, mode: Mode) -> tuple[Edit, ...]:
-        """Return the edits of this ablation; heads of one layer share one edit."""
+        """Return the edits of this ablation; heads of one layer share one edit.
+
+        Args:
+            mode: Name of an ablation mode, used unless the ablation has its own.
+        """
         chosen = self.mode or mode
         by = mode_named(chosen)
         heads: dict[int, list[int]] = {}

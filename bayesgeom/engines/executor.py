@@ -131,6 +131,10 @@ class Batch:
     def results(self, jobs: Sequence[Job], *, desc: str = "jobs") -> list[Any]:
         """Run the jobs without results and return all results in the order of `jobs`.
 
+        Args:
+            jobs: The jobs.
+            desc: Name of the progress bar.
+
         Raises:
             ExecutorFault: As in `run`.
             InvalidArgument: As in `run`.
@@ -141,6 +145,10 @@ class Batch:
         """Run the jobs without results and return the files of all results in the order of `jobs`.
 
         Failures are reported after all jobs have ended, so that one failure does not cost the others' results.
+
+        Args:
+            jobs: The jobs.
+            desc: Name of the progress bar.
 
         Raises:
             ExecutorFault: A job failed, or its worker died, or workers write where this process cannot read.

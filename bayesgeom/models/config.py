@@ -31,6 +31,9 @@ class ModelConfig(ABC):
         """Build a float32 module that maps tokens to logits, with weights drawn from this seed.
 
         The result does not depend on the global random state or the default dtype, and neither is changed.
+
+        Args:
+            seed: Seed of the weights.
         """
         with PROCESS_STATE:
             former = torch.get_default_dtype()
@@ -48,7 +51,11 @@ class ModelConfig(ABC):
     @classmethod
     @abstractmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return the conventional sizes for a width, for `capacity_matched`."""
+        """Return the conventional sizes for a width, for `capacity_matched`.
+
+        Args:
+            d_model: Width of the residual.
+        """
 
     @classmethod
     def adapter(

@@ -188,7 +188,11 @@ class Monitor:
         return self.measure(step) if step % self.every == 0 else ()
 
     def measure(self, step: int) -> tuple[Event, ...]:
-        """Measure now and return the events."""
+        """Measure now and return the events.
+
+        Args:
+            step: Step of the training, for tables and events.
+        """
         check_argument("step", step, int)
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
@@ -238,7 +242,11 @@ class Monitor:
         return Diagnosis.of(self.report())
 
     def save(self, path: str | Path) -> None:
-        """Write the report directory: report.json, arrays.safetensors, metrics.parquet, report.html."""
+        """Write the report directory: report.json, arrays.safetensors, metrics.parquet, report.html.
+
+        Args:
+            path: The directory. A saved report that is there already is replaced.
+        """
         self.diagnosis().save(path)
 
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:

@@ -48,6 +48,10 @@ class InterventionSite:
     def check_in(self, model: Model, *, editable: Collection[Site] = (*STAGES, CARRIED)) -> None:
         """Check site and layers.
 
+        Args:
+            model: The model to edit.
+            editable: Sites that the intervention supports.
+
         Raises:
             MissingSite: The model lacks the site.
             InvalidArgument: The site cannot be edited, or a layer does not exist.
@@ -73,11 +77,19 @@ class InterventionSite:
             )
 
     def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return the chosen layers; all by default."""
+        """Return the chosen layers; all by default.
+
+        Args:
+            spec: Size of the model.
+        """
         return tuple(range(spec.n_layers)) if self.layers is None else tuple(self.layers)
 
     def width_in(self, spec: ModelSpec) -> int:
-        """Return the number of coordinates at one position, over all heads for z and v."""
+        """Return the number of coordinates at one position, over all heads for z and v.
+
+        Args:
+            spec: Size of the model.
+        """
         if self.is_residual:
             return spec.d_model
         if self.site == CARRIED:

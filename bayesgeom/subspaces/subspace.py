@@ -53,7 +53,11 @@ class Subspace:
         return self.basis.double() @ self.reads.double().T
 
     def variance_share(self, covariance: Float64[Tensor, "d d"]) -> float:
-        """Return tr(P Σ Pᵀ) / tr Σ: the share of the site's variance that removal deletes."""
+        """Return tr(P Σ Pᵀ) / tr Σ: the share of the site's variance that removal deletes.
+
+        Args:
+            covariance: Covariance of the vectors at the site.
+        """
         reads = self.reads.to(covariance)
         return float((reads * (covariance @ reads)).sum() / covariance.diagonal().sum())
 
@@ -69,6 +73,10 @@ class Subspace:
 
     def check_width(self, width: int, where: str) -> None:
         """Check the width against that of the vectors at a site.
+
+        Args:
+            width: Number of coordinates of the vectors.
+            where: Name of the site, for the message.
 
         Raises:
             InvalidArgument: The widths differ.

@@ -129,7 +129,13 @@ class AssociativeRecall(SymmetricTask):
         value_of_key: Int64[Tensor, "batch key"],
         queried: Int64[Tensor, "batch query"],
     ) -> Trials:
-        """Build sequences from the keys to store, the map, and the keys to query, each counted from 0."""
+        """Build sequences from the keys to store, the map, and the keys to query, each counted from 0.
+
+        Args:
+            order: Keys in the order in which they are stored.
+            value_of_key: Value of each key.
+            queried: Keys in the order in which they are queried.
+        """
         device, answers = order.device, torch.arange(self.n_values, device=order.device) + self.n_keys
         stored_values = value_of_key.gather(1, order)
         tokens = self._tokens(order, stored_values, queried)

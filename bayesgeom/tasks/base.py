@@ -58,18 +58,31 @@ class WindTunnel(ABC):
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        """Draw `n` sequences on the generator's device. Callers use `sample`."""
+        """Draw `n` sequences on the generator's device. Callers use `sample`.
+
+        Args:
+            n: Number of sequences.
+            generator: Source of the random numbers.
+        """
 
     @abstractmethod
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw `n` pairs that share the given inputs (keys, matrices) and differ in the latent.
 
         Callers use `sample_pair`.
+
+        Args:
+            n: Number of pairs.
+            generator: Source of the random numbers.
         """
 
     @abstractmethod
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Return the predictions of baselines without the claimed computation, at the scored positions, by name."""
+        """Return the predictions of baselines without the claimed computation, at the scored positions, by name.
+
+        Args:
+            trials: Sequences of this task.
+        """
 
     @abstractmethod
     def token_labels(self) -> Sequence[str]:
@@ -78,6 +91,11 @@ class WindTunnel(ABC):
     @final
     def sample(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Trials:
         """Draw `n` sequences. The same seed on the same kind of device gives the same sequences.
+
+        Args:
+            n: Number of sequences.
+            seed: Seed of the draw.
+            device: Where the tensors are placed.
 
         Raises:
             InvalidArgument: `n` is below 1 or needs more memory than there is, or `seed` is not a non-negative integer.
@@ -95,6 +113,11 @@ class WindTunnel(ABC):
     def sample_pair(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> tuple[Trials, Trials]:
         """Draw `n` originals and their donors, which share the query and differ in the latent.
 
+        Args:
+            n: Number of pairs.
+            seed: Seed of the draw.
+            device: Where the tensors are placed.
+
         Raises:
             InvalidArgument: As in `sample`.
         """
@@ -107,6 +130,11 @@ class WindTunnel(ABC):
         """Draw `n` sequences in blocks, one block at a time, so that memory does not grow with n.
 
         Blocks have a fixed size and their own seeds: a longer stream begins with the sequences of a shorter one.
+
+        Args:
+            n: Number of sequences.
+            seed: Seed of the draw.
+            device: Where the tensors are placed.
 
         Raises:
             InvalidArgument: `n` is below 1; raised before anything is drawn.
@@ -172,7 +200,12 @@ class SymmetricTask(WindTunnel):
 
     @abstractmethod
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
-        """Return the same problems with answer a of sequence b renamed to `names[b, a]` everywhere."""
+        """Return the same problems with answer a of sequence b renamed to `names[b, a]` everywhere.
+
+        Args:
+            trials: Sequences of this task.
+            names: New name of each answer, by sequence.
+        """
 
 
 class TextTask(ABC):

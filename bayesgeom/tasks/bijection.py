@@ -95,7 +95,12 @@ class Bijection(SymmetricTask):
         return original, donor
 
     def trials(self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]) -> Trials:
-        """Build sequences from keys and values, each counted from 0; the last value is the label and not shown."""
+        """Build sequences from keys and values, each counted from 0; the last value is the label and not shown.
+
+        Args:
+            keys: Keys in the order in which they are shown.
+            values: Value of each.
+        """
         n, n_pairs, v = len(keys), keys.shape[1], self.n_values
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
         scored = torch.zeros_like(tokens, dtype=torch.bool)

@@ -174,7 +174,14 @@ class HMM(SymmetricTask, DynamicTask):
         states: Int64[Tensor, "batch step"],
         symbols: Int64[Tensor, "batch step"],
     ) -> Trials:
-        """Build sequences from matrices, in whole grid steps, and paths."""
+        """Build sequences from matrices, in whole grid steps, and paths.
+
+        Args:
+            transition: Transition matrices, in whole steps of `grid`.
+            emission: Emission matrices, in whole steps of `grid`.
+            states: Hidden states, from 0.
+            symbols: Symbols, from 0.
+        """
         n, device = len(symbols), symbols.device
         special = torch.arange(N_SPECIALS, device=device).expand(n, -1) + self._first_special
         step_marker = special[:, 3:].expand(-1, symbols.shape[1])
@@ -269,7 +276,11 @@ class HMM(SymmetricTask, DynamicTask):
         return renamed(replace(trials, tokens=tokens, observers=self.observers(tokens)), names)
 
     def mixing_times(self, trials: Trials) -> Float64[Tensor, " batch"]:
-        """Return the mixing time of each sequence's chain: steps until its dependence on the start falls to 1/e."""
+        """Return the mixing time of each sequence's chain: steps until its dependence on the start falls to 1/e.
+
+        Args:
+            trials: Sequences of this task.
+        """
         return mixing_times(self._read(trials.tokens)[0])
 
     def token_labels(self) -> Sequence[str]:

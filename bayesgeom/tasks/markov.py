@@ -58,7 +58,11 @@ class MarkovProcess(DynamicTask):
 
     @final
     def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
-        """Build sequences from symbols; the last symbol is the label and not shown."""
+        """Build sequences from symbols; the last symbol is the label and not shown.
+
+        Args:
+            symbols: Symbols, from 0.
+        """
         labeled, start = self.labeled().to(symbols.device), self.start().to(symbols.device)
         tokens, ids = symbols[:, :-1].contiguous(), torch.arange(len(labeled), device=symbols.device)
         belief = filtered(labeled, start, tokens)

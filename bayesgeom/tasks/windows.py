@@ -27,11 +27,19 @@ class DynamicTask(WindTunnel):
 
     @abstractmethod
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """Return the exact filter of these sequences, which can start at any step."""
+        """Return the exact filter of these sequences, which can start at any step.
+
+        Args:
+            tokens: Tokens of sequences of this task.
+        """
 
     @final
     def observers(self, tokens: Int64[Tensor, "batch pos"]) -> WindowObservers:
-        """Return the window observers of these sequences, computed on first use."""
+        """Return the window observers of these sequences, computed on first use.
+
+        Args:
+            tokens: Tokens of sequences of this task.
+        """
         return WindowObservers(draw=self.filter_of, of=tokens)
 
     @final
@@ -67,6 +75,9 @@ class DynamicTask(WindTunnel):
         """Return the predictives of the stationary distribution and of windows of 1 to 4 symbols, by name.
 
         Windows as long as the sequence are exact and therefore left out.
+
+        Args:
+            trials: Sequences of this task.
         """
         widest = min(WIDEST_BASELINE, trials.n_scored - 1)
         by_start = {start: [*islice(window_predictives(trials, start), widest + 1)] for start in STARTS}

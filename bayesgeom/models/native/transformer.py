@@ -169,6 +169,9 @@ class Transformer(HookedRootModule):
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         """Return the logits at every position.
 
+        Args:
+            tokens: Ids of tokens.
+
         Raises:
             TaskMismatch: A learned position table is shorter than the sequence.
         """
@@ -178,7 +181,11 @@ class Transformer(HookedRootModule):
         return self.logits(resid)
 
     def embedded(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return the input of block 0."""
+        """Return the input of block 0.
+
+        Args:
+            tokens: Ids of tokens.
+        """
         resid: Tensor = self.hook_embed(self.embed(tokens))
         n_pos = tokens.shape[1]
         if self.config.positions == "learned":
@@ -193,7 +200,11 @@ class Transformer(HookedRootModule):
         return resid
 
     def logits(self, resid: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
-        """Return the logits of a final residual: final norm, then the output (or transposed embedding) matrix."""
+        """Return the logits of a final residual: final norm, then the output (or transposed embedding) matrix.
+
+        Args:
+            resid: Residuals after the last block.
+        """
         output = self.embed.weight if self.config.tied else self.unembed.weight
         return nn.functional.linear(self.ln_final(resid), output)
 
