@@ -1,4 +1,4 @@
-"""The criteria of claims A1, A2, A3 and A5, applied to one ablation report.
+"""The criteria of claims A1 to A5, applied to one ablation report.
 
 The claims file states each criterion and decides the claim over several checkpoints (`bayesgeom reproduce A2`). This
 module applies the same rule to one checkpoint. The thresholds below are those of the claims file, and a test compares
@@ -16,6 +16,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.estimate import Estimate
 
 Verdict = Literal["supported", "contradicted", "not decided", "not tested"]
@@ -41,6 +42,11 @@ class Criterion:
 
     def __str__(self) -> str:
         return f"{self.id} {self.claim}: {self.verdict} ({self.reason})"
+
+    @property
+    def sentence(self) -> str:
+        """Claim, verdict and reason as a sentence."""
+        return f"Claim {self.id}, that {self.claim}, is {self.verdict} here: {self.reason}."
 
 
 @final
@@ -86,8 +92,8 @@ class Effects:
     def cell(self, row: int, own: Estimate | None = None) -> str:
         """Return label, KL increase and interval of one row; `own` if it was chosen by its size."""
         low, high = (self.kl_increase_bits[row] if own is None else own).ends
-        ends = f"[{low:.3g} … {high:.3g}]" if np.isfinite(low) else "[no interval]"
-        return f"{self.labels[row]} {self.values[row]:.3g} bits {ends}"
+        ends = interval_text(float(low), float(high)) if np.isfinite(low) else "no interval"
+        return f"{self.labels[row]} ({number_text(float(self.values[row]), is_exact=True)} bits [{ends}])"
 
 
 def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: float) -> Criterion:
@@ -103,10 +109,10 @@ def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: 
         times, low, high = np.array([own.value, *own.ends]) / own_error_bits
         ends = f"[{low:.1f} … {high:.1f}]" if np.isfinite(low) else "[no interval]"
         verdict = _verdict([_above(own, limit), *_open(increase)])
+        n_below = int((increase.ends[1] < limit).sum())
         reason = (
-            f"smallest increase{remark}: {labels[int(rows[at])]}, {times:.1f} times the unablated error {ends}; "
-            f"{int((increase.ends[1] < limit).sum())} of {len(labels)} blocks below {BLOCK_TIMES:g} times"
-            f"{_missing(increase)}"
+            f"the smallest increase{remark} is that of {labels[int(rows[at])]}, {times:.1f} times the unablated error "
+            f"{ends}, and {n_below} of {len(labels)} blocks lie below {BLOCK_TIMES:g} times{_missing(increase)}"
         )
     return Criterion(
         id="A1",
@@ -140,18 +146,18 @@ def one_head_is_unique(
             f"{CATASTROPHIC_TIMES:g} times the unablated KL": _above(own, CATASTROPHIC_TIMES * own_kl_bits),
         }
         if is_layer_ablated:
-            name = f"{LAYER_SHARE:g} times the effect of layer 0's attention ({layer_attention_bits:.3g} bits)"
-            outcomes[name] = _above(own, LAYER_SHARE * layer_attention_bits)
+            whole = f"the effect of layer 0's attention ({number_text(layer_attention_bits, is_exact=True)} bits)"
+            outcomes[f"{LAYER_SHARE:g} times {whole}"] = _above(own, LAYER_SHARE * layer_attention_bits)
         verdict = _verdict(list(outcomes.values()))
-        listed = "; ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
-        named = f"largest of layer 0: {heads.cell(top, own)}"
-        reason = f"{named}; largest of the other heads: {heads.cell(second, others)}; {listed}"
+        listed = ", ".join(f"{_LIES[outcome]} {name}" for name, outcome in outcomes.items())
+        named = f"the largest effect in layer 0 is that of {heads.cell(top, own)}"
+        reason = f"{named}, and among the other heads that of {heads.cell(second, others)}; the first lies {listed}"
         if not is_layer_ablated and verdict != "contradicted":
             verdict = "not tested"
             reason += "; the rule also needs layer 0's attention ablated as a whole: run with --battery all"
     return Criterion(
         id="A2",
-        claim="one head of layer 0 is the unique hypothesis-frame head; removing it is catastrophic",
+        claim="one head of layer 0 is the unique hypothesis-frame head and its removal is catastrophic",
         rule=f"Supported: the largest KL increase of a layer-0 head is at least {UNIQUE_RATIO:g} times the second "
         f"largest of the whole network, with disjoint intervals. Its interval also lies above {CATASTROPHIC_TIMES:g} "
         f"times the unablated KL and above {LAYER_SHARE:g} times the effect of all of layer 0's attention. "
@@ -179,14 +185,37 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
         top, own = late.largest(chosen)
         verdict = _verdict([_OTHER_SIDE[_above(own, limit)], *_open(effects)])
         reason = (
-            f"largest of the last layer{remark}: {late.cell(top, own)}; {int((late.low > limit).sum())} of "
-            f"{len(late.labels)} heads above {limit:.3g} bits{_missing(effects)}"
+            f"the largest effect in the last layer{remark} is that of {late.cell(top, own)}, and "
+            f"{int((late.low > limit).sum())} of {len(late.labels)} heads lie above {number_text(limit)} bits"
+            f"{_missing(effects)}"
         )
     return Criterion(
         id="A3",
         claim="late heads are moderate or redundant",
         rule=f"Supported: for every head of the last layer, the interval of the KL increase lies below "
         f"{UNIFORM_SHARE:g} times the uniform predictor's KL. Contradicted: for one head, it lies above.",
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def feed_forward_does_more(feed_forward: Effects, attention: Effects) -> Criterion:
+    """Apply criterion A4: the largest effect of a feed-forward layer against that of an attention sublayer."""
+    verdict: Verdict
+    if not feed_forward.labels or not attention.labels:
+        verdict, reason = "not tested", "no feed-forward and attention layers were ablated; run with --battery all"
+    else:
+        (top, own), (other, others) = (of.largest(np.full(len(of.labels), True)) for of in (feed_forward, attention))
+        verdict = _verdict([_above(own, float(attention.values[other]))])
+        reason = (
+            f"the largest effect of a feed-forward layer is that of {feed_forward.cell(top, own)}, and of an attention "
+            f"sublayer that of {attention.cell(other, others)}"
+        )
+    return Criterion(
+        id="A4",
+        claim="the feed-forward layers perform the Bayesian update",
+        rule="Supported: the interval of the largest KL increase of a feed-forward layer lies above the largest of an "
+        "attention sublayer. Contradicted: it lies below.",
         verdict=verdict,
         reason=reason,
     )
@@ -208,7 +237,7 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     else:
         top, own = heads.largest(np.full(len(heads.labels), True))
         limit = OVERLAP_SHARE * float(heads.values[top])
-        reason = f"largest of all heads: {heads.cell(top, own)}"
+        reason = f"the largest effect is that of {heads.cell(top, own)}"
         outcomes = {"met" if row == top else _not_met(heads.above(row, limit)) for row in rows}
         if all(heads.above(int(row), limit) == "failed" for row in first):
             verdict = "contradicted"
@@ -218,7 +247,7 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
         else:
             verdict = _UNANIMOUS.get(frozenset(outcomes), "not decided")
             chosen = ", ".join(heads.cell(row) for row in dict.fromkeys(rows))
-            reason += f"; least key overlap: {chosen}; {rows.count(top)} of {len(rows)} token sets choose the largest"
+            reason += f"; key overlap chooses {chosen}, and the largest for {rows.count(top)} of {len(rows)} token sets"
     return Criterion(
         id="A5",
         claim="the head with the least key overlap is the head whose removal costs most",
@@ -235,6 +264,7 @@ def untested(criterion: Criterion, reason: str) -> Criterion:
 
 
 _NO_HEADS = "no heads were ablated one by one, as --battery heads and all do where a model has heads"
+_LIES: dict[_Outcome, str] = {"met": "above", "failed": "below", "open": "not clearly above or below"}
 _OTHER_SIDE: dict[_Outcome, _Outcome] = {"met": "failed", "failed": "met", "open": "open"}
 _UNANIMOUS: dict[frozenset[str], Verdict] = {frozenset({"met"}): "supported", frozenset({"failed"}): "contradicted"}
 

@@ -19,6 +19,7 @@ from bayesgeom.ablations.criteria import (
     Criterion,
     Effects,
     blocks_matter,
+    feed_forward_does_more,
     key_overlap_finds_it,
     late_heads_are_redundant,
     one_head_is_unique,
@@ -66,7 +67,7 @@ class AblationReport(Report):
         "sequences. Its replacement is 0, its mean over sequences (mean), or its value in another sequence (resample). "
         "L1H0 is head 0 of layer 1. The number is the KL increase in bits; the baseline is 0. A quantity that can be "
         "decoded from an activation need not influence the answer; an ablation tests whether it does. Whiskers are "
-        "95 % paired intervals. The command ablate also prints whether the published claims on layers and heads hold."
+        "95 % paired intervals. Claims A1 to A5 were published on layers and heads; their criteria need mean ablation."
     )
 
     mode: Mode
@@ -141,12 +142,12 @@ class AblationReport(Report):
         return tuple(label for label, is_inert in zip(self.ablations, self.inert, strict=True) if is_inert)
 
     def criteria(self) -> tuple[Criterion, ...]:
-        """Apply the criteria of claims A1, A2, A3 and A5 to this checkpoint.
+        """Apply the criteria of claims A1 to A5 to this checkpoint.
 
         The rules are those of the claims file, so they need mean ablation of at least 512 sequences; for any other
         report there is no verdict and the reason says what to run.
         """
-        heads, blocks = self._heads(), np.array([kind == "block" for kind in self.kinds])
+        heads, blocks = self._effects("head"), np.array([kind == "block" for kind in self.kinds])
         increases = self._exactly(self.entropy_mae_increase_bits)[blocks]
         named = [label for label, is_block in zip(self.ablations, blocks, strict=True) if is_block]
         effects = self.kl_increase_bits.value
@@ -160,6 +161,7 @@ class AblationReport(Report):
                 is_layer_ablated=bool(first),
             ),
             late_heads_are_redundant(heads, n_layers=self.n_layers, uniform_kl_bits=self.uniform_kl_bits),
+            feed_forward_does_more(self._effects("mlp"), self._effects("attention")),
             key_overlap_finds_it(heads, [pick for pick in self.key_overlap_pick.split("; ") if pick]),
         )
         reason = self._other_measurement()
@@ -175,11 +177,11 @@ class AblationReport(Report):
             return f"the criterion needs {LEAST_SEQUENCES} sequences, this has {self.n}; run with --n {LEAST_SEQUENCES}"
         return ""
 
-    def _heads(self) -> Effects:
+    def _effects(self, kind: str) -> Effects:
         everything = Effects(
             labels=self.ablations, layer=self.layer, kl_increase_bits=self._exactly(self.kl_increase_bits)
         )
-        return everything.where(np.array([kind == "head" for kind in self.kinds]))
+        return everything.where(np.array([own == kind for own in self.kinds]))
 
     def _exactly(self, effect: Estimate) -> Estimate:
         """Return the effect with value and interval set to exactly 0 where the ablation changes no logit."""
@@ -191,16 +193,38 @@ class AblationReport(Report):
         label = f"largest KL increase: {self.ablations[top]}"
         largest = headline_of(self, "kl_increase_bits", (top,), label, own=own)
         unablated = headline_of(self, "unablated_kl_bits")
+        scale = f"For scale: without ablation the model's KL is {unablated.value_text}"
+        uniform = f", and that of a uniform prediction {unablated.level_text}" if unablated.has_baseline else ""
         return (
             replace(largest, finding=f"The largest KL increase is that of {self.ablations[top]}."),
+            *self._claims(),
             *self._key_overlap(),
             headline_of(self, "top_to_second_ratio"),  # language: quoted
             Headline.computed(
                 "share_above_half_of_top", "share of heads above half of the largest", self.share_above_half_of_top
             ),
-            replace(unablated, finding="For scale: the KL of the model without ablation."),
+            replace(unablated, finding=f"{scale}{uniform}."),
             *self._attribution(),
         )
+
+    def _claims(self) -> Sequence[Headline]:
+        """Return one line per published claim: verdict and reason, or in one finding why none could be tested."""
+        found = self.criteria()
+        lines = [
+            Headline(
+                metric="criteria",
+                label=f"claim {own.id}: {own.claim}",
+                value=math.nan,
+                ruling=own.verdict,
+                caveat=own.reason,
+                finding=own.sentence if own.verdict != "not tested" else "",
+            )
+            for own in found
+        ]
+        if reason := self._other_measurement():
+            none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
+            lines[0] = replace(lines[0], finding=none)
+        return lines
 
     def _key_overlap(self) -> Sequence[Headline]:
         """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""
@@ -208,12 +232,12 @@ class AblationReport(Report):
             return ()
         first, *others = (self._picked(pick) for pick in self.key_overlap_pick.split("; "))
         named = self.key_overlap_pick.split(" ", maxsplit=1)[0]
-        finding = "The head whose keys overlap least, among all heads by KL increase."
+        finding = f"{named}, whose keys overlap least, has{first.label.rsplit(',', maxsplit=1)[-1]}."
         if math.isnan(first.value):
             finding = (
                 f"The keys of {named} overlap least; this key head was not ablated alone: its KL increase is unknown."
             )
-        return replace(first, finding=finding), *others
+        return replace(first, finding=finding, short_label=f"KL increase of {named}"), *others
 
     def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]
@@ -225,7 +249,7 @@ class AblationReport(Report):
         rank = at.index(True)
         place = f"{label}, rank {rank + 1} of {len(heads)} heads by KL increase"
         own = headline_of(self, "kl_increase_bits", at=(heads[rank],), label=place)
-        return replace(own, verdict="", ruling=f"rank {rank + 1} of {len(heads)}")  # the rank, not whether it exceeds 0
+        return replace(own, verdict="")  # the rank counts, not whether it exceeds 0
 
     def _attribution(self) -> Sequence[Headline]:
         is_known = not math.isnan(float(self.attribution_rank_correlation))

@@ -67,7 +67,8 @@ class Ablate(Command):
             )
         diagnosis = Diagnosis.of(report)
         title = f"{diagnosis.title}, {self.mode} ablation, {counted(report.n, 'sequence')}\n\n{report.table()}\n"
-        return conclude(diagnosis, self.out, title, *map(str, report.headlines()), "", *map(str, report.criteria()))
+        measured = [str(line) for line in report.headlines() if line.metric != "criteria"]
+        return conclude(diagnosis, self.out, title, *measured, "", *map(str, report.criteria()))
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:

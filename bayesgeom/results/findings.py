@@ -11,7 +11,7 @@ from bayesgeom.results.section import Section
 
 FEWEST, MOST = 3, 6
 GOOD = frozenset(
-    {"yes", "used", "invariant", "realized", "confirmed", "as published", "agrees", "values later", "learned", "passed"}
+    {"yes", "used", "invariant", "realized", "supported", "as published", "agrees", "values later", "learned", "passed"}
     | {"no discontinuity", "beats controls"}
 )
 BAD = frozenset(

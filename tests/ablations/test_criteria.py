@@ -9,6 +9,7 @@ import pytest
 from bayesgeom.ablations.criteria import (
     Effects,
     blocks_matter,
+    feed_forward_does_more,
     key_overlap_finds_it,
     late_heads_are_redundant,
     one_head_is_unique,
@@ -16,6 +17,8 @@ from bayesgeom.ablations.criteria import (
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from tests.pages import READINGS
 
 OWN_KL = 1e-3
@@ -62,7 +65,8 @@ def test_a_unique_head_stands_out_and_carries_its_layer(
     found = one_head_is_unique(effects, own_kl_bits=own_kl, layer_attention_bits=layer, is_layer_ablated=True)
     assert (found.id, found.verdict) == ("A2", verdict), found.reason
     if verdict == "supported":
-        assert "L0H0 0.3 bits [0.267 … 0.33]; largest of the other heads: L1H0" in found.reason
+        assert "that of L0H0 (0.3 bits [0.2674 … 0.33]), and among the other heads that of L1H0" in found.reason
+        assert "; the first lies above 3 times the second largest, above 10 times the unablated KL" in found.reason
 
 
 def test_without_its_layers_attention_a_head_is_never_called_catastrophic() -> None:
@@ -104,15 +108,16 @@ def test_a_missing_interval_supports_nothing_and_hides_no_contradiction() -> Non
     found = blocks_matter(labels[:2], increase[:2], own_error_bits=1.0)
     assert found.verdict == "not decided" and found.reason.endswith("; 1 of 2 have no interval")
     assert found.reason.startswith(
-        "smallest increase with an interval: L1 block, 12.0 times the unablated error [11.0 …"
+        "the smallest increase with an interval is that of L1 block, 12.0 times the unablated error [11.0 …"
     )
     alone = blocks_matter(labels[:1], increase[:1], own_error_bits=1.0)
-    assert alone.reason.startswith("smallest increase: L0 block, 300.0 times the unablated error [no interval]; ")
+    first = "the smallest increase is that of L0 block, 300.0 times the unablated error [no interval], and 0 of 1"
+    assert alone.reason.startswith(first)
     late = Effects(labels=labels, layer=np.array([1, 1, 1]), kl_increase_bits=increase)
     assert late_heads_are_redundant(late, n_layers=2, uniform_kl_bits=1.0).verdict == "contradicted", "two lie above"
     maybe = late_heads_are_redundant(late, n_layers=2, uniform_kl_bits=1e4)
     assert maybe.verdict == "not decided", "one may"
-    assert maybe.reason.startswith("largest of the last layer with an interval: L1 block 12 bits")
+    assert maybe.reason.startswith("the largest effect in the last layer with an interval is that of L1 block (12 bits")
     nothing = np.full(6, np.nan)
     holed = replace(UNIQUE, kl_increase_bits=Estimate.of(UNIQUE.values, (nothing, nothing), n=512))
     for open_one in (
@@ -121,6 +126,20 @@ def test_a_missing_interval_supports_nothing_and_hides_no_contradiction() -> Non
         late_heads_are_redundant(holed, n_layers=2, uniform_kl_bits=1.0),
     ):
         assert open_one.verdict == "not decided" and "no interval" in open_one.reason
+
+
+@pytest.mark.parametrize(
+    ("feed_forward", "verdict"),
+    [(0.3, "supported"), (0.21, "not decided"), (0.19, "not decided"), (0.1, "contradicted")],
+)
+def test_the_largest_feed_forward_layer_is_compared_with_the_largest_attention_sublayer(
+    feed_forward: float, verdict: str
+) -> None:
+    attention = heads([[0.2], [0.05]])
+    found = feed_forward_does_more(heads([[0.01], [feed_forward]]), attention)
+    assert (found.id, found.verdict) == ("A4", verdict), found.reason
+    assert found.sentence == f"Claim A4, that {found.claim}, is {verdict} here: {found.reason}."
+    assert feed_forward_does_more(heads([[]]), attention).verdict == "not tested"
 
 
 @pytest.mark.parametrize(
@@ -185,13 +204,35 @@ def test_an_ablation_that_changes_no_logit_has_exactly_no_effect() -> None:
 @pytest.mark.parametrize(
     ("name", "verdicts"),
     [
-        ("bijection-v20", ("supported", "contradicted", "contradicted", "contradicted")),
-        ("bijection-v20-repeats", ("supported", "not decided", "contradicted", "not decided")),  # two of six withheld
-        ("bijection-v20-llama", ("contradicted", "contradicted", "contradicted", "contradicted")),
-        ("hmm-s5", ("contradicted", "contradicted", "supported", "contradicted")),
+        ("bijection-v20", "supported, contradicted, contradicted, not decided, contradicted"),
+        (
+            "bijection-v20-repeats",
+            "supported, not decided, contradicted, contradicted, not decided",
+        ),
+        ("bijection-v20-llama", "contradicted, contradicted, contradicted, supported, contradicted"),
+        ("hmm-s5", "contradicted, contradicted, supported, contradicted, contradicted"),
     ],
 )
-def test_the_committed_reports_are_decided(name: str, verdicts: tuple[str, ...]) -> None:
-    found = committed(name).criteria()
-    assert [c.id for c in found] == ["A1", "A2", "A3", "A5"]
-    assert tuple(c.verdict for c in found) == verdicts, [str(c) for c in found]
+def test_the_committed_reports_are_decided_and_their_pages_say_so(name: str, verdicts: str) -> None:
+    """Pages sent readers to the terminal for these verdicts."""
+    report = committed(name)
+    found = report.criteria()
+    assert [c.id for c in found] == ["A1", "A2", "A3", "A4", "A5"]
+    assert ", ".join(c.verdict for c in found) == verdicts, [str(c) for c in found]
+    first, *told = findings([section_of("ablation", report)])
+    assert first.sentence.startswith("The largest KL increase is that of ")
+    assert [(own.verdict, own.sentence) for own in told] == [(c.verdict, c.sentence) for c in found]
+    assert {own.tone for own in told if own.verdict == "supported"} <= {"good"}
+
+
+def test_a_page_without_verdicts_on_claims_says_why_once() -> None:
+    other = replace(committed("bijection-v20"), mode="zero")
+    _, none, picked, scale = findings([section_of("ablation", other)])
+    assert none.verdict == "not tested" and none.sentence == (
+        "The claims A1 to A5 on layers and heads are not tested here: the criterion needs mean ablation, this is zero "
+        "ablation; run with --mode mean."
+    )
+    assert picked.sentence == "L0H2, whose keys overlap least, has rank 29 of 36 heads by KL increase."
+    assert scale.sentence == (
+        "For scale: without ablation the model's KL is 0.002159 bits, and that of a uniform prediction 1.107."
+    )

@@ -26,7 +26,7 @@ CHECKPOINTS = {"v20": "bijection-v20", "repeats": "bijection-v20-repeats", "hmm"
         ("A2", r"above (half) of the elimination of all of layer 0's attention", criteria.LAYER_SHARE),
         ("A3", r"below (1 %) of the uniform predictor's KL", criteria.UNIFORM_SHARE),
         ("A5", r"it lies below (one half)", criteria.OVERLAP_SHARE),
-        *((claim_id, r"(\d+) sequences", criteria.LEAST_SEQUENCES) for claim_id in ("A1", "A2", "A3", "A5")),
+        *((claim_id, r"(\d+) sequences", criteria.LEAST_SEQUENCES) for claim_id in ("A1", "A2", "A3", "A4", "A5")),
     ],
 )
 def test_the_claims_state_the_thresholds_that_the_command_applies(
@@ -61,7 +61,7 @@ def committed(name: str) -> AblationReport:
     return report
 
 
-@pytest.mark.parametrize("claim_id", ["A1", "A2", "A3", "A5"])
+@pytest.mark.parametrize("claim_id", ["A1", "A2", "A3", "A4", "A5"])
 def test_both_say_the_same_of_each_checkpoint(claim_id: str) -> None:
     claim, seen = load()[claim_id], 0
     for run in claim.runs:
