@@ -390,11 +390,12 @@ _TERMS = (
     "seeds",
 )
 _BASELINES = (
-    "Share closed is measured from the best context-free predictor. The strongest baseline is the one with the "
+    "Share closed is measured from the best context-free predictor. The strongest baseline is that of the row with the "
     "lowest KL; all but the context-free predictor see the context and lack what the row tests (“exact”: the row tests "
-    "no more than that baseline does). On hidden Markov models window "
-    "observers of up to 10 symbols are baselines. Effective memory is the width of the narrowest observer, of any "
-    "width, that a model does not beat."
+    "no more than that baseline does). On hidden Markov models a row has the observers of the last 1 to 4 symbols as "
+    "baselines. If the model beats these, it also has the narrowest that it does not beat, or that of 10 symbols if it "
+    "beats all up to 10; still wider ones are nearer to exact. Effective memory is the width of the narrowest "
+    "observer, of any width, that a model does not beat."
 )
 
 
