@@ -29,6 +29,7 @@ import pytest
 import bayesgeom
 from bayesgeom.commands.base import Command, Machines, Source
 from bayesgeom.comparison.report import ComparisonReport
+from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import discover
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.base import Probe
@@ -302,6 +303,12 @@ def test_commands_and_files_exist(path: Path, tmp_path: Path, monkeypatch: pytes
 )
 def test_an_unknown_command_is_found(page: str) -> None:
     assert len(list(unknown_commands(page))) == 1
+
+
+def test_blocks_of_the_readme_fit_a_terminal() -> None:
+    lines = [line for block in blocks(read(ROOT / "README.md")) for line in block.text.splitlines()]
+    assert len(lines) > 30
+    assert_none(f"README.md: {len(line)} columns: {line}" for line in lines if len(line) > WIDTH)
 
 
 def test_every_probe_has_a_page_that_is_linked() -> None:

@@ -171,7 +171,9 @@ def test_reprs_are_short() -> None:
     task = Bijection(n_values=5, n_pairs=3)
     config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=1, d_model=8, d_mlp=8)
     model = of_module(config.build(seed=0), name="tiny", task=task)
-    assert repr(model).startswith("HookedModel(tiny, 2 layers, 1 heads, d_model 8, ") and str(task) in repr(model)
+    assert repr(model) == "HookedModel(tiny on bijection, 2 layers, 1 heads, d_model 8, 960 parameters)"
+    shipped = "HookedModel(bijection-v20 on bijection, 6 layers, 6 heads, d_model 192, 2.68M parameters)"
+    assert repr(bayesgeom.load("bijection-v20")) == shipped and len(shipped) < 100
     words = word_tokenizer()
     kinds = [tasks.Prompts(texts=["a b"] * 99), tasks.Prompts(texts=["a b"] * 99).bind(words, d_vocab=257)]
     process = tasks.Process(tasks.Mess3(x=0.05, a=0.85).labeled().numpy())

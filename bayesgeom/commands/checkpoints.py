@@ -15,7 +15,10 @@ from bayesgeom.core.numbers import number_text
 @final
 @dataclass(frozen=True)
 class Checkpoints(Command):
-    """List available checkpoints with task, KL and entropy error, and packed trainings."""
+    """List available checkpoints with task, KL and entropy error, and packed trainings.
+
+    Listing takes seconds. With --rescore, a shipped checkpoint takes about 15 seconds on two CPU cores.
+    """
 
     name: ClassVar[str] = "checkpoints"
     order: ClassVar[int] = 140

@@ -18,7 +18,8 @@ Target = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 class Pack(Command):
     """Pack the snapshots of a run for distribution.
 
-    Only weights are kept, in half precision where scores do not change.
+    Only weights are kept, in half precision where scores do not change. A snapshot takes about 15 seconds on two CPU
+    cores.
     """
 
     name: ClassVar[str] = "pack"

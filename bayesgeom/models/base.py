@@ -75,9 +75,9 @@ class Model(ABC):
     def __repr__(self) -> str:
         own = self.spec
         heads = f"{own.n_heads} heads, " if own.n_heads else ""
-        task = f", trained on {self.task}" if self.task is not None else ""
-        sizes = f"{own.n_layers} layers, {heads}d_model {own.d_model}, {own.n_parameters:,} parameters"
-        return f"{type(self).__name__}({own.name}, {sizes}{task})"
+        task = f" on {self.task.name}" if self.task is not None else ""
+        sizes = f"{own.n_layers} layers, {heads}d_model {own.d_model}, {_short(own.n_parameters)} parameters"
+        return f"{type(self).__name__}({own.name}{task}, {sizes})"
 
     @final
     def require(self, sites: Iterable[Site], by: str, layers: Iterable[int] | None = None) -> None:
@@ -343,3 +343,9 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, was_training in training.items():
             part.training = was_training
+
+
+def _short(count: int) -> str:
+    """Return a large count with three digits: 2,677,248 is "2.68M"."""
+    size, unit = next((own for own in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * own[0]), (1.0, ""))
+    return f"{count / size:.3g}{unit}"
