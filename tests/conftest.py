@@ -46,7 +46,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
-    if plotly := sys.modules.get("plotly.basedatatypes"):
+    if (plotly := sys.modules.get("plotly.basedatatypes")) and "_str_to_dict_path_full" in vars(plotly):
         # plotly splits names such as "title_font_size" again for every property of every axis: a tenth of a figure.
         plotly._str_to_dict_path_full = cache(plotly._str_to_dict_path_full)
 
