@@ -138,9 +138,12 @@ def _profiles(
 
 
 def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
-    """Add one color scale for entropy and one for position, stacked to the right of the plots."""
+    """Add one color scale for entropy and one for the place in the sequence, stacked to the right of the plots.
+
+    That scale counts tokens from 1, of which only some are scored: elsewhere "position" counts scored positions.
+    """
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
-        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "position", "y": 1 - 1 / n_rows}},
+        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "token", "y": 1 - 1 / n_rows}},
     )

@@ -269,6 +269,8 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     colors = [trace.marker.color for trace in figure.data if trace.name == "position"]
     np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
     np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
+    bar = figure.layout.coloraxis2.colorbar.title.text
+    assert bar == "token" and max(colors[1]) == run.trials.tokens.shape[1] > run.trials.n_scored, "not scored positions"
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):
             assert figure.layout[f"{axis}{panel}"].title.text
