@@ -6,8 +6,8 @@ import os
 import sys
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bayesgeom.engines.executor import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
+    from bayesgeom.results.headline import Headline
 
 HUB_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token
 KEY_VARIABLE = "BAYESGEOM_SERVER_KEY"  # of an inference server's key, which no other host may get
@@ -193,6 +194,14 @@ def check_target(out: Path | None) -> None:
 
     if out is not None:
         folder.check_target(out)
+
+
+def stated(lines: Sequence["Headline"]) -> list[str]:
+    """Return headlines as text; a reason that withholds several intervals follows once, below them."""
+    reasons = [line.no_interval for line in lines]
+    shared = [reason for reason in dict.fromkeys(filter(None, reasons)) if reasons.count(reason) > 1]
+    texts = [str(replace(line, no_interval="see below") if line.no_interval in shared else line) for line in lines]
+    return [*texts, *(f"no interval for {reasons.count(reason)} numbers: {reason}" for reason in shared)]
 
 
 def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:

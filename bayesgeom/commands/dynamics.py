@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import HERE, Command, On, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude, stated
 from bayesgeom.results.tables import counted
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
@@ -71,4 +71,4 @@ class Dynamics(Command):
         tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"
         headlines = [*settled.headlines(), *report.headlines()]
         missing = [f"not measured: {what}: {reason}" for what, reason in diagnosis.skipped.items()]
-        return conclude(diagnosis, self.out, tables, *map(str, headlines), *missing)
+        return conclude(diagnosis, self.out, tables, *stated(headlines), *missing)

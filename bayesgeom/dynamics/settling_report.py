@@ -23,8 +23,7 @@ RULES = ("stated thresholds", "nine tenths of the way")
 TOGETHER = "both at the same step"  # a log2 ratio of 0
 SPACING = "spacing of snapshots"  # source of the bounds of one training's log2 ratio
 _RATIO = "log2(precision step / frame step)"
-
-_CANNOT = "cannot decide"
+_OPEN = "not decided"
 
 
 @final
@@ -78,7 +77,12 @@ class SettlingReport(Report):
     n: int
 
     def conclusion(self) -> str:
-        return self.verdicts[0]
+        return f"whether the frame or the precision settles first is {self.order}" if self._is_open else self.order
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the order of frame and precision is not decided."""
+        return self.order.startswith(_OPEN)
 
     def headlines(self) -> Sequence[Headline]:
         falls = (
@@ -89,10 +93,9 @@ class SettlingReport(Report):
             for at, name in enumerate(self.curves)
             if np.isfinite(self.fall.value[at])
         )
-        stated = f"frame or precision first: {self.order}; log2 ratio at the stated thresholds"
-        first = headline_of(self, "dissociation", at=(0,), label=stated)
+        first = headline_of(self, "dissociation", at=(0,), label=f"{_RATIO}, at the stated thresholds")
         return (
-            replace(first, ruling=_CANNOT if self.conclusion().startswith(_CANNOT) else "decided", short_label=_RATIO),
+            replace(first, ruling=_OPEN if self._is_open else "decided"),
             headline_of(
                 self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
             ),
@@ -139,15 +142,28 @@ class SettlingReport(Report):
         return "\n".join([*aligned(moments), "", *self._orders()])
 
     def _orders(self) -> list[str]:
-        """Return every scale with every frame measure, and the verdict on all of them."""
+        """Return every scale with every frame measure, and the verdict on all of them.
+
+        A verdict that all pairs share, as for too few trainings, is stated once.
+        """
         rows: list[tuple[str, ...]] = [
             ("scale", "settled at step", "frame measure", "settled at step", "log2 ratio", "")
         ]
+        is_shared = len(set(self.order_by_scale)) == 1 < len(self.order_by_scale)
         for at, verdict in enumerate(self.order_by_scale):
             one, other = divmod(at, len(self.frame_measures))
             own = self.dissociation_by_scale[one, other]
             moments = _steps(self.precision_step_by_scale[:, one]), _steps(self.frame_step_by_measure[:, other])
-            rows.append((self.scales[one], moments[0], self.frame_measures[other], moments[1], own.text(), verdict))
+            rows.append(
+                (
+                    self.scales[one],
+                    moments[0],
+                    self.frame_measures[other],
+                    moments[1],
+                    own.text(),
+                    verdict * (not is_shared),
+                )
+            )
         return [*aligned(rows), f"frame or precision first: {self.order}"]
 
     def _fall_shares(self) -> Estimate:

@@ -9,6 +9,8 @@ from bayesgeom.dynamics.replication import ReplicationReport
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
 from tests.pages import READINGS, named_rows, numbers, rows, section
@@ -66,7 +68,9 @@ def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsR
 
 def test_the_verdicts_are_the_reports(settled: SettlingReport) -> None:
     assert settled.verdicts[0].startswith("cannot decide")
-    assert settled.headlines()[0].ruling == "cannot decide", "the page shows it as a verdict"
+    first = findings([section_of("settling", settled)])[0]
+    assert (first.verdict, first.tone) == ("not decided", "open"), "the page shows it as a verdict"
+    assert first.sentence.startswith("Whether the frame or the precision settles first is not decided: ")
     assert settled.order.startswith("not decided: the order changes with the scale")
     assert "Of nine pairs, three say precision, one says the frame, five are open." in PAGE
     assert "the frame first in 1, precision first in 3 of 9 pairs" in settled.order
