@@ -39,9 +39,9 @@ class Length(Command):
     """Checkpoints, by name or directory. Several share one chart and the same sequences.
     Required without --variants."""
     to: str | None = None
-    """Lengths to report, joined by commas: 50,100. Default: 1, 1.5, 2.5 and 5 times the training length, up to what
-    models and task allow. An error if they allow none beyond the training length: a learned position table ends there
-    (see --untrained-rows), and a bijection whose keys do not return has no further key."""
+    """Lengths to report, joined by commas: 50,100. There is an error if models and task allow none beyond the training
+    length: a learned position table ends there (see --untrained-rows), and a bijection whose keys do not return has no
+    further key. Default: 1, 1.5, 2.5 and 5 times the training length, up to what models and task allow."""
     variants: str | None = None
     """hmm, recall or recall-mixed: compare networks that differ only in their positional encoding. Missing ones are
     trained."""
