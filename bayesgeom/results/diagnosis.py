@@ -160,6 +160,8 @@ class Diagnosis(Mapping[str, Report]):
             why = "never more" if stored == N_RECORDED else "memory_gib allows no more"
             read = f"attention, keys, values, read-outs: the first {stored} ({why})"
             notes.insert(0, f"KL, predictions: all {n} sequences; {read}")
+        rest = [(name, own) for name, report in self.reports.items() for own in report.headlines()[HEADLINES_SHOWN:]]
+        notes[:0] = [f"{name}: {own.label} {own.value_text}. {own.detail}" for name, own in rest if own.detail]
         partly = self.provenance.get(LAYERS) or {}
         notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
         if self.inapplicable:

@@ -13,6 +13,7 @@ import torch
 from bayesgeom.core.run import Run
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
 from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.tidy import records_of
@@ -345,4 +346,6 @@ def test_the_printed_report_states_the_verdict_on_transport() -> None:
     report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     assert report.transport.startswith("This task cannot show transport")
     assert report.transport in " ".join(str(report).split())
+    memory = f"calibration: effective memory {report.effective_memory_symbols.value:.0f} symbols. {report.transport}"
+    assert memory in " ".join(str(Diagnosis.of(report)).split())
     assert "transport" not in str(Calibration().measure(baseline_run(Bijection(n_values=5, n_pairs=4), 11)))
