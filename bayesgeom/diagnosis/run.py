@@ -327,5 +327,4 @@ def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
     """Yield the blocks, for a large model in parts that take seconds, so that progress is visible."""
     for block in blocks:
         at_once = len(block) if model.spec.n_parameters < LARGE else _PART
-        for start in range(0, len(block), at_once):
-            yield block.rows(slice(start, start + at_once))
+        yield from block.batches(at_most=at_once)

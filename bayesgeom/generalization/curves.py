@@ -3,13 +3,14 @@
 All functions take per-sequence errors, so whole sequences are resampled and intervals are paired.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from bayesgeom.core.batching import even_slices
 from bayesgeom.core.run import Behavior, Run
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import mean_estimate, with_interval
@@ -172,7 +173,7 @@ def mean_along(
     errors: Float[np.ndarray, "sequence position"], *, seed: int, baselines: Sequence[Baseline] = ()
 ) -> Estimate:
     """Return the mean at each position, with its interval."""
-    bounds = [mean_interval(errors[:, some], seed=seed) for some in _some_places(errors.shape[1])]
+    bounds = [mean_interval(errors[:, some], seed=seed) for some in even_slices(errors.shape[1], at_most=_PLACES)]
     low, high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
     return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), baselines=baselines)
 
@@ -180,10 +181,6 @@ def mean_along(
 def strongest(predictors: Mapping[str, Float[np.ndarray, " position"]]) -> str:
     """Return the predictor with the lowest mean KL."""
     return min(predictors, key=lambda name: float(np.nan_to_num(predictors[name], nan=_WORST, posinf=_WORST).mean()))
-
-
-def _some_places(n: int) -> Iterator[slice]:
-    return (slice(start, start + _PLACES) for start in range(0, n, _PLACES))
 
 
 def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " position"]:

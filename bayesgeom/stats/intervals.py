@@ -40,6 +40,8 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 from scipy.special import expit, logit, ndtri
 
+from bayesgeom.core.batching import even_slices
+
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer do not determine the spread
 ENOUGH_DIFFERENT = 13  # if fewer differ, and fewer than half of all, the ends are taken at one of the next levels
@@ -168,7 +170,7 @@ def bootstrap_t(
     a = above.reshape(n, -1).astype(np.float64)
     b = np.broadcast_to(below, above.shape).reshape(n, -1).astype(np.float64)
     is_mean = bool((b == b[:1, :1]).all())
-    parts = [slice(start, start + _COLUMNS) for start in range(0, a.shape[1], _COLUMNS)]
+    parts = even_slices(a.shape[1], at_most=_COLUMNS)
     found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, terms, is_positive) for p in parts]
     if not found:
         return no_interval(shape, n)
