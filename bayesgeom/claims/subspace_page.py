@@ -99,11 +99,12 @@ _USES = """## Uses, and whether they survive
 Every swap of entropy or belief that is called used in a layer, and the verdict of the same swap once position and
 answer log-odds are held fixed. Where the last column says *undecided*, use of the quantity itself is not shown.
 
-**Belief: position alone.** The answer cannot be told from the belief. On bijections, recall and HMMs the answer *is*
-the belief; on `mess3-small` and `sticky-small` it determines the belief. No belief here is therefore shown to be used
-apart from the answer. With the answer held fixed, only the curve between probability and log-odds is left: 14 to 52 %
-of the belief's variance where it is the answer, 0.3 and 3 % on the other two. Position explains at most 0.5 % of it
-(256 sequences of each task).
+**Belief.** The answer cannot be told from the belief. On bijections, recall and HMMs the answer *is* the belief; on
+`mess3-small` and `sticky-small` it determines the belief. With the answer held fixed, only the curve between
+probability and log-odds is left: 14 to 52 % of the belief's variance where it is the answer, 0.3 and 3 % on the other
+two. No belief is shown to be used apart from the answer. Where both were held fixed, the cell begins with that verdict.
+On `mess3-small` nothing is left to edit. *Given position alone* tests less: position explains at most 0.5 % of the
+belief's variance (256 sequences of each task).
 
 **Entropy of `mess3-small`: answer alone.** Erasing position and answer together leaves nothing to edit.
 
