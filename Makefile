@@ -26,7 +26,7 @@ help: ## list what can be made
 demo: $(INSTALLED) ## diagnose a shipped checkpoint; the report lies in runs/demo/report.html
 	$(BIN)/bayesgeom diagnose bijection-v20 --out runs/demo
 
-test: $(INSTALLED) ## the default tests: no network, under five minutes on two cores
+test: $(INSTALLED) ## the default tests: no network, in two processes
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-all: ## what is too slow for `make test`: lint, the other tiers, the numerical tests without AVX-512
