@@ -415,7 +415,7 @@ def comparison_report(
         for cell, own, share in zip(cells, scores, shares.value, strict=True)
     ]
     memory = np.array([own.memory_symbols for own in scores])
-    longest = np.array([own.memory_symbols_hi for own in scores])
+    longest = np.array([own.most_memory_symbols for own in scores])
     return ComparisonReport(
         checkpoints=tuple(cell.name for cell in cells),
         task_of=tuple(cell.task for cell in cells),

@@ -82,12 +82,9 @@ class CalibrationReport(Report):
         "the exact posterior and of the model; the error panel shows the gap. Gray lines are the three strongest "
         "baselines among the uniform predictor, the best single constant entropy, and the task's own shortcuts. A "
         "model that only learned a shortcut lies on its line. The table lists the strongest baseline first, then the "
-        "others. On tasks with latent dynamics, window observers are among them: exact filters of the last few "
-        "symbols, which carry no belief. They see up to four symbols; one more is the narrowest that the model does "
-        "not beat in KL, or that of ten symbols if it beats all up to ten. A verdict marked * does not cover what "
-        "the note names: a wider window whose KL is as low or lower, or a model that gives other ids than the answers "
-        "much probability. The effective memory is the number of symbols that such an observer needs. Carrying the "
-        "belief differs from rereading the last symbols only where ten symbols are too few."
+        "others. A verdict marked * does not cover what its note names. On tasks with latent dynamics, window "
+        "observers are among the baselines: exact filters of the last few symbols, which carry no belief. The "
+        "effective memory is the number of symbols that such an observer needs to be as good as the model."
     )
 
     entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]

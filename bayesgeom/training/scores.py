@@ -52,6 +52,7 @@ class Scores:
             truth.
         baseline_known_correct: Mean of `known_correct` for every baseline of the task that is no window observer.
         memory_symbols: The effective memory. NaN on tasks without latent dynamics.
+        most_memory_symbols: The upper end of its interval.
         window_gap_bits: KL of the stationary observer of the last ten symbols. NaN on tasks without latent dynamics.
     """
 
@@ -67,7 +68,7 @@ class Scores:
     baseline_kl_bits: Mapping[str, float]
     baseline_known_correct: Mapping[str, float]
     memory_symbols: float = math.nan
-    memory_symbols_hi: float = math.nan
+    most_memory_symbols: float = math.nan
     window_gap_bits: float = math.nan
 
 
@@ -103,7 +104,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         baseline_kl_bits=known_kl | ({} if memory is None else wider_kl(memory.kl_bits, memory.symbols)),
         baseline_known_correct=hits,
         memory_symbols=math.nan if memory is None else memory.symbols,
-        memory_symbols_hi=math.nan if memory is None else memory.most_symbols,
+        most_memory_symbols=math.nan if memory is None else memory.most_symbols,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
     )
 

@@ -327,7 +327,7 @@ def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generato
     row = [*(cell("slow-hmm", "transformer", seed=seed) for seed in (0, 1)), cell("slow-hmm", "mamba")]
     row.append(cell("hmm", "lstm"))  # which cannot test transport
     measured = [
-        replace(scores(0.1, rng), memory_symbols=memory, memory_symbols_hi=memory, window_gap_bits=gap)
+        replace(scores(0.1, rng), memory_symbols=memory, most_memory_symbols=memory, window_gap_bits=gap)
         for memory, gap in ((17.0, 0.03), (16.0, 0.03), (7.0, 0.03), (3.0, 1e-8))
     ]
     lines = comparison_report(row, measured, seed=0).headlines()
@@ -364,7 +364,7 @@ def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.rando
 
 
 def test_the_papers_hmm_cannot_show_transport(rng: np.random.Generator) -> None:
-    own = replace(scores(0.02, rng), memory_symbols=20.0, memory_symbols_hi=20.0, window_gap_bits=1e-6)
+    own = replace(scores(0.02, rng), memory_symbols=20.0, most_memory_symbols=20.0, window_gap_bits=1e-6)
     report = comparison_report([cell("hmm", "lstm"), cell("hmm", "lstm", seed=1)], [own, own], seed=0)
     assert set(report.verdicts) == set(report.standings) == {NOT_TESTABLE}
     slow = replace(own, window_gap_bits=0.06)
@@ -393,7 +393,7 @@ def test_the_figure_shows_every_model_and_the_baseline(rng: np.random.Generator)
 
 
 def test_captions_do_not_rest_on_a_task_that_cannot_be_tested(rng: np.random.Generator) -> None:
-    hmm = replace(scores(1e-4, rng), memory_symbols=20.0, memory_symbols_hi=20.0, window_gap_bits=1e-6)
+    hmm = replace(scores(1e-4, rng), memory_symbols=20.0, most_memory_symbols=20.0, window_gap_bits=1e-6)
     row = [cell("hmm", "transformer"), cell("bijection", "lstm"), cell("bijection", "mlp")]
     figure = comparison_report(row, [hmm, scores(0.02, rng), scores(1.9, rng)], seed=0).plot()
     cells, rows = figure.layout.meta["captions"]

@@ -85,6 +85,21 @@ def _is_report(node: ast.expr) -> bool:
     return False
 
 
+def companions(source: Source) -> Iterator[str]:
+    """Each field of a class that holds an end of an interval or a baseline of another, as an `Estimate` does."""
+    for own in source.classes():
+        for node in own.body:
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name)) if name.endswith(("_lo", "_hi", "_null")):
+                    yield f"{source.at(node)}: field {name}: use an Estimate, or a name that says what it is"
+
+
+def test_no_class_has_a_field_for_an_end_of_an_interval() -> None:
+    assert_none(findings(companions))
+    text = "class A:\n    memory: float\n    memory_hi: float = 0.0\n    hi: float\n"
+    assert [own.split(": ")[1] for own in companions(planted(text))] == ["field memory_hi"]
+
+
 def test_nothing_forbidden_is_used() -> None:
     assert_none(findings(forbidden))
 
