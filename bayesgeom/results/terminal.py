@@ -11,7 +11,7 @@ from bayesgeom.results.headline import MEAN, Headline
 LINES = 24  # of what `print(result)` shows, at most 100 columns wide
 _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
 _RULED = (*_HEAD[:-1], "verdict")  # of reports that state verdicts of their own
-_NOTED = 4  # lines of notes below the table
+_NOTED = 5  # lines of notes below the table
 _ABOVE = 11  # lines of title and verdicts above it
 _SHORT = {UNDECIDED: "?"}
 _BEATS = {**_SHORT, "yes": "beats", "no": "does not beat"}  # next to verdicts of other kinds
