@@ -1,32 +1,46 @@
-"""The findings at the top of the pages of all committed reports: whole sentences, in plain words."""
-
-from collections.abc import Iterator
+"""The findings at the top of the pages of all committed reports: three to six whole sentences."""
 
 import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.results import page
 from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.findings import Finding, findings
+from bayesgeom.results.findings import FEWEST, MOST, Finding, findings
 from bayesgeom.results.storage import JSON
 from tests.pages import READINGS
 
 pytestmark = pytest.mark.exhaustive
 
 
-def opened(path: str = "**") -> Iterator[tuple[str, list[Finding]]]:
-    """The findings of every page below a folder of readings, without its figures."""
+@pytest.fixture(scope="module")
+def opened() -> dict[str, list[Finding]]:
+    """The findings of every page, without its figures."""
+    found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "_figure", lambda report: go.Figure())
         patch.setattr(page, "further_figures", lambda report: {})
-        for file in sorted(READINGS.glob(f"{path}/{JSON}")):
-            found = load_report(file.parent)
-            reports = found.reports if isinstance(found, Diagnosis) else {found.name: found}
+        for file in sorted(READINGS.parent.glob(f"**/{JSON}")):
+            own = load_report(file.parent)
+            reports = own.reports if isinstance(own, Diagnosis) else {own.name: own}
             sections = [page.section_of(name, report) for name, report in reports.items()]
-            yield str(file.parent.relative_to(READINGS)), findings(sections)
+            found[str(file.parent.relative_to(READINGS.parent))] = findings(sections)
+    assert len(found) > 300
+    return found
 
 
-def test_no_finding_breaks_off_in_brackets() -> None:
-    told = [(where, text) for where, found in opened() for own in found for text in (own.sentence, own.numbers)]
-    assert len(told) > 2000
-    assert [own for own in told if own[1].count("(") != own[1].count(")")] == []
+def test_every_page_opens_with_three_to_six_findings(opened: dict[str, list[Finding]]) -> None:
+    """Pages of erasures and of one comparison had a single one."""
+    assert {where: len(found) for where, found in opened.items() if not FEWEST <= len(found) <= MOST} == {}
+
+
+def test_findings_are_whole_sentences(opened: dict[str, list[Finding]]) -> None:
+    """They broke off in brackets, or were names of rows: "Rank 29 of 36. The head whose keys overlap least"."""
+    told = [(where, own.sentence or own.numbers) for where, found in opened.items() for own in found]
+    numbers = [(where, own.numbers) for where, found in opened.items() for own in found]
+    assert [own for own in told if not own[1].endswith(".")] == []
+    assert [own for own in told + numbers if own[1].count("(") != own[1].count(")")] == []
+
+
+def test_no_page_repeats_a_finding(opened: dict[str, list[Finding]]) -> None:
+    sentences = {where: [own.sentence or own.numbers for own in found] for where, found in opened.items()}
+    assert [where for where, own in sentences.items() if len(set(own)) < len(own)] == []
