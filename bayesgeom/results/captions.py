@@ -6,6 +6,7 @@ A report states the caption of a panel itself where it has a better sentence (`w
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from bayesgeom.results.theme import BASELINE, EXACT, axis_id, entries, rgb
 
 _SERIES_LISTED, _LISTED = 3, 4  # with more series, the least and the greatest are named; of baselines
 _CAPTIONS, _SHOWN = "captions", "n_shown"
+_exact = partial(number_text, is_exact=True)
 _PREFIX, _INTERVAL = "baseline: ", "95 % interval"
 
 
@@ -226,10 +228,6 @@ def _color_title(axis: Any) -> str:
 def _name(trace: Any) -> str:
     """Return the name of a series without what a legend adds, such as how levels below the axis are drawn."""
     return re.sub(r" \(▾ below [^)]*\)$|, 95 % interval$", "", plain(trace.name)).removeprefix(_PREFIX)
-
-
-def _exact(value: float) -> str:
-    return number_text(value, is_exact=True)
 
 
 def _color(trace: Any) -> str:

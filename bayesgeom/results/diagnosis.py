@@ -14,7 +14,7 @@ from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.results.estimate import NOT_ESTIMATED
 from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.page import HEADLINES_SHOWN, notebook_html, page_of
+from bayesgeom.results.page import HEADLINES_SHOWN, display_in_notebook, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import fits
 from bayesgeom.results.tables import listed, shortened
@@ -125,6 +125,9 @@ class Diagnosis(Mapping[str, Report]):
 
     def _repr_html_(self) -> str:
         return notebook_html(self.summary(), self.plot() if self.reports else None)
+
+    def _ipython_display_(self) -> None:
+        display_in_notebook(self.summary(), self.plot() if self.reports else None)
 
     @property
     def title(self) -> str:

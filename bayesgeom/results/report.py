@@ -24,7 +24,7 @@ from bayesgeom.results import storage
 from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate, within
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import MEAN, Headline
-from bayesgeom.results.page import notebook_html, page_of
+from bayesgeom.results.page import display_in_notebook, notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.results.tables import shortened
 from bayesgeom.results.terminal import summary
@@ -125,6 +125,10 @@ class Report(ABC):
     @final
     def _repr_html_(self) -> str:
         return notebook_html(self.summary(), self.plot())
+
+    @final
+    def _ipython_display_(self) -> None:
+        display_in_notebook(self.summary(), self.plot())
 
     @final
     def show(self) -> None:

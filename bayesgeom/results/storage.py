@@ -322,7 +322,8 @@ def fits(value: object, hint: Any) -> bool:
     if (array := _array(hint)) is not None:
         return _is_array(value, array)
     if origin is Annotated:
-        return _is_estimate(value, quantity_of(hint))
+        quantity = quantity_of(hint)
+        return quantity is not None and isinstance(value, Estimate) and value.value.ndim == len(quantity.dims)
     if origin is typing.Literal:
         return value in arguments
     if origin is tuple:
@@ -346,10 +347,6 @@ def hashed(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:16]
-
-
-def _is_estimate(value: object, quantity: Quantity | None) -> bool:
-    return quantity is not None and isinstance(value, Estimate) and value.value.ndim == len(quantity.dims)
 
 
 def _is_array(value: object, hint: type[AbstractArray]) -> bool:

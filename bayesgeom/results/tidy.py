@@ -130,22 +130,9 @@ def _levels(own: Baseline, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
 
 
 def _row(report: Any, metric: str, **known: Any) -> Record:
-    blank: dict[str, Any] = {
-        "unit": "",
-        "variant": None,
-        "layer": None,
-        "head": None,
-        "position": None,
-        "low": math.nan,
-        "high": math.nan,
-        "baseline": math.nan,
-        "baseline_low": math.nan,
-        "baseline_high": math.nan,
-        "baseline_name": "",
-        "baseline_kind": "",
-        "role": ESTIMATE,
-        "n": report.n,
-    }
+    blank: dict[str, Any] = dict.fromkeys(("variant", "layer", "head", "position"))
+    blank |= dict.fromkeys(("low", "high", "baseline", "baseline_low", "baseline_high"), math.nan)
+    blank |= {"unit": "", "baseline_name": "", "baseline_kind": "", "role": ESTIMATE, "n": report.n}
     return Record(probe=report.name, metric=metric, **(blank | known))
 
 

@@ -1,6 +1,7 @@
 """What every result offers, report and diagnosis alike: text, a notebook cell, tables, datasets, pages and files."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from IPython.core.interactiveshell import InteractiveShell
 
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
@@ -125,8 +127,27 @@ def test_a_notebook_shows_table_and_figure(report: PlantedReport, diagnosis: Dia
     for found in (report, diagnosis):
         text = found._repr_html_()
         assert text.startswith("<pre>tiny on Bijection(n=11)") and text.count("Plotly.newPlot(") == 1
-        assert len(text) < 100_000, "plotly itself is fetched, not copied into every cell"
+        assert not re.search(r"<(script|link)[^>]*(src|href)=", text), "nothing is fetched"
     assert "no &lt;b&gt;" in diagnosis._repr_html_()
+
+
+def test_ipython_displays_table_and_figure_without_a_network(
+    report: PlantedReport, diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure once loaded plotly from the network; with plotly in it, a saved notebook would grow by 5 MB."""
+    shell, displayed = InteractiveShell.instance(), list[dict[str, Any]]()
+    monkeypatch.setattr(shell.display_pub, "publish", lambda data, **_: displayed.append(data))
+    for found in (report, diagnosis):
+        displayed.clear()
+        assert shell.display_formatter.format(found) == ({}, {}), "it displays itself"
+        table, figure = displayed
+        assert table["text/plain"] == found.summary() and table["text/html"].startswith("<pre>tiny on Bijection(n=11)")
+        drawn = figure.pop("application/vnd.plotly.v1+json")
+        assert go.Figure(data=drawn["data"], layout=drawn["layout"]) == found.plot()
+        assert list(figure) == ["text/plain"] and len(json.dumps(displayed)) < 20_000
+    displayed.clear()
+    shell.display_formatter.format(replace(diagnosis, reports={}))
+    assert [list(own) for own in displayed] == [["text/html", "text/plain"]]
 
 
 def test_show_shows_the_figure(report: PlantedReport, diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
