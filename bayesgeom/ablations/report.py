@@ -209,19 +209,19 @@ class AblationReport(Report):
 
     def _claims(self) -> Sequence[Headline]:
         """Return one line per published claim: verdict and reason, or in one finding why none could be tested."""
-        found = self.criteria()
+        found, reason = self.criteria(), self._other_measurement()
         lines = [
             Headline(
                 metric="criteria",
                 label=f"claim {own.id}: {own.claim}",
                 value=math.nan,
                 ruling=own.verdict,
-                caveat=own.reason,
+                caveat=own.reason if own.verdict == "not tested" and not reason else "",
                 finding=own.sentence if own.verdict != "not tested" else "",
             )
             for own in found
         ]
-        if reason := self._other_measurement():
+        if reason:
             none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
             lines[0] = replace(lines[0], finding=none)
         return lines

@@ -223,6 +223,9 @@ def test_the_committed_reports_are_decided_and_their_pages_say_so(name: str, ver
     assert first.sentence.startswith("The largest KL increase is that of ")
     assert [(own.verdict, own.sentence) for own in told] == [(c.verdict, c.sentence) for c in found]
     assert {own.tone for own in told if own.verdict == "supported"} <= {"good"}
+    without = replace(report, kinds=tuple("set" if kind == "mlp" else kind for kind in report.kinds))
+    remarks = {line.label[:8]: line.caveat for line in without.headlines() if line.metric == "criteria"}
+    assert {name for name, remark in remarks.items() if remark} == {"claim A4"}, "others are findings"
 
 
 def test_a_page_without_verdicts_on_claims_says_why_once() -> None:
