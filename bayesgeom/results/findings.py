@@ -130,9 +130,9 @@ def _judged(line: Headline) -> str:
 
 
 def _of_section(section: Section) -> list[Finding]:
-    """Return the headlines that state a finding, then up to three those with a verdict, then others."""
+    """Return headlines that state a finding, decided ones first, then up to three with a verdict, then others."""
     known = [line for line in section.headlines if line.value_text != "–" or line.ruling] or list(section.headlines)
-    stated = [line for line in section.headlines if line.finding]
+    stated = sorted((line for line in section.headlines if line.finding), key=lambda line: tone(line) == "open")
     told = {line.ruling for line in stated if line.ruling}  # a row with the same verdict would only repeat it
     rest = [line for line in known if line not in stated and line.ruling not in told]
     others = sorted(rest, key=lambda line: not (line.verdict or line.ruling))
