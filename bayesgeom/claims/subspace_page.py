@@ -84,7 +84,7 @@ positions. Not measured, because it cannot be edited or fitted:
 - the state of a Mamba: {states} numbers in a layer are too many for the 1,024 sequences of a fit. A Mamba
   therefore has no *carried*.
 
-What else the table lacks was not run, although it mostly can be: for example *onwards* in most recurrent networks.
+What else the table lacks was not run, although it mostly can be: for example *later* in most recurrent networks.
 `slow-hmm-lstm` did not learn its task, so its verdicts show little about LSTMs. Second seeds are left out. On
 bijections without returning keys the entropy is a function of the position, so erasing it *onwards* identifies nothing.
 """
