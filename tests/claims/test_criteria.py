@@ -3,35 +3,44 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from bayesgeom.claims.claim import Claim, Condition
+from bayesgeom.claims.claim import Claim, Condition, Hold, Number, Run, Verdict
 from bayesgeom.claims.loading import load
 
 DATED = re.compile(r"\d{1,2} November 2026")
 CHANGED = re.compile(r"after the measurement|[Rr]ead strictly on|[Ss]tated on|[Cc]hanged on|[Uu]ntil \d")
+# `no_interval` decides through its presence, `is_point`; the tolerance is that of `reproduce`.
+TEXTS = ("label", "unit", "baseline_label", "no_interval", "tolerance")
 MEASURED = [claim for claim in load().values() if claim.measured is not None]
 # What decided each claim on 25 November 2026. After a change, say in the criterion what was changed, when and why.
 _RECORDED = """
-    B1=65e1dc0a B2=a5ea047d B3=57d38d9a B4=116fd2db B5=b9992209 H1=2c6c0b05 H2=873a1e02 H3=1afae5d5 H4=9fdd0d1d
-    H5=055b7b00 H6=83ba791e H7=6fb6921f H8=b989a671 T1=dc502832 G1=24ed8ffb G2=cbc171ad G3=36f2fbfa G4=12dc9dd5
-    G5=af421d49 G6=0aacb0c4 G7=f1089a96 G8=37204406 P4=6c581324 Y1=3f97f8b3 Y2=c2fb0c16 A1=a3456662 A2=2862da51
-    A3=f9b030ba A4=6f85d221 A5=4569e582 P1=7f551bab P2=4f8e29e5 P3=42d08dc2 D1=0e0c03c4 D2=0e0c03c4 D3=2826a152
-    J5=f946ffa1 L1=8f0c5158 L2=8e742b10 L3=a30c87c2 L4=7b6e283b L5=41d1a9ff L6=79eda43b L7=ad02dc61 L8=33a39da4
-    J1=ab00871a J2=71d6ea36 J3=7aaecfa8 J4=110b8d7b J6=56081029
+    B1=3dc5e471 B2=916464f3 B3=e3b6975d B4=49b5c967 B5=f62141df H1=6f5cb6fe H2=60cf4498 H3=7403e283 H4=31f86315
+    H5=2edf916f H6=9d867b02 H7=5c27f40f H8=219559e3 T1=bf0b3b6c G1=e73ec8ff G2=101572a6 G3=c8845540 G4=91aa5465
+    G5=57a91e2b G6=ffbf4a53 G7=bccba2a1 G8=560816c6 P4=91c06c23 Y1=9d51921b Y2=158c3fad A1=b2f16565 A2=791e6fc5
+    A3=3c2692c0 A4=706849cc A5=0eb10bfc P1=1b28ab72 P2=6011fe1b P3=439b27f2 D1=b0f25332 D2=081cf239 D3=3d060be9
+    J5=4e70e6b9 L1=0f5ef274 L2=af0db6b8 L3=019135cc L4=369d380f L5=67a98436 L6=f0acc83b L7=14797c20 L8=c5ec156d
+    J1=d53a828b J2=1eb888e5 J3=e011cfeb J4=0140a9ce J6=329c8fd1
 """
 RECORDED = dict(entry.split("=") for entry in _RECORDED.split())
 
 
 def fingerprint(claim: Claim) -> str:
-    """The first digits of a hash of what decides a claim: its conditions, and the places of their numbers."""
-    names = sorted({own.number for own in claim.conditions} | {str(own.than) for own in claim.conditions})
-    used = [claim.numbers[name] for name in names if name in claim.numbers]
-    where = [(n.name, n.layer, n.head, n.position, n.reduce, n.baseline, n.end, n.is_point, n.if_perfect) for n in used]
+    """The first digits of a hash of what decides a claim: its conditions, the places of their numbers, and its hold."""
+    names = {own.number for own in claim.conditions} | {str(own.than) for own in claim.conditions}
+    where = sorted(_place(run, run.numbers[name]) for run in claim.runs for name in names & run.numbers.keys())
     groups = [_plain(claim.supported_if), sorted(map(_plain, claim.contradicted_if))]
-    return hashlib.sha256(repr((groups, claim.seeds_required, where)).encode()).hexdigest()[:8]
+    hold = "" if claim.hold is None else claim.hold.verdict.value
+    return hashlib.sha256(repr((groups, claim.seeds_required, where, hold)).encode()).hexdigest()[:8]
+
+
+def _place(run: Run, number: Number) -> str:
+    """Everything about a number but its texts, and the command and the report that hold it."""
+    own = asdict(number)
+    return repr((run.command, run.report, number.is_point, [own[field] for field in own if field not in TEXTS]))
 
 
 def _plain(group: Sequence[Condition]) -> list[tuple[str, ...]]:
@@ -54,12 +63,50 @@ def test_a_criterion_that_tells_of_a_change_has_its_date_and_is_marked(claim: Cl
         assert claim.is_criterion_later, claim.id
 
 
-def test_other_conditions_or_other_places_have_another_fingerprint() -> None:
+def test_other_conditions_have_another_fingerprint_and_other_texts_the_same() -> None:
     claim = load()["L1"]
-    (run,) = claim.recordable
-    moved = {**run.numbers, "first": replace(run.numbers["first"], layer=1)}
-    elsewhere = replace(claim, runs=[replace(run, numbers=moved)])
     least = tuple(replace(own, number="least") for own in claim.contradicted_if[0])
-    seen = {fingerprint(own) for own in (claim, elsewhere, replace(claim, contradicted_if=(least,)))}
-    assert len(seen) == 3 and fingerprint(replace(claim, finding="another text")) == fingerprint(claim)
+    held = replace(claim, hold=Hold(verdict=Verdict.NOT_DECIDED, reason="A reason."))
+    same = (replace(claim, finding="another text"), with_number(claim, label="another label", tolerance=0.5))
+    seen = {fingerprint(own) for own in (claim, held, replace(claim, seeds_required=7))}
+    assert len(seen | {fingerprint(replace(claim, contradicted_if=(least,)))}) == 4
+    assert {fingerprint(own) for own in same} == {fingerprint(claim)}
     assert CHANGED.search(claim.criterion) and not CHANGED.search(load()["L3"].criterion)
+    assert fingerprint(load()["D1"]) != fingerprint(load()["D2"]), "two identities with the same conditions"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"probe": "pass_thresholds"},
+        {"metric": "mean_centered_overlap"},
+        {"variant": "inputs / weights"},
+        {"variant_has": "inputs"},
+        {"layer": 1},
+        {"head": 2},
+        {"position": 3},
+        {"reduce": "max"},
+        {"baseline": "untrained networks"},
+        {"end": "high"},
+        {"no_interval": "a point"},
+        {"if_perfect": 2.0},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_number_from_another_place_has_another_fingerprint(changed: dict[str, Any]) -> None:
+    """D1 and D2 had the same fingerprint once, which left out probe, metric, variant, command and report."""
+    assert fingerprint(with_number(load()["L1"], **changed)) != fingerprint(load()["L1"])
+
+
+@pytest.mark.parametrize("changed", [{"command": "bayesgeom diagnose other"}, {"report": "docs/readings/other"}])
+def test_a_number_of_another_report_has_another_fingerprint(changed: dict[str, Any]) -> None:
+    claim = load()["L1"]
+    runs = [replace(run, **changed) if run.numbers else run for run in claim.runs]
+    assert fingerprint(replace(claim, runs=runs)) != fingerprint(claim)
+
+
+def with_number(claim: Claim, **changed: Any) -> Claim:
+    """The claim with a changed number "first"."""
+    (run,) = claim.recordable
+    moved = {**run.numbers, "first": replace(run.numbers["first"], **changed)}
+    return replace(claim, runs=[replace(run, numbers=moved)])
