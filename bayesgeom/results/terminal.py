@@ -36,13 +36,13 @@ def summary(
         where: Where to find what is left out; "" for the methods and fields that hold it.
     """
     has_names = len({name for name, _ in lines}) > 1
-    is_ruled = any(line.ruling and not line.verdict for _, line in lines)
+    is_ruled = any(line.ruling for _, line in lines)
     rows = [(("report",) if has_names else ()) + (_RULED if is_ruled else _HEAD)]
     former = ["", *(name for name, _ in lines)]
     for before, (name, line) in zip(former, lines, strict=False):
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
-    if any(line.verdict == UNDECIDED and not line.caveat for _, line in lines):
+    if any(line.verdict == UNDECIDED and not (line.caveat or line.ruling) for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]
@@ -76,14 +76,14 @@ def _fitting(rows: Sequence[tuple[str, ...]], names: Sequence[str], room: int) -
 
 
 def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
-    baseline = f"{line.level_text} {line.baseline_name.split(';')[0].split(MEAN)[0]}" if line.has_baseline else ""
-    verdict = f"{(_BEATS if is_ruled else _SHORT).get(line.verdict, line.verdict)}{'*' * bool(line.caveat)}"
+    name = re.sub(rf", (most|least)(?:{MEAN}.*)?$", r", at \1", line.baseline_name.split(";")[0])
+    judged = line.ruling or (_BEATS if is_ruled else _SHORT).get(line.verdict, line.verdict)
     return (
         line.label,
         line.value_text,
         "–" if line.no_interval else line.interval,
-        baseline,
-        verdict if line.verdict else line.ruling,
+        f"{line.level_text} {name}" if line.has_baseline else "",
+        f"{judged}{'*' * bool(line.verdict and line.caveat)}",
     )
 
 

@@ -89,7 +89,7 @@ def agreement_of(
     """Read the consistency from the columns of `SUMS` that follow the entropy."""
     if not _has_hypotheses(trials):
         n_hypotheses, n_beliefs = len(trials.token_sets.get(HYPOTHESES, ())), trials.belief.shape[2]
-        note = f"{n_hypotheses} tokens stand for hypotheses, and the belief is over {n_beliefs}: no consistency"
+        note = f"not measured: it requires one token per hypothesis, but {n_beliefs} hypotheses have {n_hypotheses}"
         nothing = np.full((*sums.shape[:2], trials.n_scored, sums.shape[2]), np.nan)
         return Agreement(
             found=nothing, shuffled=nothing[:, :, 0], uniform=np.nan, ceiling=np.nan, is_identified=False, note=note

@@ -18,6 +18,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
 from bayesgeom.results.diagnosis import Diagnosis, load_report
+from bayesgeom.results.findings import verdict_word
 from bayesgeom.results.folder import write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import with_provenance
@@ -107,7 +108,7 @@ def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) ->
     lines = str(replace(report, verdict="It is.")).splitlines()
     assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
     assert lines[3].split()[:2] == ["measured", "value"]
-    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 0.21 random, most yes"
+    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 0.21 random, at most yes"
     assert lines[6].split() == ["missing", "–"] and len(lines) == 7
 
 
@@ -361,3 +362,22 @@ def test_a_row_that_a_rule_decides_is_not_left_empty() -> None:
     only = summary("title", (), [("", ruled)])
     assert "verdict" in only and "not decided (realized)" in only and "beats" not in only
     assert "verdict" not in summary("title", (), [("", judged)])
+
+
+def test_what_is_printed_is_the_verdict_of_the_page() -> None:
+    """Layer 0 was printed as undecided where the page said "by construction"."""
+    own = Headline(metric="a", label="movement", value=1.0, verdict="undecided", ruling="by construction")
+    compared = Headline(metric="b", label="shift", value=0.5, verdict="yes")
+    printed = summary("title", (), [("", own), ("", compared)])
+    by_label = {line.split()[0]: line for line in printed.splitlines() if line}
+    assert by_label["movement"].endswith("by construction") and by_label["shift"].endswith("beats")
+    assert "?" not in printed and verdict_word(own) == own.ruling
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("last 10 symbols, most, with mean 0.9; 0.1 (x)", "last 10 symbols, at most")]
+)
+def test_the_end_of_a_baseline_is_printed_as_a_phrase(name: str, shown: str) -> None:
+    """It once ended in ", most"."""
+    line = Headline(metric="a", label="R²", value=0.5, baseline=1.0, baseline_name=name)
+    assert summary("title", (), [("", line)]).endswith(f"1 {shown}")
