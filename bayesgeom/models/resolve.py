@@ -248,7 +248,7 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
         >>> import bayesgeom
         >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=7, n_layers=2, n_heads=2, d_model=8, d_mlp=16)
         >>> bayesgeom.as_model(config.build(seed=0))
-        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1,248 parameters)
+        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1.25k parameters)
     """
     check_default_device()
     match model:

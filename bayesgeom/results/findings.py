@@ -56,7 +56,7 @@ class Finding:
 def findings(sections: Sequence[Section]) -> list[Finding]:
     """Return at most six findings: the first of every section, then the second of every section, and so on.
 
-    A decided finding of the first section leads; next are conclusions of reports, decided findings and others. Numbers
+    The first finding of the first section leads; next are conclusions of reports, decided findings and others. Numbers
     without a verdict appear only if there are fewer than three with one, and missing numbers only if there is no other.
     """
     of_sections = [_of_section(section) for section in sections]
@@ -71,7 +71,7 @@ def findings(sections: Sequence[Section]) -> list[Finding]:
 def _rank(own: Finding, first: Section) -> tuple[bool, bool, bool, bool]:
     """Return the place among the findings; verdicts of single rows, such as by thresholds, repeat other sections."""
     is_open = own.tone == "open"
-    return own.section is not first or is_open, not own.is_conclusion, is_open, bool(own.line.ruling)
+    return own.section is not first, not own.is_conclusion, is_open, bool(own.line.ruling)
 
 
 def _paired(found: list[Finding]) -> list[Finding]:
@@ -130,9 +130,9 @@ def _judged(line: Headline) -> str:
 
 
 def _of_section(section: Section) -> list[Finding]:
-    """Return headlines that state a finding, decided ones first, then up to three with a verdict, then others."""
+    """Return the headlines that state a finding, then up to three those with a verdict, then others."""
     known = [line for line in section.headlines if line.value_text != "–" or line.ruling] or list(section.headlines)
-    stated = sorted((line for line in section.headlines if line.finding), key=lambda line: tone(line) == "open")
+    stated = [line for line in section.headlines if line.finding]
     told = {line.ruling for line in stated if line.ruling}  # a row with the same verdict would only repeat it
     rest = [line for line in known if line not in stated and line.ruling not in told]
     others = sorted(rest, key=lambda line: not (line.verdict or line.ruling))
