@@ -185,7 +185,7 @@ def test_a_page_has_three_to_six_findings() -> None:
     assert len(found_in(many)) == 6 and len(set(found_in(many))) == 6
 
 
-def test_a_page_of_many_sections_states_conclusions_and_what_is_decided_first() -> None:
+def test_a_page_opens_with_its_first_section_then_states_conclusions_and_what_is_decided() -> None:
     open_, error, kl, missing = (
         Headline(metric=name, label=name, value=value, verdict=verdict, baseline=2.0, baseline_name="flat")
         for name, value, verdict in (
@@ -199,10 +199,10 @@ def test_a_page_of_many_sections_states_conclusions_and_what_is_decided_first() 
     rows = {"one": (open_,), "two": (error, kl), "three": (missing,)}
     sections = [*(replace(section(name, name), headlines=own) for name, own in rows.items()), ruled]
     found = found_in(page("t", sections, skipped={}, provenance={}))
-    assert [text.split(" ")[0] for text in found] == ["invariant", "beats", "undecided"], "and none for what is missing"
-    assert "Error: 0.5." in found[1] and "KL: 0.25." in found[1], "two numbers with one verdict are one finding"
+    assert [text.split(" ")[0] for text in found] == ["undecided", "invariant", "beats"], "and none for what is missing"
+    assert "Error: 0.5." in found[2] and "KL: 0.25." in found[2], "two numbers with one verdict are one finding"
     found = found_in(page("t", [sections[1], sections[0], sections[2], ruled], skipped={}, provenance={}))
-    assert [text.split(" ")[0] for text in found] == ["beats", "invariant", "undecided"], "a decided first one leads"
+    assert [text.split(" ")[0] for text in found] == ["beats", "invariant", "undecided"], "the first section leads"
 
 
 def test_a_report_states_its_own_findings_and_verdicts() -> None:
