@@ -90,7 +90,7 @@ class OnwardsReport(Report):
         return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits.value))]
 
     def headlines(self) -> Sequence[Headline]:
-        """Return one line per first layer, the strongest verdict first, then the share of the ceiling and R².
+        """Return one line per first layer, the strongest verdict first, then the relative size and R².
 
         Layers with the same verdict and reason have one finding, which the largest of their increases carries.
         """
@@ -122,14 +122,14 @@ class OnwardsReport(Report):
         return told.get(self.verdict_by_layer[layer], is_open)
 
     def _scale(self, layer: int) -> Headline:
-        """Return the KL increase as a share of that of the whole activation."""
+        """Return the KL increase relative to that of the whole activation in one layer, which it may exceed."""
         increase, ceiling = (float(own[layer]) for own in (self.kl_increase_bits.value, self.kl_increase_bits.ceiling))
-        finding = (
-            f"From layer {layer} on, the KL increase is {percent_text(increase / ceiling, 1)} of that of replacing the "
-            f"whole activation in layer {layer} by its mean, {number_text(ceiling)} bits."
-        )
-        line = Headline.computed("kl_increase_bits", f"share of the ceiling, from layer {layer} on", increase / ceiling)
-        return replace(line, finding=finding)
+        relative, whole = increase / ceiling, f"replacing the whole activation in layer {layer} by its mean"
+        is_less, factor = relative <= 1, f"exceeds, by a factor of {number_text(relative)},"
+        compared = f"is {percent_text(relative, 1)} of" if is_less else factor
+        finding = f"From layer {layer} on, the KL increase {compared} that of {whole}, {number_text(ceiling)} bits."
+        label = f"from layer {layer} on, relative to {whole}"
+        return replace(Headline.computed("kl_increase_bits", label, relative), finding=finding)
 
     def _read(self, at: int) -> Headline:
         """Return the R² that an erasure leaves, next to that before it."""

@@ -48,6 +48,7 @@ SOURCES = (
     "quantity, after removal",
     *(f"{target}, from the coordinates alone" for target in TARGETS),
 )
+NOT_FIXED = "Position and answer were not held fixed; leace and covariance do so with given=position or given=answer"
 BEFORE, AFTER = range(2)  # entries of `r2`; then those of `TARGETS`
 PARTS = (
     "of the site's variance",
@@ -174,7 +175,8 @@ class InterventionReport(Report):
         return max(range(len(shares)), key=lambda layer: (np.isfinite(shares[layer]), ranks[layer], shares[layer]))
 
     def conclusion(self) -> str:
-        return f"{self.verdict}. {self._size()}".removesuffix(". ")
+        is_open = USED in self.verdict_by_layer and ", given " not in self.subspace
+        return ". ".join(filter(None, (self.verdict, self._size(), NOT_FIXED * is_open)))
 
     def _size(self) -> str:
         """Return how far a swap moves the model's own value in the strongest layer; "" without an interval."""
@@ -197,7 +199,7 @@ class InterventionReport(Report):
         at = self.strongest()
         where = f"layer {at}, {self.subspace}"
         increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
-        read = headline_of(self, "r2", (AFTER, at), f"R² of the {self.quantity} after removal, {where}")
+        read = headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})")
         first, *others = self._rulings(at)
         if not self.is_swap:
             ceiling = ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}")
@@ -219,7 +221,7 @@ class InterventionReport(Report):
         metric, row = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
         known = np.isfinite(self.estimate(metric)[row].value[:, 0])
         return [
-            headline_of(self, metric, (*row, at, 0), f"{label} without the direct path, layer {at}, {self.subspace}")
+            headline_of(self, metric, (*row, at, 0), f"indirect, layer {at}: {label} without the direct path")
             for at in self.layers
             if known[at]
         ]
@@ -227,12 +229,12 @@ class InterventionReport(Report):
     def _rulings(self, strongest: int) -> list[Headline]:
         """Return the headline of every layer; layers with the same verdict and reason state it once.
 
-        The first line carries the verdict on all layers, so the reason of its group stands at another layer.
+        The first line carries the verdict on all layers, so the reason of its group, if not "used", stands at another.
         """
         others = [
             max(rest, key=lambda layer: np.nan_to_num(self.share_of_ceiling[layer, 0], nan=-math.inf))
             for group in self._groups()
-            if (rest := [layer for layer in group if layer != strongest])
+            if self.verdict_by_layer[group[0]] != USED and (rest := [layer for layer in group if layer != strongest])
         ]
         lines = [self._ruling(strongest)]
         for layer in (layer for layer in self._judged if layer != strongest):
@@ -261,10 +263,10 @@ class InterventionReport(Report):
 
     def _ruling(self, layer: int) -> Headline:
         """Return the headline of one layer: its effect, verdict and reason."""
-        at, where = (layer, 0), f"layer {layer}, {self.subspace}"
-        own = headline_of(self, "change_bits", (KL, *at), f"KL increase, {where}")
+        own = headline_of(self, "change_bits", (KL, layer, 0), f"KL increase, layer {layer}, {self.subspace}")
         if self.is_swap:
-            own = headline_of(self, "movement", at, f"movement toward the donor's {self.quantity}, {where}")
+            label = f"movement in layer {layer} toward the donor's {self.quantity}, {self.subspace}"
+            own = headline_of(self, "movement", (layer, 0), label)
         return replace(own, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
 
     def plot(self) -> "Figure":
@@ -302,7 +304,7 @@ class InterventionReport(Report):
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         erased = aligned([holds, *map(self._erased, self.layers)])
         rest = [*self._overlaps(), "", *reasons, "", RULE]
-        return "\n".join([self.verdict, "", title, level, *self._effects(), "", *erased, *rest])
+        return "\n".join([*self.conclusion().split(". "), "", title, level, *self._effects(), "", *erased, *rest])
 
     def _overlaps(self) -> list[str]:
         """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""

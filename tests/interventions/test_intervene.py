@@ -25,6 +25,7 @@ from bayesgeom.interventions.report import (
     INDIRECT_KL,
     INSIDE,
     KL,
+    NOT_FIXED,
     SHIFT,
     InterventionReport,
     largest_control,
@@ -32,6 +33,8 @@ from bayesgeom.interventions.report import (
 from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
@@ -290,7 +293,9 @@ def test_table_and_page_show_untrained_networks_and_the_effect_without_the_direc
         assert np.isfinite([value, most]).all()
         shown = [number_text(number, is_exact=True) for number in (value, most)]
         assert any(line.startswith(f"{layer}  ") and all(text in line for text in shown) for line in tables)
-        where = f"without the direct path, layer {layer}, {report.subspace}</td>"
+        where = (
+            f"indirect, layer {layer}: {'movement' if report.is_swap else 'KL increase'} without the direct path</td>"
+        )
         assert all(text in page.split(where)[1].split("</tr>")[0] for text in shown)
         levels = [own.value[layer, 0] for own in report.movement.baselines if own.name == UNTRAINED]
         assert len(levels) == report.is_swap, "only a swap is repeated in untrained networks"
@@ -429,3 +434,31 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and report.verdict.startswith("undecided")
     assert "–" in report.table() and report.plot().data
+
+
+def test_a_use_with_nothing_held_fixed_names_the_option_and_its_layers_once() -> None:
+    """A green "Used" left open whether it survives with position and answer held fixed, and named its layers twice."""
+    saved = READINGS / "interventions/mess3-small"
+    names = ("leace-belief", "leace-entropy-given-answer", "covariance-belief")
+    used, given, undecided = (InterventionReport.load(saved / name) for name in names)
+    assert used.verdict.startswith("used in layers 1, 2;") and given.verdict.startswith("used in layer 1;")
+    assert "used" not in undecided.verdict_by_layer
+    for own, is_told in ((used, True), (given, False), (undecided, False)):
+        printed = " ".join(str(own).split())
+        assert all((NOT_FIXED in text) == is_told for text in (own.to_html(), own.table(), printed))
+    told = [own.sentence for own in findings([section_of("intervention", used)])]
+    assert "given=position" in told[0] and not any(
+        "ayers 1" in sentence or "ayer 1" in sentence for sentence in told[1:]
+    )
+
+
+def test_printed_labels_keep_the_layer() -> None:
+    """Two rows read "movement toward the donor's belief, …", and three "movement without the direct path, …"."""
+    for path in sorted((READINGS / "interventions").glob("*/*entropy*/report.json")):
+        if '"intervention"' in path.read_text(encoding="utf-8"):
+            rows = [
+                line
+                for line in str(InterventionReport.load(path.parent)).splitlines()
+                if re.match("movement|indirect", line)
+            ]
+            assert rows and len({re.match(r"(movement|indirect),? \D*\d+", row)[0] for row in rows}) == len(rows), path

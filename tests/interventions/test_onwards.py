@@ -85,7 +85,10 @@ def test_each_verdict_and_reason_has_one_finding_and_then_scale_and_rest_are_sta
     first, scale, rest = findings([section_of("erasure_onwards", report)])
     assert first.sentence.startswith("Whether the model uses the belief is not decided: from layer 1 on, the answers")
     assert "get worse, but not clearly more than with every control subspace" in first.sentence
-    assert "% of that of replacing the whole activation in layer 1 by its mean" in scale.sentence
+    assert "that of replacing the whole activation in layer 1 by its mean" in scale.sentence
+    share = report.kl_increase_bits.value[1] / report.kl_increase_bits.ceiling[1]
+    assert share > 1 and f"the KL increase exceeds, by a factor of {share:.4g}, that of replacing" in scale.sentence
+    assert scale.line.label.startswith("from layer 1 on, relative to") and scale.line.value == share
     assert rest.sentence.startswith("R² of a linear map to the belief is ")
     assert rest.sentence.endswith("not more than 0.01 above shuffled values.")
     both = replace(
