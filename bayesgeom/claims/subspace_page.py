@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import (
     AFTER,
@@ -25,6 +26,8 @@ from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import markdown
+from bayesgeom.subspaces.quantity import Quantity, confounds
+from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 FOLDER = Path("docs/readings/interventions")
 MEASURED = "measured.toml"  # names the reports that were measured under the present rules
@@ -101,15 +104,18 @@ answer log-odds are held fixed. Where the last column says *undecided*, use of t
 
 **Belief.** The answer cannot be told from the belief. On bijections, recall and HMMs the answer *is* the belief; on
 `mess3-small` and `sticky-small` it determines the belief. With the answer held fixed, only the curve between
-probability and log-odds is left: 14 to 52 % of the belief's variance where it is the answer, 0.3 and 3 % on the other
-two. No belief is shown to be used apart from the answer. Where both were held fixed, the cell begins with that verdict.
-On `mess3-small` nothing is left to edit. *Given position alone* tests less: position explains at most 0.5 % of the
-belief's variance (256 sequences of each task).
+probability and log-odds is left (table below). No belief is shown to be used apart from the answer. Where both were
+held fixed, the cell begins with that verdict. On `mess3-small` nothing is left to edit. *Given position alone* tests
+less, because position explains little of the belief.
 
 **Entropy of `mess3-small`: answer alone.** Erasing position and answer together leaves nothing to edit.
 
 **Trained swaps** are fitted by gradient descent, without anything held fixed.
 """
+_SHARES = (
+    "Shares of the variance of the exact belief, by linear regression on {n} sequences of each task (seed {seed}):\n"
+)
+_SEQUENCES, _SEED = 256, 0  # of each task, for `_SHARES`
 _SURVIVES, _INTERVAL, NOT_MEASURED = "survives given position and answer", "95 % interval", "not measured"
 NO_FIT = "no such fit"
 KINDS, FITTED = ("LEACE", "covariance", "trained swap"), ("entropy", "belief")
@@ -214,7 +220,34 @@ def _survival(models: Models) -> str:
         if isinstance(report, InterventionReport) and report.subspace.startswith(KINDS)
         if (cell := _survives(report, reports))
     ]
-    return f"{_USES}\n{markdown(('checkpoint', 'subspace', 'site', 'positions', 'used in', _SURVIVES), rows)}\n"
+    table = markdown(("checkpoint", "subspace", "site", "positions", "used in", _SURVIVES), rows)
+    return f"{_USES}\n{table}\n\n{_SHARES.format(n=_SEQUENCES, seed=_SEED)}\n{_shares(models)}\n"
+
+
+def _shares(models: Models) -> str:
+    """Return the table of the shares of the belief's variance, with one row for each task."""
+    tasks, names = dict[str, WindTunnel](), dict[str, list[str]]()
+    for name, reports in models.items():
+        if own := [report for report in reports if _QUANTITIES["belief"] in report.subspace]:
+            task = task_from_config(own[0].provenance["task"])
+            tasks[str(task)] = task
+            names.setdefault(str(task), []).append(f"`{name}`")
+    head = ("task of", "left with the answer log-odds held fixed", "explained by position")
+    rows = []
+    for label, task in tasks.items():
+        trials = task.sample(_SEQUENCES, seed=_SEED)
+        left, position = _left(trials, "answer"), 1 - _left(trials, "position")
+        rows.append((", ".join(names[label]), *(f"{100 * share:.2g} %" for share in (left, position))))
+    return markdown(head, rows)
+
+
+def _left(trials: Trials, fixed: str) -> float:
+    """Return the share of the belief's variance that a linear map of the fixed quantity leaves."""
+    values = Quantity.of("belief").exact(trials).flatten(0, 1).numpy()
+    known = confounds(trials, (fixed,)).flatten(0, 1).numpy()
+    values, known = values - values.mean(axis=0), known - known.mean(axis=0)
+    weights = np.linalg.lstsq(known, values, rcond=1e-9)[0]
+    return float(np.square(values - known @ weights).sum() / np.square(values).sum())
 
 
 def _survives(report: InterventionReport, reports: Sequence[InterventionReport | OnwardsReport]) -> str:

@@ -15,6 +15,7 @@ from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import JSON
 from bayesgeom.subspaces.fits import fit_from_text
 from bayesgeom.subspaces.readout import FLOOR
+from bayesgeom.tasks.base import task_from_config
 from tests.structure.source import ROOT
 
 pytestmark = pytest.mark.exhaustive  # loads all reports: about 6 s
@@ -111,7 +112,8 @@ def test_the_page_says_which_uses_survive(
     assert f"| LEACE (belief) | {at} given position alone: yes in layers 1, 2 |" in uses
     assert f"| covariance (belief) | {at} {NOT_MEASURED} |" in uses
     assert f"| trained swap (belief, rank 3) | {at} {NO_FIT} |" in uses
-    assert uses.count("| `recall-transformer` |") == 4
+    assert uses.count("| `recall-transformer` | LEACE") + uses.count("| `recall-transformer` | cov") == 3
+    assert uses.count("| `recall-transformer` | trained swap") == 1
 
 
 def test_the_page_lists_the_fits_that_were_not_measured(
@@ -143,6 +145,17 @@ def test_every_use_says_whether_it_survives(committed: dict[str, InterventionRep
     for name, report in committed.items():
         if name.endswith("/leace-entropy") and USED in report.verdict_by_layer and not name.startswith("mess3"):
             assert f"{name}-given-position+answer" in committed, name
+
+
+def test_shares_of_the_belief_are_those_of_sequences_of_the_task(
+    committed: dict[str, InterventionReport | OnwardsReport],
+) -> None:
+    """What position explains is the variance of the means at each position."""
+    uses = (ROOT / FOLDER / "README.md").read_text(encoding="utf-8").partition("## Uses")[2].partition("\n## ")[0]
+    trials = task_from_config(committed["mess3-small/leace-belief"].provenance["task"]).sample(256, seed=0)
+    belief = trials.at_scored(trials.belief)
+    explained = belief.mean(dim=0).var(dim=0, correction=0).sum() / belief.flatten(0, 1).var(dim=0, correction=0).sum()
+    assert f"| `mess3-small` | 0.3 % | {100 * float(explained):.2g} % |" in uses
 
 
 def test_every_committed_report_has_the_command_that_makes_it_again(
