@@ -191,6 +191,7 @@ class AblationReport(Report):
     def headlines(self) -> Sequence[Headline]:
         (top,), own = self._exactly(self.kl_increase_bits).extreme("largest")
         label = f"largest KL increase: {self.ablations[top]}"
+        label += " (interval allows for choice)" if len(self.ablations) > 1 and np.isfinite(own.ends[0]) else ""
         largest = headline_of(self, "kl_increase_bits", (top,), label, own=own)
         unablated = headline_of(self, "unablated_kl_bits")
         scale = f"For scale: without ablation the model's KL is {unablated.value_text}"
@@ -208,9 +209,22 @@ class AblationReport(Report):
         )
 
     def _claims(self) -> Sequence[Headline]:
-        """Return one line per published claim: verdict and reason, or in one finding why none could be tested."""
+        """Return all verdicts in one line, then one line per published claim with its verdict and reason.
+
+        If none could be tested, the first line has the finding that says why.
+        """
         found, reason = self.criteria(), self._other_measurement()
-        lines = [
+        ids = {own.verdict: " ".join(each.id for each in found if each.verdict == own.verdict) for own in found}
+        verdicts = "; ".join(f"{named} {verdict}" for verdict, named in sorted(ids.items()))
+        none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
+        overall = Headline(
+            metric="criteria",
+            label=verdicts,
+            value=math.nan,
+            ruling="not tested" if reason else "",
+            finding=none if reason else "",
+        )
+        return overall, *(
             Headline(
                 metric="criteria",
                 label=f"claim {own.id}: {own.claim}",
@@ -220,24 +234,26 @@ class AblationReport(Report):
                 finding=own.sentence if own.verdict != "not tested" else "",
             )
             for own in found
-        ]
-        if reason:
-            none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
-            lines[0] = replace(lines[0], finding=none)
-        return lines
+        )
 
     def _key_overlap(self) -> Sequence[Headline]:
         """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""
         if not self.key_overlap_pick:
             return ()
-        first, *others = (self._picked(pick) for pick in self.key_overlap_pick.split("; "))
-        named = self.key_overlap_pick.split(" ", maxsplit=1)[0]
-        finding = f"{named}, whose keys overlap least, has{first.label.rsplit(',', maxsplit=1)[-1]}."
+        picks = self.key_overlap_pick.split("; ")
+        first, *others = map(self._picked, picks)
+        named, _, reading = picks[0].removesuffix(")").partition(" (")
+        view, _, overlap = reading.rpartition(", ")
+        others_named = [own for pick in picks if (own := pick.split(" ", maxsplit=1)[0]) != named]
+        finding = f"{named} has the least key overlap for {view} ({overlap})"
         if math.isnan(first.value):
-            finding = (
-                f"The keys of {named} overlap least; this key head was not ablated alone: its KL increase is unknown."
-            )
-        return replace(first, finding=finding, short_label=f"KL increase of {named}"), *others
+            finding += "; this key head was not ablated alone, so its KL increase is unknown"
+        else:
+            finding += f" and{first.label.rsplit(',', maxsplit=1)[-1]}"
+        if others_named:
+            different = ", ".join(dict.fromkeys(others_named))
+            finding += f"; {len(others_named)} of {len(picks)} readings of the keys choose other heads ({different})"
+        return replace(first, finding=f"{finding}.", short_label=f"KL increase of {named}"), *others
 
     def _picked(self, pick: str) -> Headline:
         heads = [index for index in self.ranked() if self.kinds[index] == "head"]

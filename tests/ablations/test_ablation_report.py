@@ -168,7 +168,7 @@ def test_without_single_heads_their_summaries_are_unknown(rng: np.random.Generat
 
 def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.random.Generator) -> None:
     report = reported(scores(rng, noise=0.001))
-    first, second = (line for line in report.headlines()[:7] if line.metric != "criteria")
+    first, second = (line for line in report.headlines()[:8] if line.metric != "criteria")
     assert first.value == report.kl_increase_bits.value.max() and "L0H1 + L1H2" in first.label
     own = report.kl_increase_bits[1]
     assert second.value == float(own) and (second.low, second.high) == tuple(map(float, own.ends))
@@ -177,12 +177,20 @@ def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.
         == "least key overlap: L0H1 (hypotheses / activation, mean |cos| 0.123), rank 5 of 6 heads by KL increase"
     )
     assert (second.ruling, second.verdict) == ("", ""), "the rank counts, and not whether the increase exceeds 0"
-    assert second.finding == "L0H1, whose keys overlap least, has rank 5 of 6 heads by KL increase."
+    assert second.finding == (
+        "L0H1 has the least key overlap for hypotheses / activation (mean |cos| 0.123) and rank 5 of 6 heads by KL "
+        "increase."
+    )
+    assert first.label.endswith("L0H1 + L1H2 (interval allows for choice)")
+    (only,) = [
+        own for own in reported(scores(rng, [0.4]), OTHERS[:1]).headlines() if own.label.startswith("largest KL")
+    ]
+    assert only.label == "largest KL increase: L1 mlp", "of one ablation there is no choice"
 
 
 def test_a_pick_that_was_not_ablated_alone_has_no_kl_increase(rng: np.random.Generator) -> None:
     report = reported(scores(rng, [0.4, 0.1, 0.2]), OTHERS)
-    pick = report.headlines()[6]
+    pick = report.headlines()[7]
     assert math.isnan(pick.value) and pick.label.endswith("not ablated alone") and "was not ablated" in pick.finding
     labels = [line.label for line in reported(scores(rng), pick="").headlines()]
     assert not any("least key overlap: " in label for label in labels)

@@ -235,7 +235,25 @@ def test_a_page_without_verdicts_on_claims_says_why_once() -> None:
         "The claims A1 to A5 on layers and heads are not tested here: the criterion needs mean ablation, this is zero "
         "ablation; run with --mode mean."
     )
-    assert picked.sentence == "L0H2, whose keys overlap least, has rank 29 of 36 heads by KL increase."
+    assert picked.sentence == (
+        "L0H2 has the least key overlap for inputs / activation (mean |cos| 0.986) and rank 29 of 36 heads by KL "
+        "increase; 3 of 5 readings of the keys choose other heads (L0H3)."
+    )
     assert scale.sentence == (
         "For scale: without ablation the model's KL is 0.002159 bits, and that of a uniform prediction 1.107."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("bijection-v20", "A2 A3 A5 contradicted; A4 not decided; A1 supported"),
+        ("bijection-v20-llama", "A1 A2 A3 A5 contradicted; A4 supported"),
+    ],
+)
+def test_a_printed_diagnosis_names_all_verdicts_and_not_only_the_first(name: str, told: str) -> None:
+    """It once showed "claim A1 … supported" and left out the claims that are contradicted."""
+    report = committed(name)
+    printed = str(Diagnosis(reports={"one": report, "ablation": report}, provenance=report.provenance, skipped={}))
+    assert told in " ".join(printed.replace("–", "").split())
+    assert report.headlines()[1].label == told

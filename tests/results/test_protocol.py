@@ -381,3 +381,25 @@ def test_the_end_of_a_baseline_is_printed_as_a_phrase(name: str, shown: str) -> 
     """It once ended in ", most"."""
     line = Headline(metric="a", label="R²", value=0.5, baseline=1.0, baseline_name=name)
     assert summary("title", (), [("", line)]).endswith(f"1 {shown}")
+
+
+def test_a_verdict_is_not_cut_where_numbers_are_long() -> None:
+    """A verdict "costs no more than chance" was printed as "costs n", "more" and "chanc"."""
+    line = Headline(
+        metric="a",
+        label="increase of KL, remove decoder (entropy), layer 3",
+        value=-4.758123e-6,
+        unit="bits",
+        low=-8.844e-7,
+        high=-2.165e-5,
+        baseline=0.004669,
+        baseline_name="orthogonal random subspaces, most, with mean 0.1",
+        ruling="costs no more than chance",
+    )
+    printed = summary("title", (), [("joint_intervention", line), ("other", replace(line, ruling="used"))])
+    assert_fits_the_terminal(printed)
+    assert [row.rsplit("  ", maxsplit=1)[-1] for row in printed.splitlines()[4:7]] == [
+        "costs no",
+        "more than",
+        "chance",
+    ]
