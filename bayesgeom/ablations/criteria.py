@@ -191,7 +191,7 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
         )
     return Criterion(
         id="A3",
-        claim="late heads are moderate or redundant",
+        claim="late heads are redundant",
         rule=f"Supported: for every head of the last layer, the interval of the KL increase lies below "
         f"{UNIFORM_SHARE:g} times the uniform predictor's KL. Contradicted: for one head, it lies above.",
         verdict=verdict,

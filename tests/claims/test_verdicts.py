@@ -9,6 +9,7 @@ import pytest
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.verdicts import is_met, threshold, verdict
+from tests.structure.source import ROOT
 
 
 def value(x: float, lo: float = math.nan, hi: float = math.nan, baseline: float = math.nan) -> Value:
@@ -106,25 +107,39 @@ def test_a_hold_keeps_its_verdict_whatever_the_numbers() -> None:
 
 
 def test_no_hold_contradicts_the_conditions_of_its_claim() -> None:
-    """H1, Y1 and B5 once had holds against what their conditions gave. P1 has all numbers but that of its trials."""
-    trials = load()["P1"]
-    assert verdict(replace(trials, hold=None)) == Verdict.SUPPORTED and verdict(trials) == Verdict.NOT_DECIDED
+    """H1, Y1 and B5 once had holds against what their conditions gave.
+
+    P1 has all numbers but that of its trials, and the conditions of H7 bound a mean where the claim is about variation.
+    """
+    for name in ("P1", "H7"):
+        own = load()[name]
+        assert verdict(replace(own, hold=None)) == Verdict.SUPPORTED and verdict(own) == Verdict.NOT_DECIDED
     for claim in load().values():
-        if claim.hold is not None and claim.supported_if and claim.id != "P1":
+        if claim.hold is not None and claim.supported_if and claim.id not in ("P1", "H7"):
             assert verdict(replace(claim, hold=None)) in (claim.hold.verdict, Verdict.NOT_DECIDED), claim.id
 
 
 def test_a_verdict_that_is_not_on_hold_follows_from_numbers() -> None:
     """Eight claims once had a verdict by hand, although their criteria name thresholds."""
     held = {claim.id for claim in load().values() if claim.hold is not None}
-    assert held == {"C5", "C6", "H8", "J5", "L7", "P1", "Y2"}, "a hold states what no number can"
+    assert held == {"C5", "C6", "H4", "H5", "H7", "H8", "J5", "L7", "P1", "Y2"}, "a hold states what no number can"
+    assert f"claims are on hold ({', '.join(sorted(held))})" in (ROOT / "docs/claims.md").read_text(encoding="utf-8")
     assert all(claim.supported_if for claim in load().values() if claim.id not in ("C5", "C6"))
+
+
+@pytest.mark.parametrize("name", ["H4", "H5", "P1", "Y2"])
+def test_numbers_alone_decide_no_claim_whose_criterion_counts_learning_rate_trials(name: str) -> None:
+    claim = replace(load()[name], seeds=2)
+    enough = numbers_that_decide(claim, claim.supported_if)
+    assert verdict(replace(claim, hold=None), enough) == Verdict.SUPPORTED
+    assert "learning-rate" in claim.criterion and verdict(claim, enough) == Verdict.NOT_DECIDED
+    assert claim.hold is not None and claim.hold.reason.startswith("No report counts learning-rate trials, and")
 
 
 @pytest.mark.parametrize("wrong", ["lstm", "mlp"])
 def test_h4_is_contradicted_only_by_every_training(wrong: str) -> None:
     """One training once sufficed, although the criterion asks for every one."""
-    claim = replace(load()["H4"], seeds=2)
+    claim = replace(load()["H4"], seeds=2, hold=None)
     below, above = value(0.01, 0.009, 0.011), value(0.1, 0.09, 0.11)
     others = dict.fromkeys({"lstm", "lstm_seed1", "mlp", "mlp_seed1"} - {wrong, f"{wrong}_seed1"}, above)
     assert verdict(claim, others | {wrong: below, f"{wrong}_seed1": above}) == Verdict.NOT_DECIDED
@@ -138,6 +153,8 @@ def numbers_that_decide(claim: Claim, group: Sequence[Condition]) -> dict[str, V
     found = {name: replace(x, lo=x.value, hi=x.value) for name, x in claim.measured.numbers.items()}
     for _ in range(3):
         for own in group:
+            if own.than in claim.numbers:
+                found.setdefault(str(own.than), value(0.5, 0.5, 0.5))
             x = found.setdefault(own.number, value(0.5, baseline=0.1))
             at = threshold(own, found)
             low, high = _bounds(group, own.number, found)
