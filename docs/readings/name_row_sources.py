@@ -6,7 +6,8 @@ Run from the root of the repository:
 
 `bayesgeom compare --rows-of` copies rows of trainings whose weights do not ship from a saved comparison, which names
 their source only if it copied them, too. The reading of such a training has the same weights and the same KL; this
-script names it. Rows without such a reading keep their source. Running the script again changes nothing.
+script names it, also for a row that was measured when its weights still shipped. Rows without such a reading keep their
+source. Running the script again changes nothing.
 """
 
 import sys
@@ -20,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from conversions.rewriting import convert_folders, replace_parts
 
 from bayesgeom.comparison.report import ComparisonReport
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import read
@@ -47,6 +49,8 @@ def with_sources(folder: Path) -> bool:
         before = dict.fromkeys(before["checkpoints"], before["report"])
     report = Diagnosis.load(folder)[ComparisonReport]
     sources = {name: (reading_of(report, name) or Path(source)).as_posix() for name, source in before.items()}
+    without_weights = [name for name in report.checkpoints if name not in {*sources, *checkpoints()}]
+    sources |= {name: found.as_posix() for name in without_weights if (found := reading_of(report, name))}
     if sources == extra["provenance"]["rows_of"]:
         return False
     replace_parts(folder, parts, {**extra, "provenance": {**extra["provenance"], "rows_of": sources}})
