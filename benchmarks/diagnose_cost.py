@@ -24,8 +24,9 @@ from pathlib import Path
 import torch
 
 import bayesgeom
+from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.core.trials import Trials
-from bayesgeom.diagnosis.plan import N_RECORDED, all_probes
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 
 GB = 2**30
