@@ -40,6 +40,7 @@ class Odd:
         raise AttributeError(name)
 
 
+READINGS = Path(__file__).parents[1] / "docs" / "readings"
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
@@ -71,6 +72,8 @@ def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
             {**on, "battery": "mlps", "mode": "mean", "exact": None},
         ),
         "intervene": (bayesgeom.intervene, {**on, "subspace": "random:2", "kind": few, "sites": None}),
+        "share_controls": (bayesgeom.share_controls, {**on, "subspace": "random:2"}),
+        "swap_shares": (bayesgeom.swap_shares, {"folder": READINGS / "interventions", "subspace": "frame"}),
         "erase_onwards": (bayesgeom.erase_onwards, {**on, "quantity": "entropy", "sites": None, "oblique": True}),
         "fit_subspace": (
             bayesgeom.fit_subspace,

@@ -83,9 +83,10 @@ def label(path: Path) -> str:
 
 
 def words(text: str) -> list[str]:
-    """What is left of a printed text without numbers, rules, spacing and verdicts; baselines in one order."""
+    """What is left of a text without numbers, rules, spacing, verdicts and their notes; baselines in one order."""
     text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
-    text = re.sub(r"(?m) +(?:yes|no)$", "", text)  # the last column of a table
+    text = re.sub(r"(?m) +(?:yes|no)\*?$", "", text)  # the last column of a table
+    text = re.sub(r"(?m)^\*: .*$", "", text)  # untrained stand-ins give answers half of their probability
     bare = re.sub(r"[-+−]?\d[\d.,]*(?:e[-+−]?\d+)?|nan|[─…–,]", " ", text)
     return re.sub(r"\(([^()]*;[^()]*)\)", lambda baselines: _in_one_order(baselines[1]), bare).split()
 
@@ -206,6 +207,7 @@ def test_numbers_may_differ_where_the_page_says_so() -> None:
     page = "<!-- runs -->\n```python\nprint('a 1.5e-3  b')\n```\n\n<!-- output: words -->\n```text\na 7 b\n```\n"
     run_page(page, "planted")
     assert words("1 (b; c 1e-5, d)") == words("2 (c 0.5, d; b 3)") != words("1 (b; c 1e-5, e)")
+    assert words("x 1  no*\n\n*: why") == words("x 2  yes") != words("y 1  yes")
     assert words("3 at x; 2 above, 1 below y") == words("6 above x; 6 at y") != words("6 at z; 1 at y")
 
 
