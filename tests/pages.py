@@ -1,10 +1,21 @@
 """Reading the documentation's own tables: what a page says of a committed report is held to it."""
 
+import importlib.util
 import re
+from types import ModuleType
 
 from tests.structure.source import ROOT
 
 READINGS = ROOT / "docs" / "readings"
+
+
+def reading_script(name: str) -> ModuleType:
+    """A script of `docs/readings`, which is no package. Some find their own modules through `sys.path`."""
+    spec = importlib.util.spec_from_file_location(f"readings_{name}", READINGS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def section(page: str, title: str) -> str:

@@ -1,6 +1,5 @@
 """The generated page of interventions, and the committed verdicts that it shows."""
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from bayesgeom.results.storage import JSON
 from bayesgeom.subspaces.fits import fit_from_text
 from bayesgeom.subspaces.readout import FLOOR
 from bayesgeom.tasks.base import task_from_config
+from tests.pages import reading_script
 from tests.structure.source import ROOT
 
 pytestmark = pytest.mark.exhaustive  # loads all reports: about 6 s
@@ -161,10 +161,7 @@ def test_shares_of_the_belief_are_those_of_sequences_of_the_task(
 def test_every_committed_report_has_the_command_that_makes_it_again(
     committed: dict[str, InterventionReport | OnwardsReport],
 ) -> None:
-    spec = importlib.util.spec_from_file_location("measuring", ROOT / "docs/readings/measure_interventions.py")
-    assert spec and spec.loader
-    measuring = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(measuring)
+    measuring = reading_script("measure_interventions")
     for name, report in committed.items():
         asked = measuring.command(name)
         subspace = fit_from_text(asked[asked.index("--subspace") + 1])

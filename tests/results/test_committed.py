@@ -1,6 +1,5 @@
 """The committed reports."""
 
-import importlib.util
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,7 +10,7 @@ from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of, read
-from tests.pages import READINGS
+from tests.pages import READINGS, reading_script
 
 FOLDERS = sorted(path.parent for path in READINGS.glob(f"**/{JSON}"))
 
@@ -61,10 +60,7 @@ def test_intervals_contain_their_estimates() -> None:
 @pytest.mark.exhaustive
 def test_no_interval_in_a_file_reaches_a_bound_of_its_range() -> None:
     """Reports withhold such intervals when they are read; the files must not hold them either."""
-    spec = importlib.util.spec_from_file_location("readings_withhold_outside", READINGS / "withhold_outside.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = reading_script("withhold_outside")
     found = {
         folder.name: script.converted(kind, *own)[2] for folder in FOLDERS for kind, own in read(folder)[0].items()
     }

@@ -5,7 +5,6 @@ states which, and how the large ones are cut. Their numbers are also in today's 
 fields that `CHANGED` names with a reason.
 """
 
-import importlib.util
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, estimate_parts, parts_of, read
-from tests.pages import READINGS
+from tests.pages import READINGS, reading_script
 from tests.results.samples import ORIGINS, SAVED
 
 KINDS = sorted(path.name for path in SAVED.iterdir())
@@ -62,11 +61,7 @@ NEVER_COMMITTED = {"domain_separation", "monitor", "pass_thresholds", "write_str
 def script() -> Iterator[ModuleType]:
     """`docs/readings/convert.py`, which finds its own modules through `sys.path`."""
     before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("readings_convert", READINGS / "convert.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield reading_script("convert")
     sys.path[:] = before
 
 
@@ -143,10 +138,7 @@ def test_a_number_that_left_a_committed_reading_is_found(kind: str, field: str, 
 
 
 def test_the_entry_point_runs_every_script_that_converts() -> None:
-    spec = importlib.util.spec_from_file_location("readings_convert_all", READINGS / "convert_all.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = reading_script("convert_all")
     measuring = {"smollm2.py", "measure_interventions.py"}  # these measure reports again
     scripts = {path.name for path in READINGS.glob("*.py")} - measuring - {"convert_all.py"}
     assert {name for name, *_ in module.STEPS} == scripts
@@ -154,11 +146,7 @@ def test_the_entry_point_runs_every_script_that_converts() -> None:
 
 @pytest.fixture(scope="module")
 def withholding() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readings_withhold_biased", READINGS / "withhold_biased.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return reading_script("withhold_biased")
 
 
 @pytest.mark.exhaustive
@@ -190,11 +178,7 @@ def test_a_jackknife_interval_that_ends_at_its_estimate_is_withheld(withholding:
 
 @pytest.fixture(scope="module")
 def kinks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readings_withhold_kinks", READINGS / "withhold_kinks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return reading_script("withhold_kinks")
 
 
 def test_overlaps_whose_cosines_may_be_noise_lose_their_interval(kinks: ModuleType) -> None:
@@ -222,11 +206,7 @@ def test_the_committed_overlaps_are_converted(kinks: ModuleType) -> None:
 @pytest.fixture(scope="module")
 def windows() -> Iterator[ModuleType]:
     before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("readings_add_read_out_window", READINGS / "add_read_out_window.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield reading_script("add_read_out_window")
     sys.path[:] = before
 
 
