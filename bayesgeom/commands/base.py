@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
     from bayesgeom.results.headline import Headline
+    from bayesgeom.results.report import Report
 
 HUB_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token
 KEY_VARIABLE = "BAYESGEOM_SERVER_KEY"  # of an inference server's key, which no other host may get
@@ -233,6 +234,14 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     except OutputFault as fault:
         raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
     return 0
+
+
+def conclude_report(report: "Report", out: Path | None, text: str) -> int:
+    """Conclude with the title of one report's diagnosis, then a text such as its table; see `conclude`."""
+    from bayesgeom.results.diagnosis import Diagnosis
+
+    diagnosis = Diagnosis.of(report)
+    return conclude(diagnosis, out, f"{diagnosis.title}\n\n{text}")
 
 
 def left_out_at(out: Path | None) -> str:

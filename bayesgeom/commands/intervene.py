@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from bayesgeom.checks.text import is_whole, shown
-from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude_report
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.plugins import has_entry_points
 
@@ -73,7 +73,6 @@ class Intervene(Command):
         from bayesgeom.interventions.design import Design
         from bayesgeom.interventions.onwards import erase_onwards
         from bayesgeom.interventions.run import intervene
-        from bayesgeom.results.diagnosis import Diagnosis
         from bayesgeom.subspaces.fits import fit_from_text
 
         check_target(self.out)
@@ -90,8 +89,7 @@ class Intervene(Command):
             controls = {"n_random": self.controls, "n_matched": self.controls, "n_untrained": self.n_untrained}
             design = Design(self.kind, donors=self.donors, n_fit=self.n_fit, **controls)
             report = intervene(model, self.task, fit, sites=at, kind=design, **counts)
-        diagnosis = Diagnosis.of(report)
-        return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
+        return conclude_report(report, self.out, report.table())
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude_report
 
 
 @final
@@ -31,9 +31,7 @@ class ShareControls(Command):
 
     def __call__(self) -> int:
         from bayesgeom.interventions.run import share_controls
-        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         report = share_controls(self.source.load(), self.task, self.subspace, n=self.n, seed=self.seed)
-        diagnosis = Diagnosis.of(report)
-        return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
+        return conclude_report(report, self.out, report.table())

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, check_target, conclude
+from bayesgeom.commands.base import Command, check_target, conclude_report
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
@@ -31,9 +31,7 @@ class SwapShares(Command):
 
     def __call__(self) -> int:
         from bayesgeom.interventions.shares import swap_shares
-        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         report = swap_shares(self.folder, self.subspace)
-        diagnosis = Diagnosis.of(report)
-        return conclude(diagnosis, self.out, f"{diagnosis.title}\n\n{report.table()}")
+        return conclude_report(report, self.out, report.table())
