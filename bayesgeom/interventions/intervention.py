@@ -203,8 +203,7 @@ class Intervention:
         conditions = dict[int, list[Edit]]()
         for at, own in subspaces.items():
             edits, alike = self.conditions(sample, at), controls[at].bases
-            filled = edits.controls(alike) * (self.design.n_matched // len(alike))  # as in `_control_conditions`
-            conditions[at] = [edits.ceiling(), edits.own(own), *filled]
+            conditions[at] = [edits.ceiling(), edits.own(own), *edits.filling(alike, self.design.n_matched)]
         totals = self._scored(self.n, conditions, ({}, sample), is_main=False)
         return totals, {at: own.variance_share(moments[at]) for at, own in subspaces.items()}, controls
 
@@ -297,10 +296,7 @@ class Intervention:
     ) -> list[Edit]:
         """Return the ceiling, then random subspaces, then those with the same share of variance."""
         conditions = self.conditions(sample, layer)
-        controls = conditions.controls(matched)
-        controls *= self.design.n_matched // len(
-            controls
-        )  # a single one fills the conditions of all; verdicts count it once
+        controls = conditions.filling(matched, self.design.n_matched)
         return [conditions.ceiling(), *conditions.controls(random, own), *controls]
 
     def _controls(

@@ -175,8 +175,11 @@ class InterventionReport(Report):
         return max(range(len(shares)), key=lambda layer: (np.isfinite(shares[layer]), ranks[layer], shares[layer]))
 
     def conclusion(self) -> str:
+        return ". ".join(self._conclusions())
+
+    def _conclusions(self) -> list[str]:
         is_open = USED in self.verdict_by_layer and ", given " not in self.subspace
-        return ". ".join(filter(None, (self.verdict, self._size(), NOT_FIXED * is_open)))
+        return [text for text in (self.verdict, self._size(), NOT_FIXED * is_open) if text]
 
     def _size(self) -> str:
         """Return how far a swap moves the model's own value in the strongest layer; "" without an interval."""
@@ -304,7 +307,7 @@ class InterventionReport(Report):
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         erased = aligned([holds, *map(self._erased, self.layers)])
         rest = [*self._overlaps(), "", *reasons, "", RULE]
-        return "\n".join([*self.conclusion().split(". "), "", title, level, *self._effects(), "", *erased, *rest])
+        return "\n".join([*self._conclusions(), "", title, level, *self._effects(), "", *erased, *rest])
 
     def _overlaps(self) -> list[str]:
         """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""

@@ -1,6 +1,6 @@
 """The conditions of one layer: the subspace, the ceiling, and the control subspaces."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -42,6 +42,10 @@ class Conditions:
         return [
             self._edit(Subspace(RANDOM, basis), self._spread(basis if of_own is None else of_own)) for basis in bases
         ]
+
+    def filling(self, bases: Sequence[Float64[Tensor, "d _"]], n: int) -> list[Edit]:
+        """Return the edits of `n` controls: a single one fills the conditions of all, and verdicts count it once."""
+        return self.controls(bases) * (n // len(bases))
 
     def _edit(self, subspace: Subspace, shift: Float[Tensor, " r"] | None) -> Edit:
         return InSubspace(
