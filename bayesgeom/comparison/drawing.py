@@ -23,7 +23,7 @@ def comparison_figure(
 ) -> go.Figure:
     """Draw a heat map of tasks by architectures, and below it every trained model with its 95 % interval."""
     names, closed = models
-    levels = ", ".join(f"{name} {level:g}" for level, name in _LEVELS)  # beside the lines they would cover other text
+    levels = ", ".join(f"{name} {level:g}" for level, name in _LEVELS)  # next to the lines, the names would cover rows
     titles = ("Share of the gap closed (context-free predictor: 0)", f"Every trained model (dotted lines: {levels})")
     figure = panels(title, titles, n_columns=1)
     figure.add_trace(
