@@ -12,6 +12,7 @@ import numpy as np
 
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
+from bayesgeom.interventions.report import NOT_FIXED
 from bayesgeom.interventions.verdicts import UNDECIDED
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.results.headline import Headline
@@ -21,7 +22,7 @@ from bayesgeom.results.tables import aligned
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
+ORTHOGONAL, UNEDITED, COSTS_MORE = "orthogonal random subspaces", "unedited model", "costs more than chance"
 METRICS = ("KL", "entropy error")
 TARGETS = ("exact entropy", "exact entropy within positions", "model's own entropy")
 RULE = (
@@ -90,9 +91,9 @@ class JointInterventionReport(Report):
     def _finding(self, at: int) -> str:
         """Return what the verdict says of one set of layers."""
         edit, cost = f"the edit of {_layers(self.sets[at])} ({self.kind} {self.subspace})", self.verdicts[at]
-        return (
-            f"It is undecided whether {edit} costs more than chance." if cost == UNDECIDED else f"The{edit[3:]} {cost}."
-        )
+        is_open = cost == COSTS_MORE and ", given " not in self.subspace
+        open_text = f"It is undecided whether {edit} costs more than chance."
+        return open_text if cost == UNDECIDED else f"The{edit[3:]} {cost}.{f' {NOT_FIXED}.' * is_open}"
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
@@ -159,7 +160,7 @@ class JointInterventionReport(Report):
             f"{m} {number_text(b)}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True)
         )
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
-        by_layers = [f"{_layers(name)}: {verdict}" for name, verdict in zip(self.sets, self.verdicts, strict=True)]
+        by_layers = map(self._finding, range(len(self.sets)))
         return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *by_layers, RULE])
 
     def _order(self) -> list[tuple[str, ...]]:
@@ -199,5 +200,5 @@ def verdict_of(value: float, beyond_lo: float, most: float) -> str:
     if np.isnan(beyond_lo):
         return UNDECIDED
     if beyond_lo > 0 and value > most:
-        return "costs more than chance"
+        return COSTS_MORE
     return "costs no more than chance" if value <= most else UNDECIDED

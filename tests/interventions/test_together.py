@@ -1,5 +1,6 @@
 """Edits in several layers at once, through the Hugging Face path: against plain hooks, on labeled evidence too."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import N_FIT, JointIntervention, orthogonal_to
 from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInterventionReport, verdict_of
+from bayesgeom.interventions.report import NOT_FIXED
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
-from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
@@ -32,6 +34,7 @@ from bayesgeom.tasks.evidence import LabeledEvidence
 from tests.families import lively
 from tests.interventions.test_huggingface import D_HEAD, N_KV, N_LAYERS, llama
 from tests.interventions.worlds import TASK
+from tests.pages import READINGS
 from tests.tasks.tokenizers import word_tokenizer
 
 N = 11
@@ -219,6 +222,17 @@ def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
 )
 def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, text: str) -> None:
     assert verdict_of(value, beyond, most).startswith(text)
+
+
+def test_a_cost_above_chance_says_what_was_not_held_fixed() -> None:
+    loaded = load_report(READINGS / "bijection-v20-llama" / "entropy_axis-remove-together")
+    assert isinstance(loaded, Diagnosis)
+    own = loaded[JointInterventionReport]
+    report = replace(own, verdicts=("costs more than chance", "costs no more than chance"))
+    costly, cheap = (line.finding for line in report.headlines() if line.finding)
+    assert NOT_FIXED in costly and NOT_FIXED not in cheap and report.table().count(NOT_FIXED) == 1
+    given = replace(report, subspace="LEACE (entropy, given position)")
+    assert NOT_FIXED not in given.table()
 
 
 @pytest.mark.parametrize(
