@@ -6,11 +6,12 @@ from typing import Literal, final
 from bayesgeom.checks.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.results.headline import MOST
 
 Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")
 RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
-RANDOM_MOST, MATCHED_MOST = f"{RANDOM}, most", f"{MATCHED}, most"  # where only the largest effect is stored
+RANDOM_MOST, MATCHED_MOST = f"{RANDOM}{MOST}", f"{MATCHED}{MOST}"  # where only the largest effect is stored
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "used"
 
 

@@ -49,7 +49,7 @@ def _draw(figure: "Figure", panel: tuple[int, int], profile: Profile, bands: Seq
         figure, panel, layers, least[layers, 0], most[layers, 0], name=f"baseline: {RANDOM} (range)", color=BASELINE
     )
     most = matched.bar("higher")[layers, 0]
-    add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (most)", color=BASELINE, dash="dash")
+    add_line(figure, panel, layers, most, name=f"baseline: {MATCHED} (largest)", color=BASELINE, dash="dash")
     figure.data[-1].marker.update(symbol="square", size=8)
     add_line(figure, panel, layers, profile.ceiling[layers], name="ceiling: whole activation", color=EXACT, dash="dot")
     others = (own for own in effect.compared if own.name not in (RANDOM, MATCHED))

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import interval_text, number_text, percent_text
-from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
+from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.verdicts import (
     CEILING_SHARE,
     NOT_IDENTIFIED,
@@ -169,7 +169,7 @@ class OnwardsReport(Report):
         least, most = (random.value if end is None else end for end in (random.low, random.high))
         add_band(figure, (1, 1), at, least[at], most[at], name="baseline: random subspaces (range)", color=BASELINE)
         matched = increase.baseline(MATCHED_MOST).value[at]
-        add_line(figure, (1, 1), at, matched, name=f"baseline: {MATCHED_MOST}", color=BASELINE, dash="dash")
+        add_line(figure, (1, 1), at, matched, name=f"baseline: {MATCHED} (largest)", color=BASELINE, dash="dash")
         add_line(figure, (1, 1), at, ceiling, name="whole activation at its mean", color=EXACT, dash="dot")
         low, high = (end[at] for end in increase.ends)
         add_band(figure, (1, 1), at, low, high, name="95 % interval", color=MEASURED)

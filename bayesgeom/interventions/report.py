@@ -312,13 +312,10 @@ class InterventionReport(Report):
     def _overlaps(self) -> list[str]:
         """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""
         head = ("layer", "inside the span of hypothesis embeddings", "random, mean", "max of 1,000")
-        rows, overlap = list[tuple[str, ...]](), self.share[INSIDE]
-        for at in (at for at in self.layers if overlap.value[at] < _WHOLE):
-            own, random, most = (
-                number_text(level[at], is_exact=True)
-                for level in (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
-            )
-            rows.append((str(at), own, random, most))
+        overlap = self.share[INSIDE]
+        levels = (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
+        outside = (at for at in self.layers if overlap.value[at] < _WHOLE)
+        rows = [(str(at), *(number_text(level[at], is_exact=True) for level in levels)) for at in outside]
         return ["", *aligned([head, *rows])] if rows else []
 
     def _effects(self) -> list[str]:

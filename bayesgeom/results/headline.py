@@ -6,7 +6,8 @@ from typing import Self, final
 
 from bayesgeom.core.numbers import interval_text, measured_text, number_text
 
-MEAN = ", with mean "  # before the mean of a baseline whose range decides
+MOST = ", most"  # at the end of a baseline's name if only the largest of its draws is stored
+MEAN = ", mean "  # before the mean of a baseline whose range decides
 
 
 @final
@@ -23,15 +24,17 @@ class Headline:
         high: Upper end.
         baseline: Level that has to be exceeded: the far end of the strongest baseline's range if it has one, else its
             value; NaN without a baseline.
+        bound: "≤ " or "≥ " where `baseline` is the end of a range, such as the largest of several draws; else "".
         baseline_name: Its name, and the other baselines: level and name, the stronger first.
         no_interval: Why the interval is withheld; "" where it is not.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
         caveat: What `verdict` does not cover, as a clause; tables mark it with *. Of a `ruling`: a remark below it.
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
+        place: Place of the finding among those of the report, where this is not the order of the lines: lowest first.
         detail: What the number alone does not show, in a sentence that `print(report)` shows below.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
         published: What was published about it, and `published_note` on which task, of which model and where.
-        short_label: Label in a `repr` and below `finding`, where `label` repeats the sentence; "" for `label`.
+        short_label: Label in a `repr`, and subject of the sentence on the number; "" for `label`.
     """
 
     metric: str
@@ -41,11 +44,13 @@ class Headline:
     low: float = math.nan
     high: float = math.nan
     baseline: float = math.nan
+    bound: str = ""
     baseline_name: str = ""
     no_interval: str = ""
     verdict: str = ""
     caveat: str = ""
     finding: str = ""
+    place: int = 0
     detail: str = ""
     ruling: str = ""
     published: str = ""
@@ -60,7 +65,7 @@ class Headline:
     def __str__(self) -> str:
         interval = f"no interval: {self.no_interval}" if self.no_interval else self.interval
         why = f" [{interval}]" if interval else ""
-        baseline = f"; {self.baseline_text}" if self.has_baseline else ""
+        baseline = f"; {'; '.join(self.baselines)}" if self.has_baseline else ""
         verdict = f"; beats every baseline: {self.verdict}" if self.verdict else ""
         verdict += f" ({self.caveat})" if self.verdict and self.caveat else ""
         ruling = f"; verdict: {self.ruling}" if self.ruling else ""
@@ -84,12 +89,7 @@ class Headline:
     @property
     def level_text(self) -> str:
         """The level of the strongest baseline; a dash without one."""
-        return number_text(self.baseline, is_exact=True)
-
-    @property
-    def baseline_text(self) -> str:
-        """The strongest baseline and its level, then the others; "" without one."""
-        return "; ".join(self.baselines)
+        return f"{self.bound}{number_text(self.baseline, is_exact=True)}"
 
     @property
     def baselines(self) -> list[str]:

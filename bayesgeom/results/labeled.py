@@ -42,10 +42,8 @@ def _of_estimate(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dic
     found: dict[str, Any] = {name: (quantity.dims, estimate.value, {**attributes, "n": estimate.n})}
     if estimate.low is not None and estimate.high is not None:
         over = {**attributes, "resampled": estimate.resampled}
-        found |= {
-            f"{name}_low": (quantity.dims, estimate.low, over),
-            f"{name}_high": (quantity.dims, estimate.high, over),
-        }
+        found[f"{name}_low"] = (quantity.dims, estimate.low, over)
+        found[f"{name}_high"] = (quantity.dims, estimate.high, over)
     if not estimate.baselines:
         return found, {}
     axis = f"{name}_baselines"

@@ -23,7 +23,7 @@ from bayesgeom.core.numbers import number_text
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate, within
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
-from bayesgeom.results.headline import MEAN, Headline
+from bayesgeom.results.headline import MEAN, MOST, Headline
 from bayesgeom.results.page import display_in_notebook, notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.results.tables import shortened
@@ -253,7 +253,7 @@ def headline_of(
     quantity = quantities_of(type(report))[metric]
     own = report.estimate(metric)[at] if own is None else within(own, *quantity.range)
     (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
-    has_verdict = hardest is not None and bool(quantity.better)
+    has_verdict, (bound, names) = hardest is not None and bool(quantity.better), _names(own, hardest, quantity.better)
     return Headline(
         metric=metric,
         label=label or quantity.label,
@@ -262,7 +262,8 @@ def headline_of(
         low=float(low),
         high=float(high),
         baseline=math.nan if hardest is None else float(hardest.bar(quantity.better)),
-        baseline_name=_names(own, hardest, quantity.better),
+        bound=bound,
+        baseline_name=names,
         verdict=str(own.clears(quantity.better)) if has_verdict else "",
         no_interval=(own.why_not or TOO_FEW) if own.is_withheld else NOT_ESTIMATED * (has_verdict and own.low is None),
     )
@@ -281,22 +282,23 @@ def ceiling_of(report: Report, metric: str, at: tuple[int, ...], label: str) -> 
     return Headline.computed(metric, label, value, quantities_of(type(report))[metric].unit)
 
 
-def _names(own: Estimate, hardest: Baseline | None, better: Better) -> str:
-    """Return the strongest baseline's name, then the others with their levels, the stronger first."""
+def _names(own: Estimate, hardest: Baseline | None, better: Better) -> tuple[str, str]:
+    """Return the strongest baseline's `Headline.bound` and name, then the others with levels, the stronger first."""
     if hardest is None:
-        return ""
+        return "", ""
     others = [each for each in own.compared if each is not hardest and not math.isnan(float(each.value))]
     if better:
         others.sort(key=lambda each: float(each.bar(better)), reverse=better == "higher")
-    levels = [f"{number_text(float(each.bar(better)), is_exact=True)} ({_name(each, better)})" for each in others]
-    return "; ".join([_name(hardest, better), *levels])
+    bound, name = _printed(hardest, better)
+    levels = [(_printed(each, better), number_text(float(each.bar(better)), is_exact=True)) for each in others]
+    return bound, "; ".join([name, *(f"{sign}{level} ({other})" for (sign, other), level in levels)])
 
 
-def _name(own: Baseline, better: Better) -> str:
-    """Return a baseline's name; if it has a range, also which end has to be exceeded, and its mean."""
-    if float(own.bar(better)) == float(own.value):
-        return own.name
-    return f"{own.name}, {'most' if better == 'higher' else 'least'}{MEAN}{number_text(own.value, is_exact=True)}"
+def _printed(own: Baseline, better: Better) -> tuple[str, str]:
+    """Return "≤ " or "≥ " if the level to exceed is the end of a range, and the name, with the mean of the range."""
+    bar, mean = float(own.bar(better)), float(own.value)
+    bound = {"higher": "≤ ", "lower": "≥ ", "": ""}[better] * (bar != mean or own.name.endswith(MOST))
+    return bound, own.name.removesuffix(MOST) + (bar != mean) * f"{MEAN}{number_text(mean, is_exact=True)}"
 
 
 def _plain(value: Any) -> Any:

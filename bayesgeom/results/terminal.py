@@ -76,7 +76,7 @@ def _fitting(rows: Sequence[tuple[str, ...]], names: Sequence[str], room: int) -
 
 
 def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
-    name = re.sub(rf", (most|least)(?:{MEAN}.*)?$", r", at \1", line.baseline_name.split(";")[0])
+    name = line.baseline_name.split(";")[0].split(MEAN)[0]
     judged = line.ruling or (_BEATS if is_ruled else _SHORT).get(line.verdict, line.verdict)
     return (
         line.label,

@@ -164,10 +164,10 @@ def test_the_page_opens_with_what_was_found() -> None:
     with_verdict = replace(section("one", "One: is it?"), verdict="It is <so>.")
     whole = page("t", [with_verdict, section("two", "Two")], skipped={}, provenance={})
     first, second, *rest = found_in(whole)
-    assert first.startswith("One : It is <so>. First of one: 0.25 bits (95 % interval 0.125 … 0.5).")
+    assert first.startswith("One : It is <so>. First of one is 0.25 bits (95 % interval 0.125 … 0.5), not")
     assert second == (
-        "undecided Two : First of two: 0.25 bits (95 % interval 0.125 … 0.5). "
-        "Not separated from the strongest baseline, 2 (flat)."
+        "undecided Two : First of two is 0.25 bits (95 % interval 0.125 … 0.5), "
+        "not separated from the strongest baseline, 2 (flat)."
     )
     assert len(rest) == 1, "a number without a verdict is a finding only if there are fewer than three"
     assert whole.index("It is &lt;so&gt;.") < whole.index("<nav") < whole.index("<table")
@@ -200,7 +200,7 @@ def test_a_page_opens_with_its_first_section_then_states_conclusions_and_what_is
     sections = [*(replace(section(name, name), headlines=own) for name, own in rows.items()), ruled]
     found = found_in(page("t", sections, skipped={}, provenance={}))
     assert [text.split(" ")[0] for text in found] == ["undecided", "invariant", "beats"], "and none for what is missing"
-    assert "Error: 0.5." in found[2] and "KL: 0.25." in found[2], "two numbers with one verdict are one finding"
+    assert "Error is 0.5," in found[2] and "KL is 0.25," in found[2], "two numbers with one verdict are one finding"
     found = found_in(page("t", [sections[1], sections[0], sections[2], ruled], skipped={}, provenance={}))
     assert [text.split(" ")[0] for text in found] == ["beats", "invariant", "undecided"], "the first section leads"
 
@@ -211,11 +211,13 @@ def test_a_report_states_its_own_findings_and_verdicts() -> None:
         Headline(metric="y", label="other", value=0.25, verdict="yes"),
     )
     text = page("t", [replace(section("one", "One"), headlines=lines)], skipped={}, provenance={})
-    assert found_in(text) == ["used Layer 2: it moves.", "beats baselines Other: 0.25."], "three, where there are three"
+    assert found_in(text) == ["used Layer 2: it moves.", "beats baselines Other is 0.25."], (
+        "three, where there are three"
+    )
     compared = replace(lines[0], low=0.25, high=1.0, baseline=2.0, baseline_name="flat", verdict="no")
     own = page("t", [replace(section("one", "One"), headlines=(compared,))], skipped={}, provenance={})
     assert found_in(own) == [
-        "used Layer 2: it moves. Shift: 0.5 (95 % interval 0.25 … 1). Strongest baseline: 2 (flat)."
+        "used Layer 2: it moves. Shift is 0.5 (95 % interval 0.25 … 1); the strongest baseline is 2 (flat)."
     ], "one verdict: the report's own"
     assert (
         '<li class="good">' in text
@@ -225,21 +227,48 @@ def test_a_report_states_its_own_findings_and_verdicts() -> None:
 
 
 def test_a_verdict_without_a_number_is_a_finding_and_no_finding_is_empty() -> None:
-    nothing = Headline(metric="x", label="which settles later", value=math.nan, ruling="cannot say: one never settles")
+    nothing = Headline(metric="x", label="stable step", value=math.nan, ruling="cannot say: one never settles")
     other = Headline(metric="y", label="steps", value=3.0)
     text = page("t", [replace(section("one", "One"), headlines=(nothing, other))], skipped={}, provenance={})
-    assert found_in(text)[0] == "cannot say: one never settles Which settles later."
+    assert found_in(text)[0] == "cannot say: one never settles Stable step has no value here."
     alone = replace(section("one", "One"), headlines=(replace(nothing, ruling=""),))
-    assert found_in(page("t", [alone], skipped={}, provenance={})) == ["Which settles later: no value here."]
+    assert found_in(page("t", [alone], skipped={}, provenance={})) == ["Stable step has no value here."]
 
 
 def test_undecided_without_an_interval_says_so() -> None:
     line = Headline(metric="x", label="KL", value=0.25, baseline=2.0, baseline_name="flat", verdict="undecided")
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
-    shown = "KL: 0.25. Without an interval nothing is decided; the strongest baseline is 2 (flat)."
+    shown = "KL is 0.25; without an interval nothing is decided, and the strongest baseline is 2 (flat)."
     assert found_in(text) == [f"undecided {shown}"]
     known = numbers(replace(line, no_interval="too few"))
-    assert known.startswith("KL: 0.25. Without an interval (too few) nothing is decided;")
+    assert known.startswith("KL is 0.25; without an interval (too few) nothing is decided,")
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"),
+    [
+        ("entropy error", "Entropy error is 0.25."),
+        ("R² of the belief, last layer", "R² of the belief, last layer, is 0.25."),
+        ("largest KL increase: L0 block (of 6)", "Largest KL increase, L0 block (of 6), is 0.25."),
+        ("SGD 0.1: final loss", "Final loss (SGD 0.1) is 0.25."),
+        ("swap (belief, given position)", "Swap (belief, given position) is 0.25."),
+    ],
+)
+def test_a_number_is_a_sentence_with_its_label_as_subject(label: str, sentence: str) -> None:
+    """Pages opened with "KL increase on removal: 0.12 bits"."""
+    assert numbers(Headline(metric="x", label=label, value=0.25)) == sentence
+    assert numbers(Headline(metric="x", label="y", value=0.25, short_label=label)) == sentence
+
+
+def test_findings_follow_their_place_and_the_table_does_not() -> None:
+    lines = [
+        Headline(metric="x", label=name, value=1.0, finding=f"It is {name}.", place=place, ruling=name)
+        for name, place in (("undecided", 2), ("used", 0), ("not used", 1))
+    ]
+    text = page("t", [replace(section("one", "One"), headlines=lines)], skipped={}, provenance={})
+    assert found_in(text) == ["used It is used.", "not used It is not used.", "undecided It is undecided."]
+    rows = [text.index(f'<td role="cell">{line.label}</td>') for line in lines]
+    assert rows == sorted(rows), "the table keeps the order of the lines"
 
 
 def test_narrow_screens_stack_the_table_with_the_verdict_in_the_first_line(document: str) -> None:
@@ -317,7 +346,7 @@ def test_page_and_terminal_print_the_same_numbers(rng: np.random.Generator) -> N
     for line in report.headlines()[:2]:
         assert read.row(line.label)[1] == line.value_text
         assert number_text(line.value) in next(row for row in printed if row.startswith(line.label))
-    assert read.row("how deep")[2:] == ["0.25 … 0.5", "0.21 (random, most, with mean 0.2)", "0.125 (uniform)", "yes"]
+    assert read.row("how deep")[2:] == ["0.25 … 0.5", "≤ 0.21 (random, mean 0.2)", "0.125 (uniform)", "yes"]
     assert {report.title, report.about, "19 sequences."} <= set(read.text)
 
 

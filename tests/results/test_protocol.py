@@ -108,7 +108,7 @@ def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) ->
     lines = str(replace(report, verdict="It is.")).splitlines()
     assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
     assert lines[3].split()[:2] == ["measured", "value"]
-    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 0.21 random, at most yes"
+    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 ≤ 0.21 random yes"
     assert lines[6].split() == ["missing", "–"] and len(lines) == 7
 
 
@@ -374,13 +374,11 @@ def test_what_is_printed_is_the_verdict_of_the_page() -> None:
     assert "?" not in printed and verdict_word(own) == own.ruling
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"), [("last 10 symbols, most, with mean 0.9; 0.1 (x)", "last 10 symbols, at most")]
-)
-def test_the_end_of_a_baseline_is_printed_as_a_phrase(name: str, shown: str) -> None:
-    """It once ended in ", most"."""
-    line = Headline(metric="a", label="R²", value=0.5, baseline=1.0, baseline_name=name)
-    assert summary("title", (), [("", line)]).endswith(f"1 {shown}")
+def test_the_end_of_a_range_is_printed_with_a_sign() -> None:
+    """It was once printed as "random subspaces, most, with mean 0.9"."""
+    names = "random subspaces, mean 0.9; 0.1 (x)"
+    line = Headline(metric="a", label="R²", value=0.5, baseline=1.0, bound="≤ ", baseline_name=names)
+    assert summary("title", (), [("", line)]).endswith("≤ 1 random subspaces")
 
 
 def test_a_verdict_is_not_cut_where_numbers_are_long() -> None:
@@ -393,7 +391,8 @@ def test_a_verdict_is_not_cut_where_numbers_are_long() -> None:
         low=-8.844e-7,
         high=-2.165e-5,
         baseline=0.004669,
-        baseline_name="orthogonal random subspaces, most, with mean 0.1",
+        bound="≤ ",
+        baseline_name="orthogonal random subspaces, mean 0.1",
         ruling="costs no more than chance",
     )
     printed = summary("title", (), [("joint_intervention", line), ("other", replace(line, ruling="used"))])
