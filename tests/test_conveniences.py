@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import bayesgeom
 from bayesgeom.cli import main
@@ -12,7 +13,9 @@ from bayesgeom.commands.train import assignments, resized
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.plugins import discover
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
+from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
@@ -101,6 +104,20 @@ def test_a_model_takes_its_tokenizer_and_texts_in_memory() -> None:
     assert loaded.tokenizer is tokenizer
     with pytest.raises(InvalidArgument, match="a list of prompts; got"):
         bayesgeom.diagnose("tiny", [])
+
+
+@pytest.mark.parametrize("kind", ["transformer", "model", "checkpoint"])
+def test_a_tokenizer_is_attached_to_a_copy(kind: str) -> None:
+    """Of bayesgeom's own modules too; the caller's model stays without one."""
+    checkpoint = load_checkpoint(checkpoints()["tiny"])
+    plain = bayesgeom.as_model(checkpoint)
+    given = {"transformer": checkpoint.module, "model": plain, "checkpoint": checkpoint}[kind]
+    tokenizer = word_tokenizer()
+    model = bayesgeom.as_model(given, tokenizer)
+    assert model.tokenizer is tokenizer and model.module is plain.module and plain.tokenizer is None
+    assert model.spec.weights_hash == plain.spec.weights_hash
+    trials = checkpoint.task.sample(3, seed=0)
+    assert torch.equal(model.logits(trials), plain.logits(trials))
 
 
 @pytest.mark.parametrize(

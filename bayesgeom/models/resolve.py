@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -236,13 +237,13 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     Args:
         model: A `Model`, a checkpoint's name or directory, a module built from a `ModelConfig`, a Hugging Face causal
             language model, or a model of transformer-lens.
-        tokenizer: The model's tokenizer, which text tasks and prompts need.
+        tokenizer: The model's tokenizer, which text tasks and prompts need. The result has it; `model` is not changed.
 
     Returns:
-        The model, ready to be measured.
+        The model, ready to be measured. It shares the weights of `model`.
 
     Raises:
-        InvalidArgument: It is something else, or it already has a tokenizer.
+        InvalidArgument: It is something else, or it already has another tokenizer.
 
     Example:
         >>> import bayesgeom
@@ -252,25 +253,25 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     """
     check_default_device()
     match model:
-        case Model() | str() | Path() | Checkpoint() if tokenizer is not None:
-            own = as_model(model)
-            if own.tokenizer is not None and own.tokenizer is not tokenizer:
-                raise InvalidArgument(f"{own.spec.name} already has a tokenizer: omit `tokenizer`.")
-            own.tokenizer = tokenizer
-            return own
         case Model():
-            return model
+            own = model
         case str() | Path():
-            return load(model)
+            own = load(model)
         case Checkpoint():
-            return from_checkpoint(model)
-        case Transformer() | PositionwiseMLP() | LSTM() | Mamba() | Llama() | Mamba2() | RWKV():
-            return of_module(model)
-    return _of_library(model, tokenizer)
+            own = from_checkpoint(model)
+        case _:
+            own = _of_object(model)
+    if tokenizer is None or own.tokenizer is tokenizer:
+        return own
+    if own.tokenizer is not None:
+        raise InvalidArgument(f"{own.spec.name} already has a tokenizer: omit `tokenizer`.")
+    own = copy(own)  # of the adapter: the module inside is the same
+    own.tokenizer = tokenizer
+    return own
 
 
-def _of_library(model: Any, tokenizer: Tokenizer | None) -> Model:
-    """The adapter of a module that Hugging Face, transformer-lens or a plug-in built."""
+def _of_object(model: Any) -> Model:
+    """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
     model = unwrapped(model)
     if "transformers" in sys.modules:
         import transformers
@@ -278,11 +279,11 @@ def _of_library(model: Any, tokenizer: Tokenizer | None) -> Model:
         if isinstance(model, transformers.PreTrainedModel):
             from bayesgeom.models.huggingface.model import HFModel
 
-            return HFModel(model, tokenizer=tokenizer)
+            return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         from bayesgeom.models.adapters.lens import LensModel
 
-        return LensModel(model, tokenizer=tokenizer)
+        return LensModel(model)
     if isinstance(model, nn.Module) and (own := _adapted(model)) is not None:
         return own
     raise InvalidArgument(

@@ -15,6 +15,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load
 from tests.families import ATTENTION, saved
 from tests.models.huggingface.test_sites import edited_logits, plain, text
+from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
 LACKING = {
     "gpt2": set(),
@@ -48,6 +49,15 @@ def test_a_bridge_gives_what_the_model_itself_gives(name: str, tmp_path: Path) -
             expected = expected * own.spec.d_head**0.5  # here the scale is with the scores, there with the query
         torch.testing.assert_close(ours.at(site), expected, atol=1e-5, rtol=1e-5)
     assert_edits_agree(model, own)
+
+
+def test_a_tokenizer_is_for_a_bridge_without_one(tmp_path: Path) -> None:
+    given, tokenizer = bridge(saved("gpt2", tmp_path / "gpt2")), word_tokenizer()
+    assert as_model(given, tokenizer).tokenizer is tokenizer and given.tokenizer is None
+    given.tokenizer = tokenizer
+    assert as_model(given).tokenizer is tokenizer
+    with pytest.raises(InvalidArgument, match="already has a tokenizer"):
+        as_model(given, pair_tokenizer())
 
 
 def assert_edits_agree(model: Model, own: Model) -> None:

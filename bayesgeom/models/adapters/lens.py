@@ -17,7 +17,6 @@ from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
 from bayesgeom.core.hooks import Hook, hooked
@@ -54,11 +53,11 @@ _AMOUNT = 0.3  # standard deviations of the noise in the verification
 class LensModel(Model):
     """The `Model` of a transformer-lens model."""
 
-    def __init__(self, module: nn.Module, *, name: str | None = None, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
         self.module, self.task = module, None
         lens: Any = module
         self._lens = lens
-        self.tokenizer = tokenizer or lens.tokenizer
+        self.tokenizer = lens.tokenizer
         self.spec = _spec(self._lens, name or type(module).__name__)
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
