@@ -257,18 +257,7 @@ class Diagnosis(Mapping[str, Report]):
         Raises:
             OutputFault: There is no diagnosis, it is corrupt, or all of its reports are of unknown kinds.
         """
-        reports, extra, unknown = read_known_parts(Path(path), report_kinds())
-        if unknown and not reports:
-            raise OutputFault(unknown_kinds(Path(path), unknown))
-        if not {"skipped", "provenance"} <= extra.keys():
-            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
-        of_task, source = extra.get("inapplicable", {}), extra["provenance"]
-        if not _is_provenance(source):
-            raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
-        if not fits((extra["skipped"], of_task), tuple[Mapping[str, str], ...]):
-            raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
-        missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
-        return cls(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
+        return _read(Path(path))[0]
 
 
 def _unlisted_share(replies: Mapping[str, Any]) -> str:
@@ -323,13 +312,23 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
         ...     bayesgeom.load_report(folder).n
         8
     """
-    reports, extra, unknown = read_known_parts(Path(path), report_kinds())
+    diagnosis, is_alone = _read(Path(path))
+    return next(iter(diagnosis.values())) if is_alone else diagnosis
+
+
+def _read(path: Path) -> tuple[Diagnosis, bool]:
+    """Return the reports of a run directory, and whether it is that of a single saved report."""
+    reports, extra, unknown = read_known_parts(path, report_kinds())
     if unknown and not reports:
-        raise OutputFault(unknown_kinds(Path(path), unknown))
-    if extra.get(ALONE) is True and len(reports) == 1:
-        (report,) = reports.values()
-        return with_provenance(report, extra.get("provenance", {}))
-    return Diagnosis.load(path)
+        raise OutputFault(unknown_kinds(path, unknown))
+    source: Any = extra.get("provenance")
+    if "skipped" not in extra or not _is_provenance(source):
+        raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+    if not fits((extra["skipped"], of_task := extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
+        raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
+    missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
+    found = Diagnosis(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
+    return found, extra.get(ALONE) is True and len(reports) == 1
 
 
 def report_kinds() -> dict[str, type[Report]]:

@@ -19,7 +19,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
-from bayesgeom.results import page
+from bayesgeom.results import page, storage
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.folder import check_target
@@ -242,6 +242,22 @@ def test_a_report_of_a_diagnosis_can_be_saved_alone(whole: Diagnosis, tmp_path: 
     assert isinstance(found, CalibrationReport) and str(found) == str(whole["calibration"])
     assert found.provenance == whole.provenance
     assert_equal(Diagnosis.load(tmp_path / "alone"), Diagnosis.of(found))
+
+
+@pytest.mark.parametrize("load", [load_report, Diagnosis.load])
+def test_a_run_directory_is_read_once(
+    load: Callable[[Path], Diagnosis], whole: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole.save(tmp_path / "run")
+    read, paths = storage.read, list[Path]()
+
+    def counted(path: Path) -> object:
+        paths.append(path)
+        return read(path)
+
+    monkeypatch.setattr(storage, "read", counted)
+    assert list(load(tmp_path / "run")) == list(whole)
+    assert paths == [tmp_path / "run"]
 
 
 def test_every_report_can_be_read_back(whole: Diagnosis) -> None:
