@@ -226,11 +226,11 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
 
     Args:
         heads: Single heads of all layers.
-        picks: Labels of the head with the least overlap, each followed by the token set and the site where the keys
-            were read. Token sets can choose different heads; there is a verdict only if it is the same for all.
+        picks: Labels of the head with the least overlap, one per token set and site where the keys were read. Token
+            sets can choose different heads; there is a verdict only if it is the same for all.
     """
     first = np.flatnonzero(heads.layer == 0)
-    rows = [heads.labels.index(name) for name in _names(picks) if name in heads.labels]
+    rows = [heads.labels.index(name) for name in picks if name in heads.labels]
     verdict: Verdict
     if not len(first) or len(heads.labels) < 2:
         verdict, reason = "not tested", _NO_HEADS
@@ -306,12 +306,8 @@ def _not_met(outcome: _Outcome) -> _Outcome:
     return "open" if outcome == "met" else outcome
 
 
-def _names(picks: Sequence[str]) -> list[str]:
-    return [pick.split(" ", maxsplit=1)[0] for pick in picks]
-
-
 def _why_no_pick(picks: Sequence[str]) -> str:
-    if any(name.startswith("L0K") for name in _names(picks)):
+    if any(name.startswith("L0K") for name in picks):
         return "heads share their keys, so key overlap chooses no single head"
     return "no head with the least key overlap is known; run bayesgeom diagnose with --probes key_overlap"
 

@@ -25,6 +25,7 @@ from bayesgeom.ablations.criteria import (
     one_head_is_unique,
     untested,
 )
+from bayesgeom.ablations.pick import Pick, picks_of
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
@@ -162,7 +163,7 @@ class AblationReport(Report):
             ),
             late_heads_are_redundant(heads, n_layers=self.n_layers, uniform_kl_bits=self.uniform_kl_bits),
             feed_forward_does_more(self._effects("mlp"), self._effects("attention")),
-            key_overlap_finds_it(heads, [pick for pick in self.key_overlap_pick.split("; ") if pick]),
+            key_overlap_finds_it(heads, [pick.head for pick in picks_of(self.key_overlap_pick)]),
         )
         reason = self._other_measurement()
         return tuple(untested(own, reason) for own in found) if reason else found
@@ -238,34 +239,37 @@ class AblationReport(Report):
 
     def _key_overlap(self) -> Sequence[Headline]:
         """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""
-        if not self.key_overlap_pick:
+        picks = picks_of(self.key_overlap_pick)
+        if not picks:
             return ()
-        picks = self.key_overlap_pick.split("; ")
         first, *others = map(self._picked, picks)
-        named, _, reading = picks[0].removesuffix(")").partition(" (")
-        view, _, overlap = reading.rpartition(", ")
-        others_named = [own for pick in picks if (own := pick.split(" ", maxsplit=1)[0]) != named]
-        finding = f"{named} has the least key overlap for {view} ({overlap})"
-        if math.isnan(first.value):
-            finding += "; this key head was not ablated alone, so its KL increase is unknown"
+        named, other = picks[0], [pick.head for pick in picks if pick.head != picks[0].head]
+        finding = f"{named.head} has the least key overlap for {named.reading} (mean |cos| {named.mean_cosine:.3f})"
+        if rank := self._rank(named.head):
+            finding += f" and {rank}"
         else:
-            finding += f" and{first.label.rsplit(',', maxsplit=1)[-1]}"
-        if others_named:
-            different = ", ".join(dict.fromkeys(others_named))
-            finding += f"; {len(others_named)} of {len(picks)} readings of the keys choose other heads ({different})"
-        return replace(first, finding=f"{finding}.", short_label=f"KL increase of {named}"), *others
+            finding += "; this key head was not ablated alone, so its KL increase is unknown"
+        if other:
+            different = ", ".join(dict.fromkeys(other))
+            finding += f"; {len(other)} of {len(picks)} readings of the keys choose other heads ({different})"
+        return replace(first, finding=f"{finding}.", short_label=f"KL increase of {named.head}"), *others
 
-    def _picked(self, pick: str) -> Headline:
-        heads = [index for index in self.ranked() if self.kinds[index] == "head"]
-        named = pick.split(" ", maxsplit=1)[0]
-        at = [f"L{self.layer[i]}H{self.head[i]}" == named for i in heads]
-        label = f"least key overlap: {pick}"
-        if not any(at):
+    def _picked(self, pick: Pick) -> Headline:
+        label, rank = f"least key overlap: {pick}", self._rank(pick.head)
+        if not rank:
             return Headline(metric="kl_increase_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
-        rank = at.index(True)
-        place = f"{label}, rank {rank + 1} of {len(heads)} heads by KL increase"
-        own = headline_of(self, "kl_increase_bits", at=(heads[rank],), label=place)
+        at = (self._ranked_heads()[pick.head],)
+        own = headline_of(self, "kl_increase_bits", at=at, label=f"{label}, {rank}")
         return replace(own, verdict="")  # the rank counts, not whether it exceeds 0
+
+    def _rank(self, head: str) -> str:
+        """Return the rank of a head by KL increase; "" if it was not ablated alone."""
+        heads = list(self._ranked_heads())
+        return f"rank {heads.index(head) + 1} of {len(heads)} heads by KL increase" if head in heads else ""
+
+    def _ranked_heads(self) -> dict[str, int]:
+        """Return the index of each head that was ablated alone, by layer and head: ablations can have other names."""
+        return {f"L{self.layer[i]}H{self.head[i]}": i for i in self.ranked() if self.kinds[i] == "head"}
 
     def _attribution(self) -> Sequence[Headline]:
         is_known = not math.isnan(float(self.attribution_rank_correlation))

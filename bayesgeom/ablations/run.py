@@ -15,6 +15,7 @@ from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.component import Ablation
 from bayesgeom.ablations.engine import BatchScores, Means, batches, batches_with_donors, references, score_batch
 from bayesgeom.ablations.modes import mode_names, uses_donor
+from bayesgeom.ablations.pick import Pick, joined
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.sent import Part, sent_tally
@@ -327,10 +328,9 @@ class BatteryRun:
         return tally
 
     def _key_overlap_pick(self) -> str:
-        """Return the head of layer 0 with the least key overlap, per token set and site of the keys, joined by "; ".
+        """Return the head of layer 0 with the least key overlap, per token set and site of the keys.
 
-        If several heads share their keys, the label is that of a key head (L0K0, not L0H0), and no single head is
-        chosen. Empty for a model without keys, and where the angle between keys is undefined.
+        Empty for a model without keys, and where the angle between keys is undefined.
         """
         if not set(KeyOverlap.needs.sites) <= self.model.sites:
             return ""
@@ -338,10 +338,9 @@ class BatteryRun:
         n = min(N_KEYS, self.n)
         found = overlap_by_view(self.model.run(self._stream(n), record=wanted, n_recorded=n))
         letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
-        return "; ".join(
-            f"L0{letter}{np.nanargmin(overlap[0])} ({view}, mean |cos| {np.nanmin(overlap[0]):.3f})"
-            for view, overlap in found.items()
-            if np.isfinite(overlap[0]).any()
+        layers = {view: overlap[0] for view, overlap in found.items() if np.isfinite(overlap[0]).any()}
+        return joined(
+            [Pick(f"L0{letter}{np.nanargmin(own)}", view, float(np.nanmin(own))) for view, own in layers.items()]
         )
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
