@@ -6,6 +6,7 @@ a killed process left behind. If that process had already moved the old director
 
 import contextlib
 import errno
+import importlib
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ from typing import Any, Literal, final
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.reading import check_regular, is_utf_8
 
+Framework = Literal["numpy", "pt"]  # of the arrays in a safetensors file, as safetensors names them
 _LONGEST = 40  # characters of a quoted value in a message
 _NAME_BYTES = 255 - len(".") - len(".01234567-123456789-01234567.tmp.former")  # what a temporary name adds
 _ATTEMPTS = 20  # to take the place of a directory that other processes replace at the same time
@@ -153,17 +155,19 @@ def is_remains(name: str, of: set[str]) -> bool:
     return found is not None and found["of"] in of
 
 
-def write_arrays(arrays: Mapping[str, Any], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write numpy arrays to a safetensors file that all users can read.
+def write_arrays(
+    arrays: Mapping[str, Any], path: Path, metadata: Mapping[str, str] | None = None, *, framework: Framework = "numpy"
+) -> None:
+    """Write numpy arrays or torch tensors to a safetensors file that all users can read.
 
     Raises:
         OutputFault: It cannot be written.
     """
     from safetensors import SafetensorError
-    from safetensors.numpy import save_file
 
+    library = importlib.import_module("safetensors.torch" if framework == "pt" else "safetensors.numpy")
     try:
-        save_file(dict(arrays), path, metadata=None if metadata is None else dict(metadata))
+        library.save_file(dict(arrays), path, metadata=None if metadata is None else dict(metadata))
         path.chmod(0o644)  # safetensors makes the file readable by its owner only
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
@@ -362,7 +366,7 @@ def _short(value: Any) -> str:
     return f"{len(value)} entries" if isinstance(value, Sized) and not isinstance(value, str) else f"{text[:_LONGEST]}…"
 
 
-def read_safetensors(path: Path, *, framework: Literal["numpy", "pt"]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_safetensors(path: Path, *, framework: Framework) -> tuple[dict[str, Any], dict[str, str]]:
     """Return a file's tensors by name, as numpy arrays or torch tensors, and its metadata.
 
     Exceptions of safetensors propagate: the caller knows what the file is for.

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault
-from bayesgeom.core.files import atomic_directory, put_back
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault
+from bayesgeom.core.files import atomic_directory, put_back, write_arrays
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.declared import check_declared, tensor_shapes
@@ -94,25 +94,10 @@ def save_checkpoint(
     # Hugging Face reads the top level and ignores unknown keys.
     whole = hashed({**foreign, OURS: description} if foreign else description)
     with atomic_directory(path) as temporary:
-        write_tensors(weights, temporary / WEIGHTS, metadata={"format": "pt"} if foreign else None)
+        write_arrays(weights, temporary / WEIGHTS, {"format": "pt"} if foreign else None, framework="pt")
         (temporary / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card.replace("{weights_hash}", digest), encoding="utf-8")
     return digest
-
-
-def write_tensors(
-    tensors: Mapping[str, Shaped[Tensor, "..."]], path: Path, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        OutputFault: It cannot be written.
-    """
-    try:
-        save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
-        path.chmod(0o644)  # safetensors makes the file readable by its owner only
-    except (SafetensorError, OSError) as error:
-        raise OutputFault(f"cannot write {path.name} to {path.parent}: {error}.") from error
 
 
 def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkpoint:

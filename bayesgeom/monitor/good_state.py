@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_file, read_safetensors
-from bayesgeom.models.checkpoint import weights_hash, write_tensors
+from bayesgeom.core.files import atomic_file, read_safetensors, write_arrays
+from bayesgeom.models.checkpoint import weights_hash
 
 FILE = "last_good.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
@@ -66,7 +66,7 @@ class GoodState:
         else:
             with atomic_file(self._folder / FILE) as temporary:
                 on_cpu = {name: value.cpu() for name, value in copies.items()}
-                write_tensors(on_cpu, temporary, metadata={"step": str(step)})
+                write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
             self._digest = weights_hash(on_cpu)
         self.step = step
 

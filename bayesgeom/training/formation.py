@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_directory, atomic_file
-from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash, write_tensors
+from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
+from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
 from bayesgeom.models.description import (
     CARD,
     CONFIG,
@@ -189,7 +189,7 @@ def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
     is_kept = is_unchanged(before, after)
     stored, kl, name = (small, after, dtype) if is_kept else (whole, before, torch.float32)
     file = f"{path.name}.safetensors"
-    write_tensors({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file)
+    write_arrays({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file, framework="pt")
     return Packed(
         step=checkpoint.step,
         file=file,

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, OutputFault
-from bayesgeom.core.files import apart, atomic_file, read_safetensors
+from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
 from bayesgeom.core.reading import check_regular
-from bayesgeom.models.checkpoint import weights_hash, write_tensors
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.results.tables import counted
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe, deciding
@@ -66,9 +66,8 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimi
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with atomic_file(path) as temporary:
         own = {"step": step, "hash": _state_hash(tensors, recipe, step), _RECIPE: deciding(recipe.to_dict())}
-        write_tensors(
-            tensors, temporary, metadata={_OWN: json.dumps(own)}
-        )  # one entry, because several have no fixed order
+        # One entry, because several have no fixed order.
+        write_arrays(tensors, temporary, {_OWN: json.dumps(own)}, framework="pt")
 
 
 def steps_done(path: Path, recipe: Recipe) -> int:

@@ -2,13 +2,23 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import apart, atomic_directory, atomic_file, check_directory, read_safetensors
+from bayesgeom.core.files import (
+    Framework,
+    apart,
+    atomic_directory,
+    atomic_file,
+    check_directory,
+    read_safetensors,
+    write_arrays,
+)
 
 
 class Stopped(BaseException):
@@ -157,6 +167,17 @@ def test_a_check_finds_files_in_the_way(tmp_path: Path) -> None:
         check_directory(tmp_path / "x")
     with pytest.raises(OutputFault, match=r"cannot make the folder .*/x: "):
         check_directory(tmp_path / "x" / "y")
+
+
+@pytest.mark.parametrize("framework", ["numpy", "pt"])
+def test_arrays_and_tensors_are_written_by_one_function(framework: Framework, tmp_path: Path) -> None:
+    one: Any = np.arange(5, dtype=np.float32) if framework == "numpy" else torch.arange(5, dtype=torch.bfloat16)
+    write_arrays({"a": one}, tmp_path / "x", {"step": "7"}, framework=framework)
+    found, metadata = read_safetensors(tmp_path / "x", framework=framework)
+    assert found["a"].dtype == one.dtype and found["a"].tolist() == [0, 1, 2, 3, 4] and metadata == {"step": "7"}
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644, "safetensors' own file is private"
+    with pytest.raises(OutputFault, match=r"^cannot write .*/nowhere/x: No such file or directory\.$"):
+        write_arrays({"a": one}, tmp_path / "nowhere" / "x", framework=framework)
 
 
 @pytest.mark.parametrize("metadata", [None, {"step": "3"}])

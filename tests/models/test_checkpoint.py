@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
-from bayesgeom.models import checkpoint as checkpoints
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint, weights_hash
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.description import hashed
@@ -278,7 +277,7 @@ def test_a_failing_save_changes_nothing(standing: bool, tmp_path: Path, monkeypa
         file.write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device")  # what a full disk gives
 
-    monkeypatch.setattr(checkpoints, "save_file", half_written)
+    monkeypatch.setattr("safetensors.torch.save_file", half_written)
     with pytest.raises(OutputFault, match=r"cannot write .*tiny.*No space left"):
         saved(path, seed=2)
     assert [entry.name for entry in tmp_path.iterdir()] == (["tiny"] if standing else [])

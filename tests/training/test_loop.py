@@ -51,13 +51,13 @@ from pathlib import Path
 from bayesgeom.training import loop, state
 from bayesgeom.training.recipe import recipe_from_dict
 
-def dying(tensors, path, metadata):
+def dying(tensors, path, metadata, framework):
     if json.loads(metadata["state"])["step"] == 7:
         Path(path).write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
-    whole(tensors, path, metadata=metadata)
+    whole(tensors, path, metadata, framework=framework)
 
-whole, state.write_tensors = state.write_tensors, dying
+whole, state.write_arrays = state.write_arrays, dying
 loop.train(recipe_from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), pace=loop.Pace(quiet=True, save_seconds=0.0))
 """
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import NonFinite, OutputFault
-from bayesgeom.core.files import atomic_file
+from bayesgeom.core.files import atomic_file, write_arrays
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
@@ -123,11 +123,8 @@ def _begun(folder: Path, requested: Manifest) -> Manifest:
 
 def _written(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Manifest:
     """Write a file, then the manifest with its hash."""
-    from safetensors.torch import save_file
-
     with atomic_file(folder / name) as temporary:
-        save_file(arrays, temporary)
-        temporary.chmod(0o644)
+        write_arrays(arrays, temporary, framework="pt")
         digest = hash_of(temporary)
     manifest = manifest.with_shard(name, digest)
     manifest.write(folder)
