@@ -32,7 +32,7 @@ from bayesgeom.models.huggingface.forward import Forward, evaluating
 from bayesgeom.models.huggingface.functions import watched_functions
 from bayesgeom.models.huggingface.identity import unreachable
 from bayesgeom.models.huggingface.interface import Handed, Route, routed
-from bayesgeom.models.huggingface.plumbing import Plumbing
+from bayesgeom.models.huggingface.plumbing import By, Plumbing
 from bayesgeom.models.huggingface.projection import Sizes
 from bayesgeom.models.huggingface.quantized import named_faults
 from bayesgeom.models.huggingface.statics import Statics, call, embedded
@@ -107,12 +107,7 @@ class _Attaching:
             self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
         heads = anatomy.sizes
         self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
-        plumbing = Plumbing(
-            self.hf,
-            anatomy,
-            is_interface=is_known and not seen.is_by_functions,
-            is_by_functions=is_known and seen.is_by_functions,
-        )
+        plumbing = Plumbing(self.hf, anatomy, seen.route if is_known else "modules")
         passages, functions = self._perturbed(plumbing)
         statics = Statics(self.hf, anatomy, self.spec.d_model, 1.0)
         of_weights = statics.layers()
@@ -146,7 +141,7 @@ class _Attaching:
             return self.forward.logits(self.tokens)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
-        if self.hf.config._experts_implementation == _FUSED:  # noqa: SLF001  (no public way to read it)
+        if self.hf.get_experts_implementation()[""] == _FUSED:
             warnings.warn(
                 f"{self.spec.name}: the fused experts ({_FUSED}) cannot run here ({reason}); experts run one by one.",
                 stacklevel=2,
@@ -358,14 +353,14 @@ class _Seen:
         self.no_taps = Taps((), n_layers)
 
     @property
-    def is_by_functions(self) -> bool:
-        """Whether the interface was not called."""
-        return not any(self.by_interface)
+    def route(self) -> By:
+        """Where attention was reached: in the interface, if it was called."""
+        return "interface" if any(self.by_interface) else "functions"
 
     @property
     def handed(self) -> list[list[Handed]]:
         """The calls that count: those of the interface, if there are any."""
-        return self.by_functions if self.is_by_functions else self.by_interface
+        return self.by_interface if self.route == "interface" else self.by_functions
 
     def of(self, layer: int) -> Handed | None:
         """Return the call of a layer; None unless it is the only one."""

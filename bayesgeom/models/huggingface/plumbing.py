@@ -6,7 +6,7 @@ works with weights that accelerate keeps on another device or on disk.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from jaxtyping import Shaped
@@ -22,6 +22,7 @@ from bayesgeom.models.huggingface.interface import Handed, Route, routed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
 _INTERFACE = (s.Q_ROT, s.K_ROT, s.PATTERN)
 
 
@@ -29,15 +30,12 @@ _INTERFACE = (s.Q_ROT, s.K_ROT, s.PATTERN)
 class Plumbing:
     """The taps of one model and the hooks that route activations through them.
 
-    With `is_interface`, attention uses Hugging Face's interface; with `is_by_functions`, torch's functions. Otherwise
-    the pattern is read at the attention's dropout, and the scores use the projected queries and keys.
+    `route` says where attention is reached: in Hugging Face's interface, in torch's functions, or in modules. Of
+    modules the pattern is read at the attention's dropout, and the scores use the projected queries and keys.
     """
 
-    def __init__(
-        self, hf: "PreTrainedModel", anatomy: Anatomy, *, is_interface: bool, is_by_functions: bool = False
-    ) -> None:
-        self.anatomy, self.is_interface = anatomy, is_interface or is_by_functions
-        self._is_by_functions = is_by_functions
+    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, route: By) -> None:
+        self.anatomy, self.route = anatomy, route
         self._attentions: dict[int, nn.Module] = {
             layer: anatomy.part(layer, parts.attention)
             for layer, parts in enumerate(anatomy.parts)
@@ -62,7 +60,7 @@ class Plumbing:
         if parts.output is None:
             return found
         found += [s.Z, *(site for site in (s.Q, s.K) if site in parts.projections)]
-        if self.is_interface:
+        if self.route != "modules":
             return [*found, s.V, *_INTERFACE]
         found += [s.PATTERN] * (parts.dropout is not None)
         return [*found, *parts.projections.keys() & {s.V}, *({s.Q_ROT, s.K_ROT} if s.Q in found else ())]
@@ -84,7 +82,7 @@ class Plumbing:
     def _interface(self, is_witnessed: bool) -> Iterator[None]:
         layers = range(self.taps.n_layers)
         gated = [layer for layer in layers if self.anatomy.parts[layer].is_gated]
-        if not self.is_interface or not (
+        if self.route == "modules" or not (
             is_witnessed
             or any(self.taps.is_watched(layer, *_INTERFACE, s.V) for layer in layers)
             or any(self.taps.is_watched(layer, s.Z) for layer in gated)
@@ -102,10 +100,11 @@ class Plumbing:
         }
         is_eager = is_witnessed or any(self.taps.is_watched(layer, s.PATTERN) for layer in layers)
         with contextlib.ExitStack() as stack:
-            if is_eager or not self._is_by_functions:
-                own = {} if self._is_by_functions else routes
-                stack.enter_context(routed(self._hf, own, is_eager=is_eager, is_forced=self._is_by_functions))
-            if self._is_by_functions:
+            if self.route == "interface":
+                stack.enter_context(routed(self._hf, routes, is_eager=is_eager))
+            else:
+                if is_eager:
+                    stack.enter_context(routed(self._hf, {}, is_eager=True, is_forced=True))
                 stack.enter_context(watched_functions(routes, self.anatomy.sizes.n_kv_heads))
             yield
 
@@ -130,13 +129,13 @@ class Plumbing:
             if taps.is_watched(layer, *through):
                 part = anatomy.part(layer, projection.path)
                 yield Hook(part=part, call=self._projects(layer, site, through))
-        if not self.is_interface and parts.dropout is not None and taps.is_watched(layer, s.PATTERN):
+        if self.route == "modules" and parts.dropout is not None and taps.is_watched(layer, s.PATTERN):
             part = anatomy.part(layer, parts.dropout)
             yield Hook(part=part, call=self._output(lambda x: taps.through(s.PATTERN, layer, x)))
 
     def _projected_sites(self, site: s.Site) -> tuple[s.Site, ...]:
         """The sites that are read at the projection of this one."""
-        if self.is_interface:
+        if self.route != "modules":
             return () if site == s.V else (site,)
         return {s.Q: (s.Q, s.Q_ROT), s.K: (s.K, s.K_ROT)}.get(site, (site,))
 
