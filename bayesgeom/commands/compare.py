@@ -53,6 +53,10 @@ class Compare(Command):
         from bayesgeom.results.diagnosis import Diagnosis
         from bayesgeom.training.scores import check_counts
 
+        def printed(diagnosis: Diagnosis) -> int:
+            report = diagnosis[ComparisonReport]
+            return conclude(diagnosis, self.out, f"{report.conclusion()}\n\n{report.table()}")
+
         check_target(self.out)
         saved: ComparisonReport | None = None
         if self.rows_of is not None:
@@ -65,8 +69,7 @@ class Compare(Command):
                 )
             saved = joinable(self.rows_of, n=self.n, seed=self.seed)
         if self.from_report is not None:
-            diagnosis = restated(self.from_report)
-            return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())
+            return printed(restated(self.from_report))
         check_counts(seeds=self.seeds, n=self.n, seed=self.seed)
         if not self.only_existing:
             note(str(plan_comparison(self.architectures, self.tasks, seeds=self.seeds, runs=self.runs)))
@@ -81,5 +84,6 @@ class Compare(Command):
                 train_missing=not self.only_existing,
                 executor=executor,
             )
-        diagnosis = Diagnosis.of(report) if self.rows_of is None else with_rows_of(self.rows_of, report, saved=saved)
-        return conclude(diagnosis, self.out, diagnosis[ComparisonReport].table())
+        return printed(
+            Diagnosis.of(report) if self.rows_of is None else with_rows_of(self.rows_of, report, saved=saved)
+        )

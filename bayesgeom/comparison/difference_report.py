@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from bayesgeom.core.columns import narrow
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.results.estimate import Estimate, Quantity, Unit
+from bayesgeom.results.estimate import UNDECIDED, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 
@@ -34,6 +34,17 @@ def is_of_head(label: str) -> bool:
         (True, False)
     """
     return _HEAD.search(label) is not None
+
+
+def _quantity(label: str) -> str:
+    """Return the quantity of a row, with its report unless that is calibration: "PC1 share, v (value_manifold)"."""
+    report, _, quantity = label.rpartition(": ")
+    return quantity if report in ("", "calibration") else f"{quantity} ({report})"
+
+
+def _called(name: str, side: str) -> str:
+    """Return a model's name with its side."""
+    return name if name.endswith(f"({side})") else f"{name} ({side})"
 
 
 @final
@@ -76,20 +87,38 @@ class DifferenceReport(Report):
             sign = 1 if least > 0 else -1 if most < 0 else 0
             word = "better" if way else "higher"
             is_b = sign * (-1 if way == "lower" else 1) > 0
-            found.append("undecided" if sign == 0 else f"{'B' if is_b else 'A'} {word}")
+            found.append(UNDECIDED if sign == 0 else f"{'B' if is_b else 'A'} {word}")
         return found
 
     def conclusion(self) -> str:
-        verdicts = [listed for listed, way in zip(self.verdicts(), self.better, strict=True) if way]
-        counts = [(f"{side} better in", verdicts.count(f"{side} better")) for side in "AB"]
-        listed = ", ".join([*(f"{text} {count}" for text, count in counts), f"undecided {verdicts.count('undecided')}"])
-        who = f"A is {self.names[0]}, B is {self.names[1]}."
-        first = f"{self.verdicts()[0]}: by {self.rows[0]}. " if verdicts and self.better[0] else ""
-        scores = f"Of {len(verdicts)} calibration scores: {listed}." if verdicts else NOT_SCORED
+        verdicts, (a, b) = self.verdicts(), (_called(name, side) for name, side in zip(self.names, "AB", strict=True))
+        scores = [row for row, way in enumerate(self.better) if way]
+        lead = self._lead()
+        first = f"A is {self.names[0]}, B is {self.names[1]}. {NOT_SCORED}"
+        if scores and verdicts[lead] == UNDECIDED:
+            first = f"{UNDECIDED}: no calibration score decides between {a} and {b}."
+        elif scores:
+            better, other = (a, b) if verdicts[lead][0] == "A" else (b, a)
+            closer = f"{better} is closer to the exact posterior than {other}, by {_quantity(self.rows[lead])}"
+            first = f"{verdicts[lead]}: {closer}.{self._counted(scores)}"
         heads = sum(map(is_of_head, self.rows))
         each = f" Not drawn: {heads} rows of single heads. {_HEADS_DIFFER}" if heads else ""
-        rows = f" Intervals: {self.pairing}.{self._omitted()}{each}"
-        return f"{first}{who} {scores}{rows}"
+        return f"{first} Intervals: {self.pairing}.{self._omitted()}{each}"
+
+    def _lead(self) -> int:
+        """Return the listed row that the conclusion is about: the first decided calibration score, if there is one."""
+        scores = [row for row in range(self.n_leading) if self.better[row]]
+        decided = [row for row in scores if self.verdicts()[row] != UNDECIDED]
+        return next(iter([*decided, *scores, 0]))
+
+    def _counted(self, scores: Sequence[int]) -> str:
+        """Return how many calibration scores favor each model, and which are not decided, with a space before it."""
+        verdicts = self.verdicts()
+        n_a, n_b = (sum(verdicts[row] == f"{side} better" for row in scores) for side in "AB")
+        open_rows = [_quantity(self.rows[row]) for row in scores if verdicts[row] == UNDECIDED]
+        verb = "is" if len(open_rows) == 1 else "are"
+        rest = f"; {len(open_rows)} {verb} not decided ({', '.join(open_rows)})" if open_rows else ""
+        return f" Of {len(scores)} calibration scores, A is better in {n_a} and B in {n_b}{rest}."
 
     def _omitted(self) -> str:
         """Return how many rows are headlines and drawn, with a space before it; "" if all are headlines."""
@@ -108,7 +137,7 @@ class DifferenceReport(Report):
         return [", paired" if own else "" for own in marked]
 
     def headlines(self) -> Sequence[Headline]:
-        (low, high), marks = self.difference.ends, self._marks()
+        (low, high), marks, lead = self.difference.ends, self._marks(), self._lead()
         return [
             Headline(
                 metric="difference",
@@ -120,9 +149,19 @@ class DifferenceReport(Report):
                 baseline=0.0,
                 baseline_name="no difference",
                 ruling=verdict,
+                finding="" if verdict == UNDECIDED and row != lead else self._finding(row),
+                place=int(row != lead),  # the conclusion stands at this row
             )
             for row, verdict in enumerate(self.verdicts()[: self.n_leading])
         ]
+
+    def _finding(self, row: int) -> str:
+        """Return which model has the higher or, where that is better, the lower value in a row."""
+        a, b = float(self.first[row]), float(self.second[row])
+        side, (own, other) = ("A", (a, b)) if self.verdicts()[row].startswith("A") else ("B", (b, a))
+        values = f"{number_text(own, is_exact=True)} against {number_text(other, is_exact=True)}"
+        unit = f" {self.units[row]}" if self.units[row] else ""
+        return f"{side} has the {'higher' if own > other else 'lower'} {_quantity(self.rows[row])}: {values}{unit}."
 
     def table(self) -> str:
         """Return every row as text: both values, the difference, its interval and which is better."""

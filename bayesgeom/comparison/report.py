@@ -51,6 +51,7 @@ _AGAINST_PUBLISHED = {  # the standing of a cell, below its verdict
     "contradicts": "contradicts the published verdict",
     "differs at these sizes": "differs from the published verdict, at these sizes",
 }
+_ORDER = ("realized", "limited", "not realized", NOT_DECIDED, NOT_TESTABLE)  # of the findings
 _TOLD = {
     "realized": "The tested primitive is realized on {}.",
     "limited": "The tested primitive is limited on {}.",
@@ -151,7 +152,7 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        rulings, full = self._rulings(), self._full_rulings()
+        full, found = self._full_rulings(), self._told()
         rows = zip(self.checkpoints, full, self.published, self.standings, self.is_check, strict=True)
         lines = [
             replace(
@@ -162,26 +163,56 @@ class ComparisonReport(Report):
             )
             for index, (name, ruling, published, stands, is_check) in enumerate(rows)
         ]
-        # One finding per verdict, and one for the cells whose trainings disagree.
+        for place, (index, (finding, subject)) in enumerate(found.items()):
+            lines[index] = replace(lines[index], finding=finding, place=place, short_label=subject)
+        memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
+        nearest = np.argsort(self.kl_bits.value, kind="stable")[: max(0, FEWEST - len(found))]
+        distances = [
+            replace(self._plain(at, "kl_bits", f"{name}, KL"), short_label=f"KL of {name}")
+            for at, name in ((int(at), self.checkpoints[at]) for at in nearest)
+        ]
+        return (*lines, *memories, *distances)
+
+    def conclusion(self) -> str:
+        first, *others = (finding for finding, _ in self._told().values())
+        return f"{first}{self._open_cells() if others else ''}"
+
+    def _open_cells(self) -> str:
+        """How many cells have no verdict, as a sentence with a space before it; "" if all have one."""
+        rows = zip(self._cells(), self.cell_verdicts, strict=True)
+        of_cell = {cell: found for cell, found in rows if not cell[-1]}
+        n_open = sum(found.startswith(NOT_DECIDED) for found in of_cell.values())
+        n_untestable = sum(found == NOT_TESTABLE for found in of_cell.values())
+        counts = [
+            f"{n} {'is' if n == 1 else 'are'} {what}"
+            for n, what in ((n_open, "not decided"), (n_untestable, "not testable"))
+            if n
+        ]
+        cells = f"{len(of_cell)} cells (one architecture on one task each)"
+        return f" Of {cells}, {' and '.join(counts)}." if counts else ""
+
+    def _told(self) -> dict[int, tuple[str, str]]:
+        """One finding per verdict, and one for cells whose trainings disagree, with the subject of its number.
+
+        The key is the training that shows the number. Decided verdicts come first, and tasks that test nothing last.
+        """
         alike: dict[tuple[str, str], list[int]] = {}
         for index, (ruling, outcome, of_cell) in enumerate(
-            zip(rulings, self.verdicts, self.cell_verdicts, strict=True)
+            zip(self._rulings(), self.verdicts, self.cell_verdicts, strict=True)
         ):
             is_split = of_cell.startswith(DISAGREE) and ruling == NOT_DECIDED
             alike.setdefault((ruling, of_cell if is_split else outcome), []).append(index)
-        found = {
-            self._hardest(places, outcome): (places, ruling, outcome) for (ruling, outcome), places in alike.items()
-        }
+        found: dict[int, tuple[str, str]] = {}
         needs = f"; transport needs more than {TRANSPORT_WINDOW}"  # stated once, where a page first reads a memory
-        for index, (places, ruling, outcome) in sorted(found.items()):
+        for ruling, outcome in sorted(alike, key=lambda own: tuple(map(_place, own))):
+            places = alike[ruling, outcome]
             memory = self._memory_sentence(places)
             finding = f"{self._finding(places, ruling, outcome)}{f' {memory}{needs}.' if memory else ''}"
-            lines[index] = replace(lines[index], finding=finding)
+            index = self._hardest(places, outcome)
+            which = "" if len(places) == 1 else "lowest " if outcome == "realized" else "highest "
+            found[index] = finding, f"{which}share of the gap closed ({self.checkpoints[index]})"
             needs = "" if memory else needs
-        memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
-        nearest = np.argsort(self.kl_bits.value, kind="stable")[: max(0, FEWEST - len(found))]
-        distances = [self._plain(int(at), "kl_bits", f"{self.checkpoints[at]}, KL") for at in nearest]
-        return (*lines, *memories, *distances)
+        return found
 
     def _share_headline(self, index: int, label: str) -> Headline:
         """The share closed by one training next to the strongest and the context-free baseline; the rule decides."""
@@ -227,7 +258,7 @@ class ComparisonReport(Report):
         differ = ""
         for stands, how in (("contradicts", ""), ("differs at these sizes", ", at other sizes,")):
             if own := [index for index in places if self.standings[index] == stands]:
-                differ += f" What was published{how} differs for {self._named(own)}."
+                differ += f" The published verdict{how} differs for {self._named(own)}."
         return f"{told.format(named)}{differ}"
 
     def _seeds(self, places: Sequence[int]) -> str:
@@ -254,7 +285,7 @@ class ComparisonReport(Report):
         if not known or np.isnan(known).any():
             return ""
         ends = " to ".join(number_text(value) for value in dict.fromkeys((min(known), max(known))))
-        return f"Effective memory (symbols){'' if own == list(places) else f' on {self._named(own)}'}: {ends}"
+        return f"Effective memory{'' if own == list(places) else f' on {self._named(own)}'} is {ends} symbols"
 
     def _named(self, places: Sequence[int]) -> str:
         """The cells of trainings, by task: "bijection (transformer, lstm), recall (transformer)"."""
@@ -435,6 +466,11 @@ def comparison_report(
         window_gap_bits=np.array([own.window_gap_bits for own in scores]),
         n=len(kl),
     )
+
+
+def _place(verdict: str) -> int:
+    """Return the place of a verdict among the findings: decided, open, not testable."""
+    return _ORDER.index(NOT_DECIDED if verdict.startswith(NOT_DECIDED) else verdict)
 
 
 def task_baselines(

@@ -171,8 +171,7 @@ def _pairs(values: Mapping[str, str]) -> list[str]:
 
 def _value(trace: Any, at: float, bands: Iterable[Any]) -> str:
     """Return the value of a line at a place, with its interval if a band or whiskers show one."""
-    xs, index = np.asarray(trace.x, dtype=float), -1
-    index = int(np.flatnonzero(xs == at)[0])
+    index = int(np.flatnonzero(np.asarray(trace.x, dtype=float) == at)[0])
     value, low, high = float(trace.y[index]), np.nan, np.nan
     if trace.error_y.array is not None:
         low, high = value - trace.error_y.arrayminus[index], value + trace.error_y.array[index]

@@ -1,5 +1,6 @@
 """Findings at the top of a page: up to six sentences with number, interval and strongest baseline."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,11 +21,12 @@ BAD = frozenset(
 )
 _WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {
-    "yes": "Beats every baseline; the strongest is",
-    "no": "Does not beat the strongest baseline,",
-    "undecided": "Not separated from the strongest baseline,",
-    "": "For comparison:",
+    "yes": ", which beats every baseline; the strongest is",
+    "no": ", which does not beat the strongest baseline,",
+    "undecided": ", not separated from the strongest baseline,",
+    "": ", compared with",
 }
+_TWO_PARTS = re.compile(r"([^(:]+): (.+)")
 
 
 @final
@@ -110,29 +112,42 @@ def tone(line: Headline) -> str:
 
 
 def numbers(line: Headline) -> str:
-    """Return a number with its interval and its strongest baseline, as a sentence or two."""
+    """Return a sentence on a number with its interval and its strongest baseline; "" for a missing number.
+
+    Example:
+        >>> numbers(Headline(metric="x", label="KL, layer 1", value=0.25, low=0.125, high=0.5))
+        'KL, layer 1, is 0.25 (95 % interval 0.125 … 0.5).'
+    """
     if line.value_text == "–":
         return ""
     interval = f" (95 % interval {line.interval})" if line.interval and not line.no_interval else ""
-    judged = f" {_judged(line)} {line.baselines[0]}." if line.has_baseline and line.verdict in _JUDGED else ""
+    judged = f"{_judged(line)} {line.baselines[0]}" if line.has_baseline and line.verdict in _JUDGED else ""
     caveat = f" {_capital(line.caveat)}." if judged and line.caveat else ""
-    label = line.short_label if line.finding and line.short_label else line.label
-    return f"{_capital(label)}: {line.value_text}{interval}.{judged}{caveat}"
+    return f"{_subject(line)} is {line.value_text}{interval}{judged}.{caveat}"
+
+
+def _subject(line: Headline) -> str:
+    """Return a label as the subject of a sentence: "x: KL" is "KL (x)", and "largest: L0H1" is "Largest, L0H1,"."""
+    label = line.short_label or line.label
+    if parts := _TWO_PARTS.fullmatch(label):
+        of, what = parts.groups()
+        label = f"{of}, {what}" if re.match(r"L\d", what) else f"{what} ({of})"
+    return f"{_capital(label, hyphens='–-')}{',' * (', ' in label.split(' (')[0])}"
 
 
 def _judged(line: Headline) -> str:
     if line.ruling or (line.verdict == "undecided" and line.caveat):  # decided by more than this one baseline
-        return "Strongest baseline:"
+        return "; the strongest baseline is"
     if line.verdict == "undecided" and not line.interval:
         why = f" ({line.no_interval})" if line.no_interval else ""
-        return f"Without an interval{why} nothing is decided; the strongest baseline is"
+        return f"; without an interval{why} nothing is decided, and the strongest baseline is"
     return _JUDGED[line.verdict]
 
 
 def _of_section(section: Section) -> list[Finding]:
-    """Return the headlines that state a finding, then up to three those with a verdict, then others."""
+    """Return the headlines that state a finding, by their place, then up to three those with a verdict, then others."""
     known = [line for line in section.headlines if line.value_text != "–" or line.ruling] or list(section.headlines)
-    stated = [line for line in section.headlines if line.finding]
+    stated = sorted((line for line in section.headlines if line.finding), key=lambda line: line.place)
     told = {line.ruling for line in stated if line.ruling}  # a row with the same verdict would only repeat it
     rest = [line for line in known if line not in stated and line.ruling not in told]
     others = sorted(rest, key=lambda line: not (line.verdict or line.ruling))
@@ -147,13 +162,11 @@ def _of_section(section: Section) -> list[Finding]:
 
 
 def _without_number(line: Headline) -> str:
-    """Return what a line without a number states; "" for a line with one."""
-    if line.value_text != "–":
-        return ""
-    return f"{_capital(line.label)}{'' if line.ruling or ': ' in line.label else ': no value here'}."
+    """Return that a line without a number has none; "" for a line with one."""
+    return f"{_subject(line)} has no value here." if line.value_text == "–" else ""
 
 
-def _capital(text: str) -> str:
+def _capital(text: str, hyphens: str = "") -> str:
     """Return the text with a capital first letter; names (also those before a colon) and symbols are not changed."""
-    first = text.split(" ", maxsplit=1)[0].rstrip(",")
+    first = re.sub(f"[,{hyphens}]", "", text.split(" ", maxsplit=1)[0])
     return text[:1].upper() + text[1:] if first.isalpha() and first.islower() and len(first) > 1 else text

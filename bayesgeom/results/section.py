@@ -34,13 +34,3 @@ class Section:
     def short_title(self) -> str:
         """The title up to its colon."""
         return self.title.split(":", maxsplit=1)[0]
-
-    @property
-    def is_ruled(self) -> bool:
-        """Whether any line states the report's own verdict."""
-        return any(line.ruling for line in self.headlines)
-
-    @property
-    def is_published(self) -> bool:
-        """Whether any line has a published value."""
-        return any(line.published for line in self.headlines)

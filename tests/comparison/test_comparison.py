@@ -255,7 +255,7 @@ def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> Non
     report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 0.03, 1.9, 0.02, 0.02)], seed=0)
     found = [(line.ruling, line.finding) for line in report.headlines()]
     here, seed = "the tested primitive is", "in these trainings, but one seed cannot decide a cell."
-    published = "What was published, at other sizes, differs for recall (mamba)."
+    published = "The published verdict, at other sizes, differs for recall (mamba)."
     assert found == [
         ("not decided (realized)", ""),
         ("not decided (realized)", f"On bijection (lstm), repeats (mamba), {here} realized {seed}"),
@@ -286,6 +286,24 @@ def test_a_page_with_one_verdict_states_the_distances_too(rng: np.random.Generat
     assert len(told) == 3 and told[0].sentence.endswith("the last 10 symbols nearly give the posterior.")
     assert [own.line.label for own in told[1:]] == [f"{report.checkpoints[at]}, KL" for at in (1, 2)]
     assert all("_" not in own.numbers for own in told)
+
+
+def test_a_page_opens_with_what_is_decided_and_counts_the_rest(rng: np.random.Generator) -> None:
+    """The page opened with "Seeds disagree", because findings followed the rows of the table."""
+    row = [cell("recall", "lstm", seed=seed) for seed in (0, 1)] + [cell("hmm", "mamba"), cell("bijection", "lstm")]
+    row += [cell(task, "mamba", seed=seed) for task in ("repeats", "recall") for seed in (0, 1)]
+    kls = (0.8, 1.9, 0.02, 0.02, 0.02, 0.02, 0.03, 0.02)
+    found = [replace(scores(kl, rng), window_gap_bits=1e-8) for kl in kls]
+    report = comparison_report(row, found, seed=0)
+    first, *others = findings([section_of("comparison", report)])
+    assert first.verdict == "realized" and first.sentence.startswith("The tested primitive is realized on repeats")
+    assert first.sentence.endswith(
+        " Of 5 cells (one architecture on one task each), 2 are not decided and 1 is not testable."
+    )
+    assert [own.verdict for own in others] == ["not decided (realized)", "not decided", "not testable on this task"]
+    assert first.numbers.startswith("Lowest share of the gap closed (recall-mamba) is 0.9")
+    assert [line.label.split(",")[0] for line in report.headlines()[: len(row)]] == list(report.checkpoints)
+    assert " ".join(report.summary().split()).find("2 are not decided") > 0
 
 
 def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) -> None:
@@ -338,13 +356,13 @@ def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generato
         (7, "not decided (not realized)"),
     ]
     assert all(line.baselines == ["10 (transport needs more)"] and not line.verdict for line in memories)
-    here, memory = "The tested primitive is", "Effective memory (symbols)"
+    here, memory = "The tested primitive is", "Effective memory is"
     undecided = (
         f"On slow-hmm (mamba), {here.lower()} not realized in these trainings, but one seed cannot decide a cell."
     )
     assert [line.finding for line in lines if line.finding] == [
-        f"{here} realized on slow-hmm (transformer). {memory}: 16 to 17; transport needs more than 10.",
-        f"{undecided} {memory}: 7.",
+        f"{here} realized on slow-hmm (transformer). {memory} 16 to 17 symbols; transport needs more than 10.",
+        f"{undecided} {memory} 7 symbols.",
         "No verdict is possible on hmm (lstm): the last 10 symbols nearly give the posterior.",
     ], "the threshold once, where a page states the first memory"
 

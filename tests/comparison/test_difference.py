@@ -19,6 +19,8 @@ from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.findings import findings
+from bayesgeom.results.page import section_of
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.pages import READINGS
@@ -165,7 +167,42 @@ def test_the_other_way_round_is_the_negative() -> None:
     swap = {"A better": "B better", "B better": "A better", "undecided": "undecided"}
     assert [swap[text] for text in one.verdicts()] == other.verdicts() and one.verdicts()[0] != "undecided"
     assert [line.ruling for line in one.headlines()] == one.verdicts()[: one.n_leading]
-    assert one.conclusion().startswith(f"{one.verdicts()[0]}: by KL(exact ‖ model). A is ")
+    better, worse = (f"{name} ({side})" for name, side in zip(one.names, "AB", strict=True))
+    if one.verdicts()[0][0] == "B":
+        better, worse = worse, better
+    closer = f"{better} is closer to the exact posterior than {worse}, by KL(exact ‖ model)."
+    assert one.conclusion().startswith(f"{one.verdicts()[0]}: {closer}")
+
+
+def test_a_page_opens_with_what_is_decided() -> None:
+    """Findings followed the rows, so a page with an undecided KL opened with "undecided by KL"."""
+    own = bayesgeom.diff(model(0), model(1, noise=0.4), n=31)
+    low, high = (np.array([first, *end[1:]]) for first, end in zip((-0.5, 0.5), own.difference.ends, strict=True))
+    report = replace(own, difference=replace(own.difference, low=low, high=high))
+    assert report.verdicts()[0] == "undecided" and "A better" in report.verdicts()
+    found = findings([section_of("difference", report)])
+    is_open = [finding.verdict == "undecided" for finding in found]
+    assert is_open == sorted(is_open) and not is_open[0], "decided findings come first"
+    lead = report.verdicts().index(found[0].verdict)
+    assert f"by {report.rows[lead]}. " in found[0].sentence and found[0].line.label.startswith(report.rows[lead])
+    n_open = report.verdicts().count("undecided")
+    verb = "is" if n_open == 1 else "are"
+    assert f"; {n_open} {verb} not decided (KL(exact ‖ model)" in report.conclusion()
+    assert [line.label.split(", B")[0] for line in report.headlines()] == list(report.rows), "the table keeps its order"
+    none = bayesgeom.diff(model(0), model(0), n=7).conclusion()
+    assert none.startswith("undecided: no calibration score decides between ")
+
+
+def test_a_finding_states_both_values() -> None:
+    report = bayesgeom.diff(model(0), model(1, noise=0.4), n=31)
+    rows = [(line, row) for row, line in enumerate(report.headlines()) if line.finding]
+    assert len(rows) > 2
+    for line, row in rows:
+        a, b = float(report.first[row]), float(report.second[row])
+        side, word = ("A" if (a > b) == (report.better[row] == "higher") else "B"), report.better[row]
+        assert (
+            line.finding.startswith(f"{side} has the {word} {report.rows[row]}: ") and line.ruling == f"{side} better"
+        )
 
 
 def test_lower_and_higher_are_better_where_they_are() -> None:
@@ -211,7 +248,7 @@ def test_only_calibration_is_better_and_heads_are_neither_counted_nor_drawn() ->
     report = bayesgeom.diff(whole(0), whole(1))
     directed = [row for row, way in zip(report.rows, report.better, strict=True) if way]
     assert len(directed) >= 6 and all(row.startswith("calibration: ") for row in directed)
-    assert f"Of {len(directed)} calibration scores: " in report.conclusion()
+    assert f"Of {len(directed)} calibration scores, A is better in " in report.conclusion()
     heads = [row for row in report.rows if is_of_head(row)]
     assert heads and report.rows[-len(heads) :] == tuple(heads), "they follow all others"
     assert f"Not drawn: {len(heads)} rows of single heads. Heads with the same index" in report.conclusion()
@@ -288,7 +325,9 @@ def test_on_the_command_line(
     save(tmp_path / "two", lambda module: module.embed.weight.mul_(3.0))
     assert main(["diff", "./one", "./two", "--n", "13", "--out", "run"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("A better: by KL(exact ‖ model). A is one, B is two. Of 6 calibration scores:")
+    first = " ".join(out.split("\n\n")[0].split())
+    assert first.startswith("A better: one (A) is closer to the exact posterior than two (B), by KL(exact ‖ model).")
+    assert " Of 6 calibration scores, A is better in " in first
     assert "KL(exact ‖ model) (bits)" in out
     assert isinstance(Diagnosis.load("run")["difference"], DifferenceReport)
     for name in ("one", "two"):

@@ -292,7 +292,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     out = tmp_path / "report"
     assert command(directory, "--layers", "1,1+2", "--site", "v", "--n", "4", "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "remove decoder (entropy) at v, bits, n = 4" in printed and "layers 1+2: " in printed
+    assert "remove decoder (entropy) at v, bits, n = 4" in printed and "edit of layers 1+2 (remove" in " ".join(printed.split())
     found = Diagnosis.load(out)
     assert list(found) == ["joint_intervention"] and found[JointInterventionReport].sets == ("1", "1+2")
     assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"

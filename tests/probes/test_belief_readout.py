@@ -263,7 +263,7 @@ def test_a_recurrent_state_is_read_with_the_residual_stream() -> None:
     assert "Are there clusters? (state)" in titles
     assert "Read from state, last layer" in titles
     captions = [stated_caption(figure, index) for index in range(8)]
-    assert any(f"last layer: {number_text(report.r2.value[1, -1])}" in own for own in captions), captions
+    assert any(f"last layer, is {number_text(report.r2.value[1, -1])}" in own for own in captions), captions
     assert {record.variant for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 
@@ -313,7 +313,7 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     figure = report.plot()
     titles = [note.text for note in figure.layout.annotations][:4]
     assert titles[:2] == ["Exact belief", "Read from resid_post, last layer"]
-    assert f"last layer: {number_text(report.r2.value[0, -1])}" in stated_caption(figure, 1)
+    assert f"last layer, is {number_text(report.r2.value[0, -1])}" in stated_caption(figure, 1)
     assert titles[2].startswith("Read from resid_post, layer 0")
     assert titles[3] == "Untrained network, last layer"
     assert stated_caption(figure, 0).startswith(f"Exact beliefs at {len(truth):,} scored positions;")

@@ -352,7 +352,7 @@ def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
     line = report.headlines()[0]
     assert "below random directions in 1 head, at it in 1, above it in 1" in line.detail
     in_words = "the key overlap (inputs / activation) is below random directions in 1 head, at it in 1, above it in 1."
-    assert line.finding == f"In layer 0, {in_words}" and numbers(line).startswith("Mean |cos|: ")
+    assert line.finding == f"In layer 0, {in_words}" and numbers(line).startswith("Mean |cos| is ")
 
 
 @pytest.mark.parametrize(
