@@ -125,12 +125,12 @@ class Trials:
 
     def at_scored(self, values: Shaped[Tensor, "batch pos *rest"]) -> Shaped[Tensor, "batch query_pos *rest"]:
         """Return `values` at the scored positions of each sequence, as a view if possible."""
-        if (evenly := self._even_positions) is not None:
+        if (evenly := self.even_positions) is not None:
             return values[:, evenly]
         return values[self.scored].reshape(len(self), self.n_scored, *values.shape[2:])
 
     @cached_property
-    def _even_positions(self) -> slice | None:
+    def even_positions(self) -> slice | None:
         """The scored positions as a slice if they are the same in every sequence and evenly spaced."""
         if not len(self) or not torch.equal(self.scored, self.scored[:1].expand_as(self.scored)):
             return None

@@ -116,6 +116,36 @@ def test_predictions_are_the_modules_own() -> None:
     assert np.allclose(run.exact_behavior.model_entropy_bits, run.behavior.exact_entropy_bits, atol=1e-12)
 
 
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_logits_at_scored_positions_are_those_of_the_whole_pass(positions: str) -> None:
+    model, (trials,) = lively(positions), blocks(5)
+    with torch.no_grad():
+        whole, found = model.module(trials.tokens), model.logits(trials)
+    torch.testing.assert_close(found, scored_rows(trials, whole, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_only_a_plain_pass_leaves_out_positions_of_the_last_block() -> None:
+    model, (trials,), seen = lively(), blocks(5), list[tuple[int, ...]]()
+    part = model.module.blocks[-1].mlp
+    plain = part.forward
+
+    def watched(x: Tensor) -> Tensor:
+        seen.append(tuple(x.shape))
+        return plain(x)
+
+    with torch.no_grad():
+        with_hook = part.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+        hooked = model.logits(trials)
+        with_hook.remove()
+        part.forward = watched
+        replaced = model.logits(trials)
+        del part.forward
+        without = model.logits(trials)
+    assert seen == [(5, 13, 30)] * 2, "whoever watches a part sees every position"
+    assert torch.equal(hooked, replaced)
+    torch.testing.assert_close(without, hooked, rtol=1e-5, atol=1e-5)
+
+
 def test_recording_ends_in_the_middle_of_a_block() -> None:
     model, parts = lively(), blocks(7, 5, 3)
     everything = model.run(parts, record=(s.RESID_PRE, s.PATTERN), n_recorded=15)

@@ -5,7 +5,7 @@ When a model is attached, every site is checked on a small input. A site whose i
 
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import cast, final
 
 import torch
 from einops import einsum, rearrange
@@ -97,6 +97,10 @@ class HookedModel(Model):
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        # Hooks and replaced parts may read or edit any position, so only a plain pass leaves out what no logit needs.
+        watched = (part._backward_hooks or "forward" in vars(part) for part in self.module.modules())
+        if (at := trials.even_positions) is not None and not (any(watched) or self.foreign_hooks()):
+            return cast(Tensor, self._transformer(trials.tokens, at))
         return trials.at_scored(self._transformer(trials.tokens))
 
     def untrained_copy(self, seed: int) -> "HookedModel":

@@ -166,19 +166,24 @@ class Transformer(HookedRootModule):
         self._initialize(seed)
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
-    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """Return the logits at every position.
+    def forward(
+        self, tokens: Int64[Tensor, "batch pos"], at: slice | None = None
+    ) -> Float[Tensor, "batch query_pos d_vocab"]:
+        """Return the logits at every position, or at some of them.
 
         Args:
             tokens: Ids of tokens.
+            at: Positions of the logits. What follows the attention of the last block is computed there only, and its
+                hooks see these positions only. Default: all positions.
 
         Raises:
             TaskMismatch: A learned position table is shorter than the sequence.
         """
         resid = self.embedded(tokens)
-        for block in self.blocks:
+        *blocks, last = self.blocks
+        for block in blocks:
             resid = block(resid)
-        return self.logits(resid)
+        return self.logits(last(resid) if at is None else last(resid, at))
 
     def embedded(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """Return the input of block 0.
@@ -234,9 +239,13 @@ class Block(nn.Module):
         self.hook_resid_pre, self.hook_attn_out, self.hook_resid_mid = HookPoint(), HookPoint(), HookPoint()
         self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint()
 
-    def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(
+        self, resid: Float[Tensor, "batch pos d_model"], at: slice | None = None
+    ) -> Float[Tensor, "batch query_pos d_model"]:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(resid + self.hook_attn_out(self.attn(self.ln1(resid))))
+        x = self.ln1(resid)
+        attn_out = self.hook_attn_out(self.attn(x) if at is None else self.attn(x, at))
+        resid = self.hook_resid_mid((resid if at is None else resid[:, at]) + attn_out)
         post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.mlp(self.ln2(resid))))
         return post
 
@@ -263,7 +272,9 @@ class MultiHeadAttention(nn.Module):
                 is_learned=config.prior_is_learned,
             )
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], at: slice | None = None
+    ) -> Float[Tensor, "batch query_pos d_model"]:
         q, k, v = (
             hook(rearrange(linear(x), "b p (h d) -> b p h d", h=self.config.n_heads))
             for linear, hook in ((self.W_Q, self.hook_q), (self.W_K, self.hook_k), (self.W_V, self.hook_v))
@@ -271,7 +282,7 @@ class MultiHeadAttention(nn.Module):
         if self.config.positions == "rotary":
             q, k = self.hook_rot_q(rotated(q)), self.hook_rot_k(rotated(k))
         z = self.hook_z(self._eager(q, k, v) if self._is_eager(q) else self._fused(q, k, v))
-        out: Tensor = self.W_O(rearrange(z, "b p h d -> b p (h d)"))
+        out: Tensor = self.W_O(rearrange(z if at is None else z[:, at], "b p h d -> b p (h d)"))
         return out
 
     def score_bias(self, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"] | None:
