@@ -12,7 +12,7 @@ from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.results.estimate import NOT_ESTIMATED
-from bayesgeom.results.folder import ALONE, read_known_parts, unknown_kinds, write_page, write_run
+from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, display_in_notebook, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
@@ -318,9 +318,10 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
 
 def _read(path: Path) -> tuple[Diagnosis, bool]:
     """Return the reports of a run directory, and whether it is that of a single saved report."""
-    reports, extra, unknown = read_known_parts(path, report_kinds())
+    reports, extra, unknown = read_parts(path, report_kinds())
     if unknown and not reports:
-        raise OutputFault(unknown_kinds(path, unknown))
+        remedy = "Install the package that made them, or upgrade bayesgeom."
+        raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(unknown)}. {remedy}")
     source: Any = extra.get("provenance")
     if "skipped" not in extra or not _is_provenance(source):
         raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")

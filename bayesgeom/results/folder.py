@@ -1,6 +1,6 @@
 """A run directory: written atomically, and checked when it is read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,11 +23,7 @@ _OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS cre
 
 
 def write_run(
-    path: Path,
-    reports: Mapping[str, object],
-    extra: Mapping[str, Any],
-    table: "pd.DataFrame",
-    page: Callable[[], str],
+    path: Path, reports: Mapping[str, object], extra: Mapping[str, Any], table: "pd.DataFrame", page: Callable[[], str]
 ) -> None:
     """Write reports, other JSON content, the tidy table and the page into a folder; all or none.
 
@@ -58,29 +54,7 @@ def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, A
     storage.write(path, {key: storage.parts_of(report) for key, report in reports.items()}, extra)
 
 
-def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any]]:
-    """Return the reports of these kinds in a folder, and the other JSON content.
-
-    Raises:
-        OutputFault: The folder has no complete report, one of an unknown kind, or one with wrong fields.
-    """
-    reports, extra, unknown = read_known_parts(path, kinds)
-    if unknown:
-        raise OutputFault(unknown_kinds(path, unknown, is_of_one_kind=len(kinds) <= 1))
-    return reports, extra
-
-
-def unknown_kinds(path: Path, names: Sequence[str], *, is_of_one_kind: bool = False) -> str:
-    """Return the message for reports of unknown kinds."""
-    advice = (
-        "`load_report` reads every kind."
-        if is_of_one_kind
-        else "Install the package that made them, or upgrade bayesgeom."
-    )
-    return f"{path} holds reports of unknown kinds: {', '.join(sorted(names))}. {advice}"
-
-
-def read_known_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
+def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
     """Return the reports of these kinds in a folder, the other JSON content, and the names of unknown kinds.
 
     Raises:

@@ -220,11 +220,11 @@ class Report(ABC):
         """
         if cls is Report:
             raise InvalidArgument(f"{cls.__name__} is abstract: use the class of the report, or `load_report`.")
-        reports, extra = read_parts(Path(path), {cls.name: cls})
-        report = reports.get(cls.name)
-        if not isinstance(report, cls):
-            raise OutputFault(f"{path} holds no report named {cls.name!r}; `load_report` reads every kind.")
-        return with_provenance(report, extra.get("provenance", {}))
+        reports, extra, unknown = read_parts(Path(path), {cls.name: cls})
+        if unknown or not reports:
+            found = ", ".join((*unknown, *reports)) or "no report"
+            raise OutputFault(f"{path} holds {found}, and not {cls.name} alone. `load_report` reads every kind.")
+        return with_provenance(reports[cls.name], extra.get("provenance", {}))
 
     @final
     def _subject(self) -> str:

@@ -346,7 +346,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a number": (change_json(lambda data: data.update(reports=3)), r"planted holds no readable report"),
     "another kind": (
         change_json(lambda data: data["reports"].update(oracle={})),
-        r"planted holds reports of unknown kinds: oracle\. `load_report` reads",
+        r"planted holds oracle, planted, and not planted alone\. `load_report` reads",
     ),
     "a field less": (
         change_json(lambda data: data["reports"]["planted"].pop("depth")),
@@ -389,7 +389,9 @@ def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.rando
     from bayesgeom.probes.calibration import CalibrationReport
 
     planted(rng).save(tmp_path / "run")
-    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. `load_report` reads every kind"):
+    with pytest.raises(
+        OutputFault, match=r"run holds planted, and not calibration alone\. `load_report` reads every kind"
+    ):
         CalibrationReport.load(tmp_path / "run")
     with pytest.raises(InvalidArgument, match=r"Report is abstract"):
         Report.load(tmp_path / "run")
