@@ -285,7 +285,8 @@ class ComparisonReport(Report):
         if not known or np.isnan(known).any():
             return ""
         ends = " to ".join(number_text(value) for value in dict.fromkeys((min(known), max(known))))
-        return f"Effective memory{'' if own == list(places) else f' on {self._named(own)}'} is {ends} symbols"
+        where = "" if own == list(places) else f" on {self._named(own)}"
+        return f"Effective memory{where} is {ends} symbol{'s' * (ends != '1')}"
 
     def _named(self, places: Sequence[int]) -> str:
         """The cells of trainings, by task: "bijection (transformer, lstm), recall (transformer)"."""

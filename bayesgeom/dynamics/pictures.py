@@ -62,7 +62,7 @@ class ManifoldFilmReport(Report):
             f"The plane of the last snapshot's first two components holds {ends}. It is fitted to the last snapshot, "
             "where even a random network exceeds both a random plane and other snapshots: this shows no structure."
         )
-        return (*lines[:-1], replace(lines[-1], finding=sentence))
+        return (*lines[:-1], replace(lines[-1], finding=sentence, short_label=f"share of the {lines[-1].label}"))
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.film import film_figure

@@ -24,7 +24,7 @@ UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "rand
 SHUFFLED = "shuffled entropies"
 _SHOWN = 4  # panels that answer the title's question; pages fold the others
 _FORMED = (  # metric, layer and label of what has formed by the last snapshot
-    ("belief_r2", (), "held-out R² of the belief"),
+    ("belief_r2", (), "held-out R² of the belief, last layer,"),
     ("answer_shift_bits", (0,), "answer shift of the frame swap, layer 0,"),
     ("frame_ratio", (0,), "frame ratio, layer 0,"),
 )

@@ -95,9 +95,12 @@ class SettlingReport(Report):
         )
         first = headline_of(self, "dissociation", at=(0,), label=f"{_RATIO}, at the stated thresholds")
         return (
-            replace(first, ruling=_OPEN if self._is_open else "decided", short_label=_RATIO),
-            headline_of(
-                self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
+            replace(first, ruling=_OPEN if self._is_open else "decided"),
+            replace(
+                headline_of(
+                    self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
+                ),
+                short_label=f"{_RATIO}, by nine tenths of the way on the scale KL alone",
             ),
             *falls,
         )

@@ -165,7 +165,15 @@ class LengthReport(Report):
             headline_of(self, "extrapolation_ratio", at=(index,), label=f"{own}KL beyond / within")
             for index, own in enumerate(names)
         ]
-        lines = [replace(line, baseline_name=line.baseline_name.replace("_", " ")) for line in lines]
+        subject = "ratio of the KL beyond the training length to that within"
+        lines = [
+            replace(
+                line,
+                baseline_name=line.baseline_name.replace("_", " "),
+                short_label=f"{subject} ({name})" if len(self.models) > 1 else subject,
+            )
+            for line, name in zip(lines, self._short_names, strict=True)
+        ]
         known = [index for index, line in enumerate(lines) if not math.isnan(line.value)]
         if known:
             order, short = sorted(known, key=lambda index: lines[index].value), self._short_names

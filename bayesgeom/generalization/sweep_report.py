@@ -69,7 +69,8 @@ class SweepReport(Report):
             if np.isfinite(self.kl_bits.value[index]):
                 label = f"{place}: KL (shortcut: {self.shortcuts[index].replace('_', ' ')})"
                 line = headline_of(self, "kl_bits", at=(index,), label=label)
-                lines.append(replace(line, finding=findings.get(index, "")))
+                subject = f"KL at {place} ({label.split(' (')[1]}"
+                lines.append(replace(line, finding=findings.get(index, ""), short_label=subject))
                 lines.append(
                     headline_of(self, "model_tokens", at=(index,), label=f"{place}: tokens to converge, model")
                 )

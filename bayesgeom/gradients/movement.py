@@ -87,7 +87,7 @@ class GradientMovementReport(Report):
     value_elasticity: Annotated[Estimate, NonNegative("step", unit="nats", label="values: ‖∂L/∂v‖·‖v‖")]
     pattern_distance_bits: Annotated[Estimate, NonNegative("step", unit="bits", label="patterns")]
     value_distance: Annotated[Estimate, NonNegative("step", label="values")]
-    correlation: Annotated[Estimate, Signed("step", better="higher", label="attention with advantage")]
+    correlation: Annotated[Estimate, Signed("step", better="higher", label="correlation of attention with advantage")]
     pattern_moved_bits: Annotated[Float[np.ndarray, " step"], Unit("bits")]
     value_moved: Annotated[Float[np.ndarray, " step"], Unit("1")]
     pattern_distance_bits_by_layer: Annotated[Float[np.ndarray, "step layer"], Unit("bits")]
@@ -102,10 +102,24 @@ class GradientMovementReport(Report):
         found = lag(values, routing)
         ratio = f"stable step of values / of routing (spacing of snapshots allows {found.reach})"
         return (
-            replace(headline_of(self, "stable_ratio", label=ratio), ruling=found.verdict),
-            headline_of(self, "routing_stable_step", label=f"patterns {_WITHIN}{self._censored(routing)}"),
-            headline_of(self, "values_stable_step", label=f"values {_WITHIN}{self._censored(values)}"),
-            headline_of(self, "correlation", (len(self.steps) - 1,), "attention with advantage, last snapshot"),
+            replace(
+                headline_of(self, "stable_ratio", label=ratio),
+                ruling=found.verdict,
+                short_label=f"ratio of the stable steps of values and of routing (spacing allows {found.reach})",
+            ),
+            *(
+                replace(
+                    headline_of(self, metric, label=f"{name} {_WITHIN}{self._censored(step)}"),
+                    short_label=f"time until {name} stay {_WITHIN}{self._censored(step)}",
+                )
+                for metric, name, step in (
+                    ("routing_stable_step", "patterns", routing),
+                    ("values_stable_step", "values", values),
+                )
+            ),
+            headline_of(
+                self, "correlation", (len(self.steps) - 1,), "correlation of attention with advantage, last snapshot"
+            ),
         )
 
     def plot(self) -> "Figure":

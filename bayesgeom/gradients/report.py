@@ -54,8 +54,12 @@ class GradientReport(Report):
     identity_error: Annotated[Estimate, Quantity("law layer", label="laws against autograd, relative error")]
     identity_error_nats: Annotated[Estimate, Quantity("law layer", unit="nats", label="laws against autograd")]
     loss_nats: Annotated[Estimate, NonNegative(unit="nats", better="lower", label="loss")]
-    mean_correlation: Annotated[Estimate, Signed(better="higher", label="attention with advantage, mean over heads")]
-    correlation: Annotated[Estimate, Signed("layer head", better="higher", label="attention with advantage")]
+    mean_correlation: Annotated[
+        Estimate, Signed(better="higher", label="correlation of attention with advantage, mean over heads")
+    ]
+    correlation: Annotated[
+        Estimate, Signed("layer head", better="higher", label="correlation of attention with advantage")
+    ]
     routing_norm: Annotated[Estimate, NonNegative("layer head", unit="nats", label="root mean square of ∂L/∂s")]
     value_norm: Annotated[Estimate, NonNegative("layer kv_head", unit="nats", label="root mean square of ‖∂L/∂v‖")]
     value_elasticity: Annotated[
@@ -74,10 +78,10 @@ class GradientReport(Report):
         at, own = self._most_above()
         worst, worst_nats = _largest(self.identity_error.value), _largest(self.identity_error_nats.value)
         return (
-            headline_of(self, "identity_error", at=worst, label="laws against autograd, largest relative error"),
+            headline_of(self, "identity_error", at=worst, label="largest relative error of the laws against autograd"),
             headline_of(self, "mean_correlation"),
-            headline_of(self, "correlation", at, f"most above its baseline: L{at[0]}H{at[1]}", own=own),
-            headline_of(self, "identity_error_nats", at=worst_nats, label="laws against autograd, largest error"),
+            headline_of(self, "correlation", at, f"correlation most above its baseline: L{at[0]}H{at[1]}", own=own),
+            headline_of(self, "identity_error_nats", at=worst_nats, label="largest error of the laws against autograd"),
             headline_of(self, "loss_nats"),
         )
 

@@ -63,7 +63,7 @@ class SwapSharesReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         return [
-            headline_of(self, "rank_correlation", (i, j), f"{effect}, {explanation}")
+            headline_of(self, "rank_correlation", (i, j), f"rank correlation of {effect} and {explanation}")
             for i, explanation in enumerate(self.explanations)
             for j, effect in enumerate(self.effects)
         ]

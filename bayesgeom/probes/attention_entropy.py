@@ -13,7 +13,7 @@ References:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -98,7 +98,10 @@ class AttentionEntropyReport(Report):
             return (reduction, undefined, *self._widths())
         label = f"attention–posterior consistency, last layer (at most {self.most_possible_consistency:.3g})"
         last = headline_of(self, "consistency_last_layer", label=label)
-        over = headline_of(self, "consistency_over_other_last_layer")
+        over = replace(
+            headline_of(self, "consistency_over_other_last_layer"),
+            short_label="attention–posterior consistency minus that of another sequence's attention, last layer",
+        )
         (layer, head), own = self.consistency.extreme("largest")
         greatest = f"consistency of the most consistent head: L{layer}H{head}"
         return (

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -124,9 +124,12 @@ class BeliefReadoutReport(Report):
             headline_of(
                 self, "silhouette", (0, -1, best), f"best silhouette, k = {self.cluster_counts[best]}", own=clearest
             ),
-            headline_of(self, "rand_index", (0, -1, best), "the same clusters against best guesses, adjusted Rand"),
-            headline_of(
-                self, "token_rand_index", (0, -1, best), "the same clusters against the token just read, adjusted Rand"
+            *(
+                replace(
+                    headline_of(self, metric, (0, -1, best), f"the same clusters against {other}, adjusted Rand"),
+                    short_label=f"adjusted Rand index of these clusters (k = {self.cluster_counts[best]}) and {other}",
+                )
+                for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read"))
             ),
         ]
         for row, site in enumerate(self.sites):

@@ -145,7 +145,10 @@ class CalibrationReport(Report):
         return (
             kl,
             error,
-            Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
+            replace(
+                Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
+                short_label="entropy error after averaging entropies over sequences",
+            ),
             headline_of(self, "off_answer_prob"),
             *(self._memory() if self.windows else ()),
         )

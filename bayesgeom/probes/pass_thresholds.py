@@ -185,7 +185,11 @@ class PassThresholdsReport(Report):
         others = "" if np.isnan(rate) else f", untrained {percent_text(rate)}"
         passes = f"chance passes {percent_text(self._rate(CHANCE, i))}{others}"
         found = headline_of(self, "measured", (i,), self.measures[i])
-        finding = f"{found.label}, {found.value_text}; published {threshold}; {passes}."
+        fresh = "" if np.isnan(rate) else f" and {percent_text(rate)} of untrained networks"
+        finding = (
+            f"{found.label} is {found.value_text}; the published threshold is {number_text(self.threshold[i])}, which "
+            f"{percent_text(self._rate(CHANCE, i))} of random data{fresh} pass."
+        )
         return replace(
             found,
             ruling=self._ruling(i),

@@ -103,19 +103,26 @@ class QKAlignmentReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the strongest layer of each identified relation, the strongest relation's trend, then the rest."""
         if not self.relations:
-            return (Headline(metric="layer_trend", label="the task names no evidence relations", value=np.nan),)
+            none = Headline(metric="layer_trend", label="the task names no evidence relations", value=np.nan)
+            return (replace(none, short_label="attention to evidence (the task names no relations)"),)
         strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
         rows, unknown = list[Headline](), list[Headline]()
         for i in range(len(self.relations)):
             outcome = self.verdict(i)
             if not self.identified[i]:
-                label = f"{_words(self.relations[i])}: {outcome}"
-                unknown.append(Headline(metric="layer_trend", label=label, value=np.nan))
+                label, subject = (
+                    f"{_words(self.relations[i])}: {outcome}",
+                    f"attention to the {_words(self.relations[i])} ({outcome})",
+                )
+                unknown.append(Headline(metric="layer_trend", label=label, value=np.nan, short_label=subject))
                 continue
             layer, own = _farthest(self.mass_over_other_by_layer[i])
             remark = "" if outcome == _ABOVE else f" ({outcome})"
             label = f"{_words(self.relations[i])}: attention above baseline, layer {layer}{remark}"
-            rows.append(headline_of(self, "mass_over_other_by_layer", (i, layer), label, own=own))
+            line = headline_of(self, "mass_over_other_by_layer", (i, layer), label, own=own)
+            rows.append(
+                replace(line, short_label=f"attention to the {_words(self.relations[i])} above baseline, layer {layer}")
+            )
         if not rows:
             return unknown
         leading = int(strength.max(axis=1).argmax())

@@ -9,7 +9,7 @@ References:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
@@ -131,7 +131,10 @@ class ValueManifoldReport(Report):
         unless = "".join(f" ({condition})" for condition in self.conditions if condition != STANDARDIZED)
         how = f", {STANDARDIZED}" if STANDARDIZED in self.conditions else ""
         shares = [
-            headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}{how}")
+            replace(
+                headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}{how}"),
+                short_label=f"PC1 share of {site}, last layer{how}",
+            )
             for site in self.shown_sites
         ]
         row, prefix = self.sites.index("resid_post"), "resid_post: "
@@ -143,7 +146,10 @@ class ValueManifoldReport(Report):
                 for ordering, label in enumerate(_ORDERED)
             ),
         ]
-        return (shares[0], *related, *shares[1:])
+        named = [
+            replace(own, short_label=f"{own.label.removeprefix(prefix)}, resid_post, last layer") for own in related
+        ]
+        return (shares[0], *named, *shares[1:])
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure

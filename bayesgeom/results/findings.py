@@ -132,7 +132,7 @@ def _subject(line: Headline) -> str:
     if parts := _TWO_PARTS.fullmatch(label):
         of, what = parts.groups()
         label = f"{of}, {what}" if re.match(r"L\d", what) else f"{what} ({of})"
-    return f"{_capital(label, hyphens='–-')}{',' * (', ' in label.split(' (')[0])}"
+    return f"{_capital(label, hyphens='–-')}{',' * (', ' in re.sub(r'[(].*?[)]', '', label))}"
 
 
 def _judged(line: Headline) -> str:

@@ -5,7 +5,7 @@ answer as far as the subspace, its movement shows how much of the difference it 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -55,7 +55,10 @@ class ShareControlsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         return [
-            headline_of(self, "movement", (effect, layer), f"{name}, layer {layer}")
+            replace(
+                headline_of(self, "movement", (effect, layer), f"{name}, layer {layer}"),
+                short_label=f"{name} in layer {layer} by a swap of {self.subspace}",
+            )
             for effect, name in enumerate(self.effects)
             for layer in map(int, np.flatnonzero(np.isfinite(self.movement.value[effect])))
         ]

@@ -63,12 +63,14 @@ class WriteReport(Report):
     rank_correlation: Annotated[
         Estimate, Quantity(better="higher", label="rank correlation of strength and KL increase")
     ]
-    largest_gap: Annotated[Estimate, Quantity(label="largest ratio of successive strengths, strongest third")]
+    largest_gap: Annotated[Estimate, Quantity(label="largest ratio of successive strengths in the strongest third")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
         (layer, head), own = self.strength.extreme("largest")
-        most = headline_of(self, "strength", (layer, head), f"strongest writer: L{layer}H{head}", own=own)
+        most = headline_of(
+            self, "strength", (layer, head), f"strength of the strongest writer: L{layer}H{head}", own=own
+        )
         return headline_of(self, "rank_correlation"), most, headline_of(self, "largest_gap")
 
     def plot(self) -> "Figure":

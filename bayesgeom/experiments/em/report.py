@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
 _EM_SHORT = EM_LIKE.partition(":")[0]
+_COMPARED = {
+    "yes": "has a lower loss than",
+    "no": "has a higher loss than",
+    "undecided": "is not separated from",
+    "": "is compared with",
+}
 _BEATS, _DOES_NOT = "beats controls", "does not beat controls"
 TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
 _CONDITIONS, _FEW = "sequence chain condition", "chain condition"
@@ -138,10 +144,11 @@ class EMReport(Report):
         fastest = max(controls, key=lambda i: np.nan_to_num(self.speedup.value[TRAINED, 0, i], nan=-np.inf))
 
         def line(metric: str, sequence: int, condition: int, label: str) -> Headline:
-            return headline_of(
-                self, metric, at=(sequence, 0, condition), label=f"{self.conditions[condition]}: {label}"
-            )
+            name = self.conditions[condition]
+            own = headline_of(self, metric, at=(sequence, 0, condition), label=f"{name}: {label}")
+            return replace(own, short_label=f"{label} ({name})")
 
+        held_out = line("em_margin_bits", HELD_OUT, closest_held_out, "held-out loss minus EM-like's")
         return (
             replace(
                 line("em_margin_bits", TRAINED, closest, "final loss minus EM-like's"),
@@ -149,8 +156,9 @@ class EMReport(Report):
                 finding=f"The control with the lowest final loss is {self.conditions[closest]}.",
             ),
             replace(
-                line("em_margin_bits", HELD_OUT, closest_held_out, "held-out loss minus EM-like's"),
-                finding=f"On the held-out sequence, the best control is {self.conditions[closest_held_out]}.",
+                held_out,
+                finding=f"On the held-out sequence, {_EM_SHORT} {_COMPARED[held_out.verdict]} the best control, "
+                f"{self.conditions[closest_held_out]}.",
             ),
             replace(
                 line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
