@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayesgeom.core.plugins import Contained, discover, is_foreign
+from bayesgeom.results.section import Reported
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -26,7 +27,7 @@ class Chart(ABC):
         """Return a plotly figure of the report's stored numbers, including baselines."""
 
 
-def further_figures(report: Any) -> dict[str, "Figure"]:
+def further_figures(report: Reported) -> dict[str, "Figure"]:
     """Return the figures of all charts that draw this report, by the name of the chart.
 
     A chart that fails gives an empty figure whose title states the reason.

@@ -18,7 +18,7 @@ from bayesgeom.results.colors import triple, with_one_meaning
 from bayesgeom.results.findings import caption, findings, tone, verdict_word
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset, library, packed
-from bayesgeom.results.section import Section
+from bayesgeom.results.section import Reported, Section
 from bayesgeom.results.split import Drawing, as_json, split
 from bayesgeom.results.tables import counted
 from bayesgeom.results.theme import CONFIG, DARK, FONT
@@ -38,13 +38,15 @@ _INTRODUCTION = (
 )
 
 
-def page_of(title: str, reports: Mapping[str, Any], left_out: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
+def page_of(
+    title: str, reports: Mapping[str, Reported], left_out: Mapping[str, str], provenance: Mapping[str, Any]
+) -> str:
     """Return the page of reports, each with its figure and headlines."""
     sections = [section_of(name, report) for name, report in reports.items()]
     return page(title, sections, skipped=left_out, provenance=provenance)
 
 
-def section_of(name: str, report: Any) -> Section:
+def section_of(name: str, report: Reported) -> Section:
     """Return the section of a report, with its figures and headlines."""
     return Section(
         name=name,
@@ -61,13 +63,7 @@ def section_of(name: str, report: Any) -> Section:
     )
 
 
-def page(
-    title: str,
-    sections: Sequence[Section],
-    *,
-    skipped: Mapping[str, str],
-    provenance: Mapping[str, Any],
-) -> str:
+def page(title: str, sections: Sequence[Section], *, skipped: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
     """Return the whole document: findings, contents, a section per report, skipped probes with reasons, provenance.
 
     Args:
@@ -125,14 +121,14 @@ def display_in_notebook(summary: str, figure: go.Figure | None) -> None:
     display(*shown, raw=True)  # type: ignore[no-untyped-call]
 
 
-def _published(report: Any, line: Headline) -> Headline:
+def _published(report: Reported, line: Headline) -> Headline:
     """Return a headline with what was published about its quantity, after what the report states itself."""
     cell, note = published_cell(report.name, line.metric, line.label, report.provenance)
     cell = "" if line.published and cell.startswith(NOT_COMPARABLE) else cell
     return replace(line, published="; ".join(filter(None, (line.published, cell))), published_note=note if cell else "")
 
 
-def _fewer(report: Any) -> str:
+def _fewer(report: Reported) -> str:
     """Return why a report has fewer sequences than were requested; "" where it has not, or this is unknown."""
     requested, stored = report.provenance.get("arguments", {}).get("n"), report.provenance.get("n_recorded")
     if not isinstance(requested, int) or report.n >= requested or report.counts != "sequence":
@@ -141,7 +137,7 @@ def _fewer(report: Any) -> str:
     return f"of {requested:,} requested{f': {why}' if why else ''}"
 
 
-def _figure(report: Any) -> go.Figure:
+def _figure(report: Reported) -> go.Figure:
     """Return the figure of a report, or an empty figure with the reason if a plug-in's figure cannot be drawn."""
     with Contained(is_foreign=is_foreign(type(report))) as drawing:
         return report.plot()

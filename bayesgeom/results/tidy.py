@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
+from bayesgeom.results.section import Reported
 from bayesgeom.results.storage import axes_of, quantities_of, values_of
 
 if TYPE_CHECKING:
@@ -33,28 +34,28 @@ class Record:
 
     probe: str
     metric: str
-    unit: str
-    variant: str | None
-    layer: int | None
-    head: int | None
-    position: int | None
+    unit: str = ""
+    variant: str | None = None
+    layer: int | None = None
+    head: int | None = None
+    position: int | None = None
     value: float
-    low: float
-    high: float
-    baseline: float
-    baseline_low: float
-    baseline_high: float
-    baseline_name: str
-    baseline_kind: str
-    role: str
+    low: float = math.nan
+    high: float = math.nan
+    baseline: float = math.nan
+    baseline_low: float = math.nan
+    baseline_high: float = math.nan
+    baseline_name: str = ""
+    baseline_kind: str = ""
+    role: str = ESTIMATE
     n: int
 
 
-def records_of(report: Any, *, baselines: bool = False, metric: str | None = None) -> list[Record]:
+def records_of(report: Reported, *, baselines: bool = False, metric: str | None = None) -> list[Record]:
     """Return the rows of a report; fields with unnamed axes are left out.
 
     Args:
-        report: Any `Report`.
+        report: The report.
         baselines: Whether to add a row per baseline after each entry.
         metric: Return the rows of this field alone; None for all.
     """
@@ -92,7 +93,7 @@ def _is_labeled(values_by_field: Mapping[str, Any], axes: Sequence[str]) -> bool
     return all(axis in COLUMN_OF_AXIS or f"{axis}s" in values_by_field for axis in axes)
 
 
-def _of_estimate(report: Any, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
+def _of_estimate(report: Reported, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
     values_by_field = values_of(report)
     whole: Estimate = values_by_field[metric]
     (low, high), hardest = whole.ends, _hardest(whole, quantity.better)
@@ -129,11 +130,8 @@ def _levels(own: Baseline, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     return own.value, unknown if own.low is None else own.low, unknown if own.high is None else own.high
 
 
-def _row(report: Any, metric: str, **known: Any) -> Record:
-    blank: dict[str, Any] = dict.fromkeys(("variant", "layer", "head", "position"))
-    blank |= dict.fromkeys(("low", "high", "baseline", "baseline_low", "baseline_high"), math.nan)
-    blank |= {"unit": "", "baseline_name": "", "baseline_kind": "", "role": ESTIMATE, "n": report.n}
-    return Record(probe=report.name, metric=metric, **(blank | known))
+def _row(report: Reported, metric: str, **known: Any) -> Record:
+    return Record(probe=report.name, metric=metric, **({"n": report.n} | known))
 
 
 def _place(values_by_field: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
