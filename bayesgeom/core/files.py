@@ -160,17 +160,11 @@ def write_arrays(
 ) -> None:
     """Write numpy arrays or torch tensors to a safetensors file that all users can read.
 
-    Raises:
-        OutputFault: It cannot be written.
+    Call it inside `atomic_file` or `atomic_directory`, which say what could not be written, and why.
     """
-    from safetensors import SafetensorError
-
     library = importlib.import_module("safetensors.torch" if framework == "pt" else "safetensors.numpy")
-    try:
-        library.save_file(dict(arrays), path, metadata=None if metadata is None else dict(metadata))
-        path.chmod(0o644)  # safetensors makes the file readable by its owner only
-    except (OSError, SafetensorError) as error:
-        raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
+    library.save_file(dict(arrays), path, metadata=None if metadata is None else dict(metadata))
+    path.chmod(0o644)  # safetensors makes the file readable by its owner only
 
 
 @final

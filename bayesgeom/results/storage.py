@@ -39,12 +39,11 @@ def write(path: Path, parts: Parts, extra: Mapping[str, Any]) -> None:
     """Write the fields of reports, and other JSON content, into a folder.
 
     Args:
-        path: An existing folder.
+        path: A folder, inside `atomic_directory`.
         parts: Scalar fields and array fields by the name of their report.
         extra: Other content of the JSON file.
 
     Raises:
-        OutputFault: The files cannot be written.
         InvalidArgument: A field has a value that JSON does not support.
     """
     arrays = {f"{key}/{name}": array for key, (_, own) in parts.items() for name, array in own.items()}
