@@ -32,7 +32,7 @@ def test_long_results_have_a_short_representation() -> None:
     many = Diagnosis.load(READINGS / "length-recall-mixed")
     assert repr(many).startswith("Diagnosis(recall-mixed-variant-learned, recall-mixed-variant-sinusoidal + 5 more")
     settling = Diagnosis.load(READINGS / "dynamics-bijection")[SettlingReport]
-    assert repr(settling) == "SettlingReport(log2(precision step / frame step) 0.8095, n=256)"
+    assert repr(settling) == "SettlingReport(log2(precision step / frame step), at the stated thresholds 0.8095, n=256)"
     keys = Diagnosis.load(READINGS / "claims" / "key-overlap-bijection-v20-repeats")[KeyOverlapReport]
     assert repr(keys) == "KeyOverlapReport(mean |cos| 0.1349, n=192)"
     assert_short([("", many), ("", settling), ("", keys)])
