@@ -112,7 +112,10 @@ def test_what_is_replaced_is_named_where_it_is_something_else(capsys: pytest.Cap
 def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = entries(folder)
     assert main(["diagnose", "tiny", *QUICK]) == 0
-    assert entries(folder) == before and "report:" not in capsys.readouterr().out
+    assert entries(folder) == before
+    assert capsys.readouterr().out.endswith(
+        "\n\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures\n"
+    )
 
 
 @pytest.mark.parametrize("saved", [(), ("--out", "runs/tiny")])
@@ -121,7 +124,7 @@ def test_what_a_summary_leaves_out_is_found_on_the_command_line(
 ) -> None:
     """It named `to_pandas()` and the fields of a diagnosis, which a shell does not have."""
     assert main(["diagnose", "tiny", "--n", "7", "--n-untrained", "0", *saved]) == 0
-    printed, where = capsys.readouterr().out, "see report.html" if saved else "save all with --out DIRECTORY"
+    printed, where = capsys.readouterr().out, "see report.html" if saved else "in the saved report"
     assert f" more: {where}\n" in printed and "()" not in printed
 
 

@@ -1,4 +1,7 @@
-"""Every command prints at most 100 columns, also on a wider terminal or into a pipe; only paths are never broken."""
+"""Every command prints at most 100 columns, also on a wider terminal or into a pipe; only paths are never broken.
+
+One that measures also prints at most 30 lines.
+"""
 
 from pathlib import Path
 
@@ -45,6 +48,8 @@ CHEAP = {
     "export": "ROTARY --out exported",
     "selftest": "",  # every control is listed, none is measured
 }
+SCREEN = 30  # lines
+LISTS = {"checkpoints", "train", "reproduce", "selftest"}  # they list checkpoints, trainings, claims and controls
 SHIPPED = {"compare", "replicate"}  # they refuse checkpoints of another recipe, and the tiny ones are
 
 
@@ -78,6 +83,7 @@ def test_the_output_of_a_command_fits(
     assert main([command, *CHEAP[command].split()]) == 0
     out = capsys.readouterr().out
     assert out and too_long(out) == []
+    assert command in LISTS or len(out.splitlines()) <= SCREEN, "print(report), and where its page is"
 
 
 def test_every_command_is_run() -> None:

@@ -34,13 +34,14 @@ from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
+from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.bootstrap import ratio_interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 N_SHOWN = 20
+N_LISTED = 12  # of the ranked list, among the headlines
 NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
 PREVIEW = "These are first-order estimates by attribution, from one backward pass: a preview, not an ablation"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
@@ -197,9 +198,14 @@ class AblationReport(Report):
         unablated = headline_of(self, "unablated_kl_bits")
         scale = f"For scale: without ablation the model's KL is {unablated.value_text}"
         uniform = f", and that of a uniform prediction {unablated.level_text}" if unablated.has_baseline else ""
+        finding = f"The largest KL increase is that of {self.ablations[top]}."
+        overall, *claims = self._claims()
+        is_tested = not self._other_measurement()
         return (
-            replace(largest, finding=f"The largest KL increase is that of {self.ablations[top]}."),
-            *self._claims(),
+            replace(largest, finding=finding, detail=self._design()),
+            overall,
+            *claims * is_tested,
+            *self._listed(),
             *self._key_overlap(),
             headline_of(self, "top_to_second_ratio"),  # language: quoted
             Headline.computed(
@@ -207,7 +213,23 @@ class AblationReport(Report):
             ),
             replace(unablated, finding=f"{scale}{uniform}."),
             *self._attribution(),
+            *claims * (not is_tested),
         )
+
+    def _design(self) -> str:
+        """Return what was measured, in a sentence."""
+        each = "each alone; " * (len(self.ablations) > 1)
+        ablations, sequences = counted(len(self.ablations), f"{self.mode} ablation"), counted(self.n, "sequence")
+        own = number_text(float(self.unablated_kl_bits), is_exact=True)
+        return f"{ablations}, {each}{sequences}; KL without ablation {own} bits"
+
+    def _listed(self) -> Sequence[Headline]:
+        """Return the KL increases after the largest, largest first."""
+        effects, lines = self._exactly(self.kl_increase_bits), list[Headline]()
+        for i in self.ranked()[1:N_LISTED]:
+            line = headline_of(self, "kl_increase_bits", (i,), f"KL increase of {self.ablations[i]}", own=effects[i])
+            lines.append(replace(line, verdict="", ruling="no effect") if self.inert[i] else line)
+        return lines
 
     def _claims(self) -> Sequence[Headline]:
         """Return all verdicts in one line, then one line per published claim with its verdict and reason.
@@ -220,10 +242,11 @@ class AblationReport(Report):
         none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
         overall = Headline(
             metric="criteria",
-            label=verdicts,
+            label=f"claims {verdicts}",
             value=math.nan,
             ruling="not tested" if reason else "",
             finding=none if reason else "",
+            detail=f"claims {found[0].id} to {found[-1].id}: {reason}" if reason else "",
         )
         return overall, *(
             Headline(
@@ -294,13 +317,13 @@ class AblationReport(Report):
         return ablation_figure(self.title, groups, self.kl_increase_bits_by_head, heads_title=heads_title)
 
     def table(self, *, most: int = N_SHOWN) -> str:
-        """Return the ranked list that the command line prints."""
+        """Return the ranked list with ratios of KL and changes of the entropy error."""
         rows: list[tuple[str, ...]] = [
             ("ablation", "KL increase (bits)", "95 % interval", "KL ratio", "Δ entropy error", "")
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
-        more = [f"… and {n_more} with smaller KL increases: report.json and arrays.safetensors (--out) hold all"]
+        more = [f"… and {n_more} with smaller KL increases: to_pandas() returns all"]
         return "\n".join([*aligned(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude
+from bayesgeom.commands.base import HERE, Command, Of, On, TaskOption, check_target, conclude_report
 from bayesgeom.core.plugins import has_entry_points
-from bayesgeom.results.tables import counted
 
 
 @final
@@ -43,7 +42,6 @@ class Ablate(Command):
     def __call__(self) -> int:
         from bayesgeom.ablations.batteries import battery
         from bayesgeom.ablations.run import ablate, attribution_preview
-        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         model = self.source.load()
@@ -65,10 +63,7 @@ class Ablate(Command):
             report = attribution_preview(
                 model, self.task, chosen, mode=self.mode, n=self.n, seed=self.seed, exact=report
             )
-        diagnosis = Diagnosis.of(report)
-        title = f"{diagnosis.title}, {self.mode} ablation, {counted(report.n, 'sequence')}\n\n{report.table()}\n"
-        measured = [str(line) for line in report.headlines() if line.metric != "criteria"]
-        return conclude(diagnosis, self.out, title, *measured, "", *map(str, report.criteria()))
+        return conclude_report(report, self.out)
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:

@@ -6,8 +6,8 @@ import os
 import sys
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from bayesgeom.engines.executor import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
-    from bayesgeom.results.headline import Headline
     from bayesgeom.results.report import Report
 
 HUB_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token
@@ -197,16 +196,8 @@ def check_target(out: Path | None) -> None:
         folder.check_target(out)
 
 
-def stated(lines: Sequence["Headline"]) -> list[str]:
-    """Return headlines as text; a reason that withholds several intervals follows once, below them."""
-    reasons = [line.no_interval for line in lines]
-    shared = [reason for reason in dict.fromkeys(filter(None, reasons)) if reasons.count(reason) > 1]
-    texts = [str(replace(line, no_interval="see below") if line.no_interval in shared else line) for line in lines]
-    return [*texts, *(f"no interval for {reasons.count(reason)} numbers: {reason}" for reason in shared)]
-
-
 def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
-    """Save the report to `--out`, if given, then print the lines and the path of the report's page.
+    """Save the report to `--out`, if given, then print the lines and the path of the report's page, or how to get one.
 
     The lines are printed even if the report cannot be saved.
 
@@ -219,7 +210,7 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     from bayesgeom.results.folder import HTML
 
     if out is None:
-        tell(*lines)
+        tell(*lines, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0
     before = _title_at(out)
     try:
@@ -236,19 +227,18 @@ def conclude(diagnosis: "Diagnosis", out: Path | None, *lines: str) -> int:
     return 0
 
 
-def conclude_report(report: "Report", out: Path | None, text: str) -> int:
-    """Conclude with the title of one report's diagnosis, then a text such as its table; see `conclude`."""
+def conclude_report(report: "Report", out: Path | None, *below: str) -> int:
+    """Conclude with what `print(report)` prints, and lines below it; see `conclude`."""
     from bayesgeom.results.diagnosis import Diagnosis
 
-    diagnosis = Diagnosis.of(report)
-    return conclude(diagnosis, out, f"{diagnosis.title}\n\n{text}")
+    return conclude(Diagnosis.of(report), out, report.summary(left_out_at(out)), *below)
 
 
 def left_out_at(out: Path | None) -> str:
     """Return where to find what a printed summary leaves out."""
     from bayesgeom.results.folder import HTML
 
-    return "save all with --out DIRECTORY" if out is None else f"see {HTML}"
+    return "in the saved report" if out is None else f"see {HTML}"
 
 
 def tell(*lines: str) -> None:

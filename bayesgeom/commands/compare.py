@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import HERE, Command, On, check_target, conclude, note
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude, left_out_at, note
 from bayesgeom.core.files import RUNS
 
 
@@ -55,7 +55,8 @@ class Compare(Command):
 
         def printed(diagnosis: Diagnosis) -> int:
             report = diagnosis[ComparisonReport]
-            return conclude(diagnosis, self.out, f"{report.conclusion()}\n\n{report.table()}")
+            missing = [f"\nnot trained, or without weights here: {', '.join(report.missing)}"] if report.missing else []
+            return conclude(diagnosis, self.out, report.summary(left_out_at(self.out)), *missing)
 
         check_target(self.out)
         saved: ComparisonReport | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import HERE, Command, On, check_target, conclude, stated
+from bayesgeom.commands.base import HERE, Command, On, check_target, conclude, left_out_at
 from bayesgeom.results.tables import counted
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINTS…")]
@@ -48,7 +48,6 @@ class Dynamics(Command):
         from bayesgeom.dynamics.again import decided_again
         from bayesgeom.dynamics.report import DynamicsReport
         from bayesgeom.dynamics.run import training_dynamics
-        from bayesgeom.dynamics.settling_report import SettlingReport
 
         check_target(self.out)
         if self.from_report is not None and self.runs:
@@ -66,9 +65,7 @@ class Dynamics(Command):
                     out=self.out,
                     executor=executor,
                 )
-        report, settled = diagnosis[DynamicsReport], diagnosis[SettlingReport]
-        title = f"{diagnosis.title}, {counted(len(report.runs), 'training')}, {counted(report.n, 'sequence')}"
-        tables = f"{title}\n\n{report.table()}\n\n{settled.table()}\n"
-        headlines = [*settled.headlines(), *report.headlines()]
+        report = diagnosis[DynamicsReport]
+        counts = f"\n{counted(len(report.runs), 'training')}, {counted(report.n, 'sequence')}"
         missing = [f"not measured: {what}: {reason}" for what, reason in diagnosis.skipped.items()]
-        return conclude(diagnosis, self.out, tables, *stated(headlines), *missing)
+        return conclude(diagnosis, self.out, diagnosis.summary(left_out_at(self.out)), counts, *missing)

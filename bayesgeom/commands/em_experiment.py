@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, final
 
-from bayesgeom.commands.base import Command, check_target, conclude
+from bayesgeom.commands.base import Command, check_target, conclude_report
 
 
 @final
@@ -30,8 +30,7 @@ class EMExperiment(Command):
 
     def __call__(self) -> int:
         from bayesgeom.experiments.em.run import em_experiment
-        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         report = em_experiment(seeds=self.seeds, steps=self.steps, length=self.length)
-        return conclude(Diagnosis.of(report), self.out, f"{report.table()}\n", str(report))
+        return conclude_report(report, self.out)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
+from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude_report
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.tables import counted
 
@@ -40,17 +40,13 @@ class Gradients(Command):
 
     def _of_checkpoint(self) -> int:
         from bayesgeom.gradients.run import gradient_laws
-        from bayesgeom.results.diagnosis import Diagnosis
 
         n = 64 if self.n is None else self.n
         report = gradient_laws(self.source.load(), self.task, targets=self.targets, n=n, seed=self.seed)
-        diagnosis = Diagnosis.of(report)
-        title = f"{diagnosis.title}, {counted(report.n, 'sequence')}, {report.targets} targets\n\n{report.table()}\n"
-        return conclude(diagnosis, self.out, title, str(report))
+        return conclude_report(report, self.out, f"\n{counted(report.n, 'sequence')}, {report.targets} targets")
 
     def _over_training(self) -> int:
         from bayesgeom.gradients.run_movement import gradient_movement
-        from bayesgeom.results.diagnosis import Diagnosis
 
         if self.task is not None:
             raise InvalidArgument(
@@ -69,5 +65,4 @@ class Gradients(Command):
             seed=self.seed,
             device=self.source.device,
         )
-        title = f"{counted(report.n, 'sequence')}, {report.targets} targets\n\n{report.table()}\n"
-        return conclude(Diagnosis.of(report), self.out, title, str(report))
+        return conclude_report(report, self.out, f"\n{counted(report.n, 'sequence')}, {report.targets} targets")

@@ -89,7 +89,7 @@ class Intervene(Command):
             controls = {"n_random": self.controls, "n_matched": self.controls, "n_untrained": self.n_untrained}
             design = Design(self.kind, donors=self.donors, n_fit=self.n_fit, **controls)
             report = intervene(model, self.task, fit, sites=at, kind=design, **counts)
-        return conclude_report(report, self.out, report.table())
+        return conclude_report(report, self.out)
 
     @classmethod
     def choices(cls) -> Mapping[str, Mapping[str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import tyro
 
 from bayesgeom.checks.text import is_whole, shown
-from bayesgeom.commands.base import HERE, Command, On, TaskOption, check_target, conclude, note
+from bayesgeom.commands.base import HERE, Command, On, TaskOption, check_target, conclude_report, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.results.tables import counted
@@ -70,7 +70,6 @@ class Length(Command):
 
     def __call__(self) -> int:
         from bayesgeom.generalization.length import length_generalization
-        from bayesgeom.results.diagnosis import Diagnosis
         from bayesgeom.training.trained_models import TrainedModels
 
         check_target(self.out)
@@ -103,10 +102,10 @@ class Length(Command):
                 executor=executor,
             )
         trained = report.provenance["trained_task"]
-        lines = [f"{trained}, {counted(report.n, 'sequence')}\n\n{report.table()}\n", str(report)]
+        below = [f"\ntrained on {trained}; {counted(report.n, 'sequence')}"]
         if plan.missing:
-            lines.append(f"missing: {', '.join(recipe.name for recipe in plan.missing)}")
-        return conclude(Diagnosis.of(report), self.out, *lines)
+            below.append(f"missing: {', '.join(recipe.name for recipe in plan.missing)}")
+        return conclude_report(report, self.out, *below)
 
     def _lengths(self) -> tuple[int, ...] | None:
         if self.to is None:

@@ -34,4 +34,4 @@ class ShareControls(Command):
 
         check_target(self.out)
         report = share_controls(self.source.load(), self.task, self.subspace, n=self.n, seed=self.seed)
-        return conclude_report(report, self.out, report.table())
+        return conclude_report(report, self.out)

@@ -34,4 +34,4 @@ class SwapShares(Command):
 
         check_target(self.out)
         report = swap_shares(self.folder, self.subspace)
-        return conclude_report(report, self.out, report.table())
+        return conclude_report(report, self.out)

@@ -35,4 +35,4 @@ class WriteStrength(Command):
 
         check_target(self.out)
         report = write_strength(self.source.load(), self.task, self.subspace, n=self.n, seed=self.seed)
-        return conclude_report(report, self.out, report.table())
+        return conclude_report(report, self.out)

@@ -106,11 +106,16 @@ class OnwardsReport(Report):
             groups.setdefault(self._finding(at), []).append(at)
         carriers = [max(group, key=lambda at: lines[at].value) for group in groups.values()]
         for at, (finding, group) in zip(carriers, groups.items(), strict=True):
-            lines[at] = replace(lines[at], finding=finding.format(listed(group)))
+            design = self._design() * (at == carriers[0])
+            lines[at] = replace(lines[at], finding=finding.format(listed(group)), detail=design)
         stated = [lines.pop(at) for at in carriers]
         scaled = [at for at in carriers[:1] if self.kl_increase_bits.ceiling[at] > 0]
         least_erased = sorted(self.layers, key=lambda at: float(self.r2_excess[at]))[-1:]
         return *stated, *lines.values(), *map(self._scale, scaled), *map(self._read, least_erased)
+
+    def _design(self) -> str:
+        own = number_text(float(self.unedited_kl_bits))
+        return f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {own}"
 
     def _finding(self, layer: int) -> str:
         """Return what the verdict from a layer on states, with braces in the place of the layers."""
@@ -194,13 +199,10 @@ class OnwardsReport(Report):
             matched += "" if self.is_matched_by_layer[at] else " (not matched)"
             ceiling = number_text(float(increase.ceiling), is_exact=True)
             reads = (number_text(r2) for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
-            low, high = (float(end) for end in increase.ends)
             value = number_text(float(increase), is_exact=True)
-            own = (str(at), value, interval_text(low, high), random, matched, ceiling)
+            own = (str(at), value, interval_text(*map(float, increase.ends)), random, matched, ceiling)
             rows.append((*own, *reads, self.verdict_by_layer[at]))
-        own_kl = number_text(float(self.unedited_kl_bits))
-        level = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}; own KL {own_kl}"
-        return "\n".join([self.verdict, "", level, *aligned(rows), "", RULE])
+        return "\n".join([self.verdict, "", self._design(), *aligned(rows), "", RULE])
 
 
 def verdict_onwards(

@@ -204,6 +204,7 @@ class InterventionReport(Report):
         increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})")
         first, *others = self._rulings(at)
+        first = replace(first, detail=f"{self.kind} {self.subspace} at {self.where}; n = {self.n}")
         if not self.is_swap:
             ceiling = ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}")
             return first, *others, ceiling, read, *self._without_direct_path()
@@ -390,6 +391,5 @@ def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
 
 def _most(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
     """Return the upper end of a baseline; NaN if the estimate has none of that name."""
-    return next(
-        (own.bar("higher") for own in effect.baselines if own.name == name), np.full(effect.value.shape, np.nan)
-    )
+    found = (own.bar("higher") for own in effect.baselines if own.name == name)
+    return next(found, np.full(effect.value.shape, np.nan))

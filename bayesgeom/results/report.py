@@ -10,6 +10,7 @@ labeled by the field or class variable `things`.
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,16 +103,16 @@ class Report(ABC):
         """Return a plotly figure of the stored numbers, including baselines."""
 
     def conclusion(self) -> str:
-        """Return the verdict as a sentence, which pages show first; "" for a report without one."""
+        """Return the verdict as a sentence, which pages and `print` show first; "" for a report without one."""
         return ""
 
     @final
-    def summary(self) -> str:
-        """Return a short table for the terminal: at most 24 lines of 100 columns."""
-        sentences = [sentence for sentence in (self.conclusion(),) if sentence]
+    def summary(self, where: str = "") -> str:
+        """Return a table of at most 24 lines of 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
         lines = self.headlines()
+        sentences = [*filter(None, (self.conclusion(), *(line.finding for line in lines[:1])))][:1]
         details = [line.detail for line in lines if line.detail]
-        return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in lines], details)
+        return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in lines], details, where)
 
     @final
     def __str__(self) -> str:
@@ -298,7 +299,8 @@ def _printed(own: Baseline, better: Better) -> tuple[str, str]:
     """Return "≤ " or "≥ " if the level to exceed is the end of a range, and the name, with the mean of the range."""
     bar, mean = float(own.bar(better)), float(own.value)
     bound = {"higher": "≤ ", "lower": "≥ ", "": ""}[better] * (bar != mean or own.name.endswith(MOST))
-    return bound, own.name.removesuffix(MOST) + (bar != mean) * f"{MEAN}{number_text(mean, is_exact=True)}"
+    name = re.sub("_(?=[a-z0-9])", " ", own.name.removesuffix(MOST))  # window_1_uniform in words, but W_K as it is
+    return bound, name + (bar != mean) * f"{MEAN}{number_text(mean, is_exact=True)}"
 
 
 def _plain(value: Any) -> Any:

@@ -10,13 +10,15 @@ import pytest
 
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.engine import BatchScores
-from bayesgeom.ablations.report import AblationReport, Context, ablation_report
+from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.numbers import number_text
+from bayesgeom.results.headline import Headline
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
+from tests.ablations.test_criteria import committed
 
 N, POSITIONS, LAYERS, HEADS = 37, 7, 2, 3
 HEAD_ABLATIONS = [Ablation((Component(layer, "head", head),)) for layer in range(LAYERS) for head in range(HEADS)]
@@ -166,9 +168,40 @@ def test_without_single_heads_their_summaries_are_unknown(rng: np.random.Generat
     assert report.plot().data and report.table() and str(report.headlines()[0])
 
 
+def picked(report: AblationReport) -> list[Headline]:
+    return [line for line in report.headlines() if line.label.startswith("least key overlap: ")]
+
+
+def test_headlines_list_the_largest_increases_and_what_has_no_effect(rng: np.random.Generator) -> None:
+    """The terminal showed no ranking but in a table of its own, after which nothing fitted 25 lines."""
+    report = reported(scores(rng, noise=0.001))
+    listed = [line for line in report.headlines() if line.label.startswith("KL increase of ")]
+    order = report.ranked()
+    assert [line.label for line in listed] == [f"KL increase of {report.ablations[i]}" for i in order[1:]]
+    assert [line.value for line in listed if not line.ruling] == [
+        report.kl_increase_bits.value[i] for i in order[1:] if not report.inert[i]
+    ]
+    (none,) = (line for line in listed if line.ruling)
+    assert (none.label, none.ruling, none.value, none.verdict) == ("KL increase of L0H1", "no effect", 0.0, "")
+    battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(31)]
+    many = reported(scores(rng, [0.1 * i for i in range(31)]), battery)
+    assert len([line for line in many.headlines() if line.metric == "kl_increase_bits"]) <= N_LISTED + 1
+
+
+@pytest.mark.parametrize("n", [N, 512])
+def test_a_printed_report_has_the_largest_first_then_verdicts_if_there_are_any(n: int) -> None:
+    report = replace(committed("bijection-v20"), n=n)
+    lines = str(report).splitlines()
+    assert lines[2] == "The largest KL increase is that of L0 block."
+    table = [line.split("  ")[0] for line in lines[6:13]]
+    assert [row.startswith("claim A") for row in table[2:]] == [n == 512] * 5 and table[1].startswith("claims A")
+    assert f"54 mean ablations, each alone; {n} sequences; KL without ablation 0.002159 bits" in lines
+    assert any("the criterion needs 512 sequences" in line for line in lines) == (n < 512)
+
+
 def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.random.Generator) -> None:
     report = reported(scores(rng, noise=0.001))
-    first, second = (line for line in report.headlines()[:8] if line.metric != "criteria")
+    first, (second,) = report.headlines()[0], picked(report)
     assert first.value == report.kl_increase_bits.value.max() and "L0H1 + L1H2" in first.label
     own = report.kl_increase_bits[1]
     assert second.value == float(own) and (second.low, second.high) == tuple(map(float, own.ends))
@@ -190,10 +223,9 @@ def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.
 
 def test_a_pick_that_was_not_ablated_alone_has_no_kl_increase(rng: np.random.Generator) -> None:
     report = reported(scores(rng, [0.4, 0.1, 0.2]), OTHERS)
-    pick = report.headlines()[7]
+    (pick,) = picked(report)
     assert math.isnan(pick.value) and pick.label.endswith("not ablated alone") and "was not ablated" in pick.finding
-    labels = [line.label for line in reported(scores(rng), pick="").headlines()]
-    assert not any("least key overlap: " in label for label in labels)
+    assert picked(reported(scores(rng), pick="")) == []
 
 
 @pytest.mark.parametrize(("flip", "correlation"), [(1, 1.0), (-1, -1.0)])
@@ -203,8 +235,8 @@ def test_rank_correlation_with_attribution(flip: int, correlation: float, rng: n
     assert float(report.attribution_rank_correlation) == pytest.approx(correlation)
     np.testing.assert_array_equal(report.attribution_bits, cubes)
     assert math.isnan(float(reported(scores(rng)).attribution_rank_correlation))
-    last = report.headlines()[-1]
-    assert (last.metric, last.value) == ("attribution_rank_correlation", float(report.attribution_rank_correlation))
+    lines = {line.metric: line.value for line in report.headlines()}
+    assert lines["attribution_rank_correlation"] == float(report.attribution_rank_correlation)
     assert "attribution_rank_correlation" not in [line.metric for line in reported(scores(rng)).headlines()]
 
 

@@ -17,11 +17,9 @@ def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "step     100  float16" in capsys.readouterr().out
     assert main(["dynamics", str(packed), "--n", "8", "--maps-at", "100", "--out", str(out)]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # a long name wraps the lines
-    assert "cannot decide" in printed and "1 training, 8 sequences" in printed and "report.html" in printed
+    assert "1 training, 8 sequences" in printed and "report.html" in printed
     needed = "1 training, and at least 3 are needed"
     assert printed.count(needed) == 1 and f"not decided: {needed}" in printed, "once, and not for each pair of curves"
-    withheld = "with fewer than 3 trainings, steps and size come from the same sequences"
-    assert printed.count(withheld) == 1 and printed.count("[no interval: see below]") > 3
     assert sorted(path.name for path in out.iterdir()) == [
         "arrays.safetensors",
         "metrics.parquet",

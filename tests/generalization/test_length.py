@@ -534,7 +534,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     named = [str(tmp_path / "rotary"), str(tmp_path / "none")]
     assert main(["length", *named, "--to", "11,19", "--n", "5", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "rotary" in printed and "whole-sequence KL" in printed and (tmp_path / "out" / "report.html").exists()
+    assert "rotary" in printed and "5 sequences" in printed and (tmp_path / "out" / "report.html").exists()
     for wrong, message in ((["--to", "x"], "whole numbers"), (["--variants", "hmm"], "got both")):
         assert main(["length", named[0], *wrong]) == 2
         assert message in capsys.readouterr().err
@@ -555,4 +555,4 @@ def test_the_command_reports_the_arms_that_are_there(
     TrainedModels(runs=tmp_path, train_missing=True).model(there)
     assert main(asked) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("missing: none\n") and "rotary" in out and err == ""
+    assert "5 sequences\nmissing: none\n" in out and "rotary" in out and err == ""

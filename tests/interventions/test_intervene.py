@@ -459,6 +459,7 @@ def test_printed_labels_keep_the_layer() -> None:
             rows = [
                 line
                 for line in str(InterventionReport.load(path.parent)).splitlines()
-                if re.match("movement|indirect", line)
+                if re.match("movement|indirect|KL increase", line)
             ]
-            assert rows and len({re.match(r"(movement|indirect),? \D*\d+", row)[0] for row in rows}) == len(rows), path
+            named = {re.match(r"(movement|indirect|KL increase),? \D*\d+", row)[0] for row in rows}
+            assert rows and len(named) == len(rows), path

@@ -292,7 +292,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     out = tmp_path / "report"
     assert command(directory, "--layers", "1,1+2", "--site", "v", "--n", "4", "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "remove decoder (entropy) at v, bits, n = 4" in printed and "edit of layers 1+2 (remove" in " ".join(printed.split())
+    assert "edit of layer 1 (remove decoder (entropy))" in printed and "layers 1+2" in " ".join(printed.split())
     found = Diagnosis.load(out)
     assert list(found) == ["joint_intervention"] and found[JointInterventionReport].sets == ("1", "1+2")
     assert found.provenance["arguments"]["layers"] == "1,1+2" and found.provenance["arguments"]["site"] == "v"
@@ -300,8 +300,9 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
 
 def test_layers_with_commas_are_edited_each_alone(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(directory, "--layers", "1,2", "--n", "4") == 0
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
-    assert rows == ["1", "2"] * 4, "effects, effects without the direct path, erasure, overlap with the embeddings"
+    printed = capsys.readouterr().out
+    assert "undecided in layers 1, 2" in printed and len(printed.splitlines()) <= 26
+    assert all(f"KL increase, layer {layer}" in printed for layer in (1, 2))
 
 
 @pytest.mark.parametrize(
