@@ -168,7 +168,7 @@ class ComparisonReport(Report):
         memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
         nearest = np.argsort(self.kl_bits.value, kind="stable")[: max(0, FEWEST - len(found))]
         distances = [
-            replace(self._plain(at, "kl_bits", f"{name}, KL"), short_label=f"KL of {name}")
+            replace(headline_of(self, "kl_bits", (at,), f"{name}, KL"), short_label=f"KL of {name}")
             for at, name in ((int(at), self.checkpoints[at]) for at in nearest)
         ]
         return (*lines, *memories, *distances)
@@ -216,15 +216,10 @@ class ComparisonReport(Report):
 
     def _share_headline(self, index: int, label: str) -> Headline:
         """The share closed by one training next to the strongest and the context-free baseline; the rule decides."""
-        line = self._plain(index, "share_closed", label)
+        line = headline_of(self, "share_closed", (index,), label)
         strongest, *others = line.baseline_name.split("; ")
         free = [own for own in others if own.endswith(f"({CONTEXT_FREE})")]
         return replace(line, verdict="", baseline_name="; ".join([strongest, *free]))
-
-    def _plain(self, index: int, metric: str, label: str) -> Headline:
-        """A number of one training, with the names of its baselines in words."""
-        line = headline_of(self, metric, (index,), label)
-        return replace(line, baseline_name=line.baseline_name.replace("_", " "))
 
     def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
         """The trainings, of all or of `places`, whose verdict follows from effective memory."""

@@ -167,11 +167,7 @@ class LengthReport(Report):
         ]
         subject = "ratio of the KL beyond the training length to that within"
         lines = [
-            replace(
-                line,
-                baseline_name=line.baseline_name.replace("_", " "),
-                short_label=f"{subject} ({name})" if len(self.models) > 1 else subject,
-            )
+            replace(line, short_label=f"{subject} ({name})" if len(self.models) > 1 else subject)
             for line, name in zip(lines, self._short_names, strict=True)
         ]
         known = [index for index, line in enumerate(lines) if not math.isnan(line.value)]

@@ -196,6 +196,14 @@ def test_a_headline_is_an_entry_with_its_baselines(rng: np.random.Generator) -> 
     assert str(second) == "missing –" and second.verdict == "" and math.isnan(second.baseline)
 
 
+def test_names_of_baselines_are_printed_in_words(rng: np.random.Generator) -> None:
+    """Tasks name predictors as identifiers; a symbol such as W_K keeps its underscore."""
+    names = ("window_1_uniform", "bag_of_values", "random W_K")
+    levels = [Baseline.of("baseline", name, -float(own)) for own, name in enumerate(names)]
+    line = headline_of(replace(planted(rng), depth=Estimate.of(0.5, baselines=levels)), "depth")
+    assert line.baselines == ["0 (window 1 uniform)", "−1 (bag of values)", "−2 (random W_K)"]
+
+
 def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) -> None:
     report = planted(rng)
     value = float(report.overlap.value[-1, 0])
