@@ -14,7 +14,7 @@ holds a lock while it does.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import wraps
@@ -32,6 +32,7 @@ PROCESS_STATE = threading.RLock()
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # Any: RLock is a function, not a class
 _MAKING = threading.Lock()
 _SIDE_BY_SIDE = threading.RLock()
+_OVER = object()
 
 
 def lock_of(module: nn.Module) -> Any:
@@ -80,7 +81,7 @@ def limited(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
+def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] = ()) -> Iterator[tuple[int, R]]:
     """Do many small pieces of work, as many at a time as torch has threads, each of them in one thread.
 
     Operations on small arrays gain nothing from a second thread, and lose where two libraries compete for the cores.
@@ -88,6 +89,8 @@ def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
 
     Args:
         works: Functions that share no state that they change. They are started in this order.
+        meanwhile: Steps of longer work, taken in this thread while works are unfinished. The rest is left to the
+            caller; with one thread, all of it.
 
     Yields:
         The place in `works` and the result of each one, in the order in which they end. The first exception propagates,
@@ -97,21 +100,26 @@ def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
         >>> sorted(side_by_side([lambda: "a", lambda: "b"]))
         [(0, 'a'), (1, 'b')]
     """
-    n_threads, is_differentiated = min(torch.get_num_threads(), len(works)), torch.is_grad_enabled()
+    n_threads, is_differentiated, steps = torch.get_num_threads(), torch.is_grad_enabled(), iter(meanwhile)
 
     def done(work: Callable[[], R]) -> R:
         with torch.set_grad_enabled(is_differentiated):  # a new thread would start with True
             return work()
 
     with _SIDE_BY_SIDE, limited(1):  # blocks that overlap would restore each other's number
-        if n_threads < 2:
+        if n_threads < 2 or not works:
             yield from ((place, work()) for place, work in enumerate(works))
             return
-        pool = ThreadPoolExecutor(n_threads, thread_name_prefix="side-by-side")
+        pool = ThreadPoolExecutor(n_threads - 1, thread_name_prefix="side-by-side")
         try:
             waiting = {pool.submit(done, work): place for place, work in enumerate(works)}
             while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                if next(steps, _OVER) is _OVER:
+                    if own := next((future for future in waiting if future.cancel()), None):  # nobody has begun it
+                        yield (place := waiting.pop(own)), works[place]()
+                    else:
+                        wait(waiting, return_when=FIRST_COMPLETED)
+                for future in [future for future in waiting if future.done()]:
                     yield waiting.pop(future), future.result()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -1,6 +1,6 @@
 """The probes of a plan, measured on one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from bayesgeom.core.errors import InvalidArgument
@@ -21,10 +21,18 @@ _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
 Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
 
 
-def probed(plan: Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, on_all_layers: bool = False) -> Found:
+def probed(
+    plan: Plan,
+    run: Run,
+    untrained: Mapping[str, Sequence[Report]],
+    *,
+    on_all_layers: bool = False,
+    meanwhile: Iterable[object] = (),
+) -> Found:
     """Return the reports of the probes in `untrained` on a run, and why plug-ins failed.
 
     A report on some layers gets NaN in the others if `on_all_layers`; those of untrained networks keep their layers.
+    `meanwhile` are steps of other work, some of which are taken while probes are measured side by side.
     """
 
     def measured(name: str) -> Report:
@@ -42,7 +50,8 @@ def probed(plan: Plan, run: Run, untrained: Mapping[str, Sequence[Report]], *, o
         foreign = [name for name in untrained if is_foreign(type(plan.supported[name]))]
         own = _longest_first(plan, [name for name in untrained if name not in foreign])
         works = [partial(measured, name) for name in own]
-        for place, report in side_by_side(works) if _is_small(run) else ((at, do()) for at, do in enumerate(works)):
+        each = side_by_side(works, meanwhile) if _is_small(run) else ((at, do()) for at, do in enumerate(works))
+        for place, report in each:
             found[own[place]] = report
             shown.update()
         for name in foreign:

@@ -1,18 +1,19 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import Any
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
-from bayesgeom.core.progress import bar
+from bayesgeom.core.plugins import is_foreign
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import N_RECORDED, Site
-from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.diagnosis.measuring import LARGE, Found, probed
+from bayesgeom.core.sites import N_RECORDED
+from bayesgeom.diagnosis.measuring import Found, probed
+from bayesgeom.diagnosis.passes import Passes, Sequences, passes
 from bayesgeom.diagnosis.plan import (
     AnyProbe,
     Plan,
@@ -22,17 +23,15 @@ from bayesgeom.diagnosis.plan import (
     bytes_streamed,
     named_probe,
     plan_of,
-    sites_read,
     with_streams,
 )
 from bayesgeom.diagnosis.views import captured_arguments, captured_provenance
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
-from bayesgeom.generalization.relabeling import Renaming
+from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.budget import is_out_of_memory, recording_bytes
 from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recorder import Stream
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
 from bayesgeom.models.sendable import job_arguments, load_same, name_of
 from bayesgeom.models.server.model import ServedModel
@@ -40,7 +39,6 @@ from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
-_PART = 16  # sequences that a large model runs at once
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
 
@@ -123,7 +121,7 @@ def _diagnosed(
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
+    stream = Sequences(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = affordable(plan_of(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
@@ -142,12 +140,14 @@ def _diagnosed(
     skipped = plan.skipped | faults
     if isinstance(subject, ServedModel):
         subject.count_anew()
-    run = _run(subject, stream, blocks, plan, seed, budget, n=n)
     before = {name: own for name, own in untrained.items() if name not in skipped}
-    reports, faults = probed(plan, run, before, on_all_layers=True)
+    with passes(subject, stream, blocks, plan, n=n, seed=seed, budget=budget) as own:
+        run, renamed, (reports, faults) = _measured(own, plan, before)
     skipped |= faults
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
-    further, reasons = _further_passes(subject, chosen, run, plan.renaming, seed=seed, ablations=ablations)
+    further, reasons = _further_passes(subject, chosen, run, seed=seed, ablations=ablations)
+    if plan.renaming is not None:
+        further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     reports, skipped = reports | further, skipped | reasons
     arguments = {
         "n": n,
@@ -173,20 +173,6 @@ def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Rep
         for name, report in own.items():
             reports[name].append(report)
     return reports, skipped
-
-
-def _record(model: Model, plan: "Plan", stream: "_Stream") -> list[Site | Stream]:
-    """What a pass records for the probes of a plan."""
-    layers = {
-        reduction: model.layers_of(reduction.site)
-        for name in plan.streamed
-        for reduction in plan.supported[name].needs.streamed
-        if reduction.site in sites_read(model, plan.supported[name])
-    }
-    if not layers:
-        return [*plan.sites]
-    blocks = list(stream.blocks(plan.n_streamed))
-    return [*plan.sites, Stream(layers=layers, trials=concatenate(blocks).rows(slice(0, plan.n_streamed)))]
 
 
 def _sent_untrained(
@@ -232,7 +218,7 @@ def untrained_at(
     if counts["streamed"]:
         plan = with_streams(plan, subject, frozenset(counts["streamed"]), int(counts["n_streamed"]))
     budget = int(counts["bytes"])
-    stream = _Stream(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
+    stream = Sequences(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
     return _untrained(subject, plan, stream, index, n=n, seed=seed, budget=budget)
 
 
@@ -250,16 +236,35 @@ def _spelled(probe: AnyProbe) -> str:
     return spelled
 
 
-def _further_passes(
-    model: Model, task: WindTunnel, run: Run, renaming: Renaming | None, *, seed: int, ablations: bool
-) -> Found:
-    """Run what needs its own passes: the renaming of hypotheses, and ablations, or the reasons why there are none.
+def _measured(own: Passes, plan: Plan, untrained: Mapping[str, Sequence[Report]]) -> tuple[Run, Run | None, Found]:
+    """Return the run, the run with hypotheses renamed, and the reports. Most probes are measured during the passes."""
+    first, renamed = own.first(), list[Run]()
 
-    Ablations that this model or task does not allow must not lose the earlier measurements.
-    """
+    def others() -> Iterator[None]:
+        if plan.renaming is not None:
+            renamed.append(plan.renaming.renamed())
+            yield
+        yield from own.others()
+
+    steps, last = others(), {name for name in untrained if _reads_all_scores(plan.supported[name])}
+    early = {name: copies for name, copies in untrained.items() if name not in last}
+    found, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
+    deque(steps, maxlen=0)
+    run = own.whole(first)
+    rest, more = probed(plan, run, {name: untrained[name] for name in untrained if name in last}, on_all_layers=True)
+    found |= rest
+    reports = {name: found[name] for name in untrained if name in found}
+    return run, renamed[0] if renamed else None, (reports, faults | more)
+
+
+def _reads_all_scores(probe: AnyProbe) -> bool:
+    """Whether a probe reads the scores of sequences whose activations are not recorded; one of a plug-in may do so."""
+    return not probe.needs.sites or is_foreign(type(probe))
+
+
+def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, ablations: bool) -> Found:
+    """Return the ablations, or the reason why there are none, which must not lose the earlier measurements."""
     found, skipped = list[Report](), dict[str, str]()
-    if renaming is not None:
-        found.append(renaming.report(before=run))  # its first block is the same
     if ablations:
         try:
             require_posterior(task)
@@ -269,32 +274,15 @@ def _further_passes(
     return {report.name: report for report in found}, skipped
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Stream:
-    """The same sequences for the model and for the untrained networks."""
-
-    task: WindTunnel
-    seed: int
-    device: str
-
-    def blocks(self, n: int) -> Iterator[Trials]:
-        return self.task.stream(n, seed=self.seed, device=self.device)
-
-
-def _untrained(model: Model, plan: Plan, stream: _Stream, index: int, *, n: int, seed: int, budget: int) -> Found:
+def _untrained(model: Model, plan: Plan, stream: Sequences, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
-        run = _run(
-            model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index)),
-            stream,
-            stream.blocks(n),
-            plan,
-            seed,
-            budget,
-            n=n,
-        )
+        network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
+        with passes(network, stream, stream.blocks(n), plan, n=n, seed=seed, budget=budget) as own:
+            del network
+            run = own.first()
+        del own
     except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}
     except RuntimeError as error:
@@ -302,29 +290,3 @@ def _untrained(model: Model, plan: Plan, stream: _Stream, index: int, *, n: int,
             raise
         return {}, {_INITIALIZATION: f"untrained network {index} was left out, because it does not fit into memory."}
     return probed(plan, run, {name: [] for name in plan.supported})
-
-
-def _run(model: Model, stream: _Stream, blocks: Iterator[Trials], plan: Plan, seed: int, budget: int, *, n: int) -> Run:
-    with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
-
-        def counted() -> Iterator[Trials]:
-            for part in _in_passes(model, blocks):
-                yield part
-                shown.update(len(part))  # the next part is requested, so this one is done
-
-        run = model.run_from_disk if isinstance(model, CapturedModel) else model.run
-        return run(
-            counted(),
-            record=_record(model, plan, stream),
-            n_recorded=N_RECORDED,
-            baseline_predictives=stream.task.baseline_predictives,
-            budget_bytes=budget,
-            seed=derived_seed(seed, Branch.RESAMPLING),
-        )
-
-
-def _in_passes(model: Model, blocks: Iterator[Trials]) -> Iterator[Trials]:
-    """Yield the blocks, for a large model in parts that take seconds, so that progress is visible."""
-    for block in blocks:
-        at_once = len(block) if model.spec.n_parameters < LARGE else _PART
-        yield from block.batches(at_most=at_once)

@@ -80,14 +80,19 @@ class Renaming:
         model.check_fits(task.sample(1, seed=0))
         return cls(model=model, task=task, n=n, seed=seed)
 
-    def report(self, before: Run | None = None) -> RelabelingReport:
+    def renamed(self) -> Run:
+        """Run the sequences with new names."""
+        return self._pass(is_renamed=True)
+
+    def report(self, before: Run | None = None, after: Run | None = None) -> RelabelingReport:
         """Run the same sequences with their names and with new ones, and return the report.
 
-        `before`, if given, replaces the first pass: a pass whose recorded sequences begin with these.
+        `before`, if given, replaces the first pass: a pass whose recorded sequences begin with these. `after` replaces
+        that of `renamed`.
         """
         if before is None or before.n_recorded < self.n:
             before = self._pass(is_renamed=False)
-        after = self._pass(is_renamed=True)
+        after = after or self.renamed()
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()
         stuck = predicted_behavior(after.trials, given)

@@ -13,16 +13,16 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import N_RECORDED, RESID_POST, STATE, Z
-from bayesgeom.diagnosis import measuring
+from bayesgeom.core.sites import N_RECORDED, RESID_POST, RESID_PRE, STATE, Z
+from bayesgeom.core.threads import limited
+from bayesgeom.diagnosis import measuring, passes
 from bayesgeom.diagnosis import plan as planning
-from bayesgeom.diagnosis import run as running
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
-from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.results.diagnosis import Diagnosis, left_out
@@ -31,7 +31,7 @@ from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import parts_of
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
@@ -344,6 +344,27 @@ def test_a_bare_module_needs_a_task() -> None:
     )
 
 
+@pytest.mark.parametrize("task", [TASK, Mess3(length=8)], ids=lambda task: task.name)
+def test_sequences_that_run_beside_the_probes_are_scored_like_the_others(task: WindTunnel) -> None:
+    model = HookedModel(Transformer(SIZES), name="tiny", task=task, digest="x")
+    n = N_RECORDED + 2 * 128 + 7
+    with limited(2):
+        found = diagnose(model, n=n, n_untrained=0, probes=["calibration", "belief_readout"])
+    run = model.run(
+        task.stream(n, seed=derived_seed(0, Branch.TRIALS)),
+        record=(RESID_PRE, RESID_POST),
+        n_recorded=N_RECORDED,
+        baseline_predictives=task.baseline_predictives,
+        seed=derived_seed(0, Branch.RESAMPLING),
+    )
+    expected = parts_of(Calibration().measure(run))
+    fields, arrays = parts_of(found["calibration"])
+    assert found["calibration"].n == n and found["belief_readout"].n <= N_RECORDED
+    assert list(arrays) == list(expected[1]) and fields.keys() == expected[0].keys()
+    for name, values in arrays.items():
+        np.testing.assert_allclose(values, expected[1][name], rtol=1e-9, err_msg=name)
+
+
 def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, object]] = []
 
@@ -351,21 +372,21 @@ def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyP
         made.append(options)
         return bar(over, is_quiet=True, **options)
 
-    monkeypatch.setattr(running, "bar", watched)
+    monkeypatch.setattr(passes, "bar", watched)
     monkeypatch.setattr(measuring, "bar", watched)
     model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
     diagnose(model, probes=["calibration"], n=7, n_untrained=1)
-    stages = [str(options["desc"]) for options in made]
-    assert stages[0] != "tiny" and stages[1] == f"{stages[0]}: probes" and stages[2:] == ["tiny", "tiny: probes"]
+    first, *stages = (str(options["desc"]) for options in made)
+    assert first != "tiny" and stages == [f"{first}: probes", "tiny", *["tiny: probes"] * 2]
     assert [options["total"] for options in made if options.get("unit") == "seq"] == [7, 7]
 
 
 def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
     whole = diagnose(model, probes=["calibration"], n=37, n_untrained=0)
-    monkeypatch.setattr(running, "LARGE", 0)
+    monkeypatch.setattr(passes, "LARGE", 0)
     parts = diagnose(model, probes=["calibration"], n=37, n_untrained=0)
     found, expected = (own["calibration"].kl_bits.value for own in (parts, whole))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    sizes = [len(part) for part in running._in_passes(model, TASK.stream(37, seed=0))]
+    sizes = [len(part) for part in passes._in_passes(model, TASK.stream(37, seed=0))]
     assert sizes == [13, 12, 12]
