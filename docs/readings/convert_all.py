@@ -39,6 +39,7 @@ STEPS = (  # in the order in which the forms changed, unless a line says otherwi
     ("name_row_sources.py",),  # readings of the rows that a comparison copies
     ("add_read_out_window.py",),  # the belief of the last ten symbols among the baselines of belief read-outs
     ("restate_reasons.py",),  # words of the reasons of verdicts on interventions
+    ("count_scored_positions.py",),  # scored positions instead of tokens in the figure of value manifolds
 )
 
 

@@ -104,7 +104,7 @@ def test_each_baseline_that_is_drawn_is_listed(folder: str) -> None:
     drawn = [t.name.split(": ")[1].split(" (▾")[0] for t in report.plot().data if t.name.startswith("baseline: ")]
     (listed,) = (line.baselines for line in report.headlines() if line.metric == "entropy_mae_bits")
     assert len(drawn) >= 2 and all(any(f"({name})" in line for line in listed) for name in drawn), (drawn, listed)
-    levels = [float(line.split(" ")[0].replace("−", "-")) for line in listed]
+    levels = [float(line.split(" (")[0].removeprefix("≥ ").replace("−", "-")) for line in listed]
     assert levels == sorted(levels), "where smaller is better, the smallest is first"
 
 

@@ -235,7 +235,7 @@ def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
     assert report.shown_points.shape == (4, n_points, 3)
     assert [np.isfinite(own).all() for own in report.shown_points] == [True, False, False, True]
     np.testing.assert_allclose(report.shown_entropy_bits, run.exact_behavior.exact_entropy_bits.ravel(), atol=1e-8)
-    np.testing.assert_array_equal(report.shown_position, run.trials.scored_positions().ravel())
+    np.testing.assert_array_equal(report.shown_position, np.tile(np.arange(REPEATS.n_pairs), N))
     axes = principal_axes(covariance(run.at(RESID_POST)[-1].flatten(0, 1)))[1]
     cloud = run.at(RESID_POST)[-1].flatten(0, 1)
     np.testing.assert_allclose(
@@ -270,7 +270,9 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
     np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
     bar = figure.layout.coloraxis2.colorbar.title.text
-    assert bar == "token" and max(colors[1]) == run.trials.tokens.shape[1] > run.trials.n_scored, "not scored positions"
+    assert bar == "scored<br>position" and set(colors[1]) == set(range(1, run.trials.n_scored + 1))
+    old = replace(report, counts_scored=False).plot()
+    assert old.layout.coloraxis2.colorbar.title.text == "token", "as reports count that were saved before"
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):
             assert figure.layout[f"{axis}{panel}"].title.text

@@ -18,6 +18,7 @@ import pytest
 
 from bayesgeom.core.json_values import encoded
 from bayesgeom.probes.belief_report import BeliefReadoutReport
+from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
@@ -47,6 +48,8 @@ CHANGED = {
     "dynamics": ("key_overlap_lo", "key_overlap_hi", "fall", "fall_lo", "fall_hi", "fall_share"),
     # Restated: levels of the context-free predictor that is never worse than uniform, and shares closed from these.
     "comparison": ("kl_bits_null", "entropy_mae_bits_null", "accuracy_where_known_null", "share_closed*"),
+    # Counted as scored positions instead of tokens (`docs/readings/count_scored_positions.py`).
+    "value_manifold": ("shown_position",),
     # Measured again with the decoder directions of the present fit.
     "joint_intervention": (*INTERVALS, "axis_correlation*", "increase_bits*", "beyond_random_bits"),
 }
@@ -126,7 +129,8 @@ def test_changed_readings_are_named_with_the_reason() -> None:
     assert "distances to other points as fixed" in clusters.why_not and np.isnan(clusters.ends[0]).all()
     (prefix,) = [line for line in page.splitlines() if line.startswith("| `mlp-prefix`")]
     assert "levels of its context-free predictor and its shares closed were restated" in prefix
-    assert CHANGED.keys() == NEWER_RULE.keys() | {"belief_readout", "comparison", "dynamics", "joint_intervention"}
+    others = {"belief_readout", "comparison", "dynamics", "joint_intervention", "value_manifold"}
+    assert CHANGED.keys() == NEWER_RULE.keys() | others
 
 
 @pytest.mark.parametrize(("kind", "field"), [("belief_readout", "r2"), ("key_overlap", "overlap")])
@@ -142,6 +146,20 @@ def test_the_entry_point_runs_every_script_that_converts() -> None:
     measuring = {"smollm2.py", "measure_interventions.py"}  # these measure reports again
     scripts = {path.name for path in READINGS.glob("*.py")} - measuring - {"convert_all.py"}
     assert {name for name, *_ in module.STEPS} == scripts
+
+
+def test_places_of_points_count_scored_positions() -> None:
+    """Tokens 0, 2, 4 are scored in each sequence; one scored position is the first, whatever its token."""
+    counted = reading_script("count_scored_positions").counted
+    np.testing.assert_array_equal(counted(np.array([4.0, 0.0, 2.0, 4.0]), np.array([[0, 2, 4]] * 3)), [2, 0, 1, 2])
+    np.testing.assert_array_equal(counted(np.array([7.0, 3.0]), np.array([[3], [7]])), [0, 0])
+    with pytest.raises(AssertionError, match="sequences differ"):
+        counted(np.array([1.0]), np.array([[0, 1], [0, 2]]))
+    with pytest.raises(AssertionError, match="no scored token"):
+        counted(np.array([1.0]), np.array([[0, 2], [0, 2]]))
+    for folder in ("smollm2-evidence", "bijection-v20-refined/diagnosis"):
+        report = Diagnosis.load(READINGS / folder)[ValueManifoldReport]
+        assert report.counts_scored and set(report.shown_position) == set(range(len(set(report.shown_position))))
 
 
 @pytest.fixture(scope="module")
