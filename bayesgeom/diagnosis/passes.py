@@ -99,7 +99,7 @@ class Passes:
         self._scores: list[Scores] = []
 
     def first(self) -> Run:
-        """Run the sequences whose activations are recorded; all of them if the model is large, captured or served."""
+        """Run the sequences whose activations are recorded; all if the model is large, on disk or on a server."""
         run = self._model.run_from_disk if isinstance(self._model, CapturedModel) else self._model.run
         return run(
             self._blocks,

@@ -6,7 +6,6 @@ of W_K.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
 from bayesgeom.geometry.cosine import coordinates_of, cross_fitted_overlap, squared_lengths
-from bayesgeom.geometry.mean_overlap import overlap_rows
+from bayesgeom.geometry.mean_overlap import Frames, overlap_rows
 from bayesgeom.stats.bootstrap import random_halves
 from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
@@ -111,11 +110,11 @@ def _from_activations(
         one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
         drawn = _drawn(of_tokens, weights, means.numel())
         for name, at in kept.items():
-            own = means[at].transpose(0, 1)
+            own, frames = means[at].transpose(0, 1), drawn(at)
             vectors[name].append(own)
             between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
-            found[name].append(overlap_rows(partial(drawn, at)))
-            spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in drawn(at)]).sum(dim=0).cpu()
+            found[name].append(overlap_rows(frames))
+            spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
             noises[name].append((n - 1) / n * spread / squared_lengths(own).cpu())
     return {
         name: View(
@@ -136,7 +135,7 @@ def _from_activations(
 
 def _drawn(
     of_tokens: TokenSums, weights: Float[np.ndarray, "row batch"], each: int
-) -> Callable[[Int[Tensor, " item"]], Iterator[Float[Tensor, "part kv_head item d"]]]:
+) -> Callable[[Int[Tensor, " item"]], Frames]:
     """Return a function that gives the mean keys of tokens under each row of weights, in parts.
 
     They are computed once if they fit in one part.
@@ -144,8 +143,14 @@ def _drawn(
     parts = in_parts(weights, each)
     kept = [of_tokens.means(parts[0])] if len(parts) == 1 else None
 
-    def frames(at: Int[Tensor, " item"]) -> Iterator[Float[Tensor, "part kv_head item d"]]:
-        for means in kept or map(of_tokens.means, parts):
-            yield means[:, at].transpose(1, 2).contiguous()
+    def of_items(at: Int[Tensor, " item"]) -> Frames:
+        def frames() -> Iterator[Float[Tensor, "part kv_head item d"]]:
+            for means in kept or map(of_tokens.means, parts):
+                yield means[:, at].transpose(1, 2).contiguous()
 
-    return frames
+        if kept is None:
+            return frames
+        only = [*frames()]
+        return lambda: only
+
+    return of_items

@@ -59,6 +59,7 @@ class Probe(ABC, Generic[R]):
 
     name: ClassVar[str]
     needs: ClassVar[Needs]
+    relative_time: ClassVar[int] = 1  # about, and relative to other probes: `diagnose` begins with the longest
 
     @abstractmethod
     def measure(self, run: Run, untrained: Sequence[R] = ()) -> R:

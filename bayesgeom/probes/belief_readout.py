@@ -81,6 +81,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
 
     name: ClassVar[str] = "belief_readout"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), posterior=True)
+    relative_time: ClassVar[int] = 6
 
     def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored)))

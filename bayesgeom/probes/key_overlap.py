@@ -61,6 +61,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     needs: ClassVar[Needs] = Needs(
         sites=(K,), optional=(K_ROT, TOKEN_KEYS, TOKEN_INPUTS, W_K_GRAM), streamed=(KEY_SUMS, ROTATED_KEY_SUMS)
     )
+    relative_time: ClassVar[int] = 4
 
     def measure(self, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         n = min(run.n_recorded, MAX_SEQUENCES)

@@ -209,6 +209,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
 
     name: ClassVar[str] = "qk_alignment"
     needs: ClassVar[Needs] = Needs(sites=(Q_ROT, K_ROT, PATTERN))
+    relative_time: ClassVar[int] = 3
 
     def measure(self, run: Run, untrained: Sequence[QKAlignmentReport] = ()) -> QKAlignmentReport:
         relations = tuple(run.trials.relations)
