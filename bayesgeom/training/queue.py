@@ -37,6 +37,7 @@ REPORTED: Mapping[str, float] = {
     "bijection-lstm-seed2": 0.005289,
     "bijection-mamba-seed1": 0.0009271,
     "bijection-mamba2": 0.001795,
+    "bijection-rwkv": 0.001985,
     "bijection-mlp-seed1": 1.107,
     "bijection-mlp-seed2": 1.107,
     "repeats-transformer-seed1": 0.001875,
