@@ -18,9 +18,12 @@ import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
@@ -165,11 +168,52 @@ def test_a_quoted_file_that_differs_is_found() -> None:
     assert list(differing_files(page)) == ["tests/third_party/pyproject.toml is not what the page quotes"]
 
 
+def saved_as_written(folder: Path) -> Path:
+    """The folder, with the files of the guide as a reader saves them."""
+    for path, text in quoted_files(read(ROOT / "docs/extending.md")):
+        target = folder / path.removeprefix("tests/third_party/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return folder
+
+
+def unbuildable(folder: Path) -> Iterator[str]:
+    """What a build of this folder would miss: hatchling ships the folder of the project's name, if it is a package."""
+    project = tomllib.loads(read(folder / "pyproject.toml"))["project"]
+    package = project["name"].replace("-", "_")
+    if not (folder / package / "__init__.py").is_file():
+        yield f"there is no {package}/__init__.py, so hatchling does not know which files to ship"
+    for target in (each for group in project["entry-points"].values() for each in group.values()):
+        if not (folder / target.partition(":")[0].replace(".", "/")).with_suffix(".py").is_file():
+            yield f"the entry point {target} names no file"
+
+
 def test_the_guide_quotes_every_file_of_the_package() -> None:
     folder = ROOT / "tests/third_party"
-    files = {path.relative_to(ROOT).as_posix() for path in (folder / PACKAGE).glob("[!_]*.py")}
+    files = {path.relative_to(ROOT).as_posix() for path in (folder / PACKAGE).glob("*.py")}
     quoted = [path for path, _ in quoted_files(read(ROOT / "docs/extending.md"))]
     assert set(quoted) == {*files, "tests/third_party/pyproject.toml"} and len(quoted) == len(set(quoted))
+
+
+def test_the_files_of_the_guide_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_none(unbuildable(saved_as_written(tmp_path / "package")))
+    if find_spec("hatchling") is not None:  # in build environments; nothing is downloaded
+        monkeypatch.chdir(tmp_path / "package")
+        assert import_module("hatchling.build").build_wheel(str(tmp_path)).endswith(".whl")
+
+
+@pytest.mark.parametrize("name", ["__init__", "coins"])
+def test_a_file_that_the_guide_omits_is_found(name: str, tmp_path: Path) -> None:
+    (saved_as_written(tmp_path) / PACKAGE / f"{name}.py").unlink()
+    assert len(list(unbuildable(tmp_path))) == 1
+
+
+def test_the_guide_shows_where_its_files_go() -> None:
+    (tree,) = (block.text for block in blocks(read(ROOT / "docs/extending.md")) if "__init__.py\n" in block.text)
+    names = [line.split()[0] for line in tree.splitlines()]
+    assert sorted(names) == sorted(
+        [f"{PACKAGE}/", *(Path(path).name for path, _ in quoted_files(read(ROOT / "docs/extending.md")))]
+    )
 
 
 @pytest.mark.examples
