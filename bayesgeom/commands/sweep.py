@@ -39,7 +39,7 @@ class Sweep(Command):
     seed: int = 0
     """Seed of sequences and intervals."""
     threshold: float = 0.05
-    """Mean entropy counts as settled when it is within this many bits of its floor."""
+    """The posterior has converged when its mean entropy is within this many bits of its floor."""
     out: Path | None = None
     """Directory for the report. Default: the report is not saved."""
     machines: On = HERE
