@@ -374,6 +374,15 @@ def test_what_is_printed_is_the_verdict_of_the_page() -> None:
     assert "?" not in printed and verdict_word(own) == own.ruling
 
 
+def test_a_long_label_leaves_room_for_the_name_of_the_baseline() -> None:
+    """Rows of interventions read "≤ 0.008337 …", because labels kept twice the width of baselines."""
+    label = "movement in layer 1 toward the donor's belief, covariance (belief)"
+    line = Headline(metric="a", label=label, value=0.9697, low=0.9159, high=1.024, baseline=0.008337, verdict="yes")
+    rows = [("", replace(line, bound="≤ ", baseline_name="random subspaces")) for _ in range(30)]
+    printed = summary("title", (), rows, (), "there").splitlines()
+    assert printed[4].startswith("movement in layer 1") and printed[4].endswith("≤ 0.008337 random subspaces  yes")
+
+
 def test_the_end_of_a_range_is_printed_with_a_sign() -> None:
     """It was once printed as "random subspaces, most, with mean 0.9"."""
     names = "random subspaces, mean 0.9; 0.1 (x)"
