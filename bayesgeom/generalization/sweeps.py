@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.checks.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
@@ -234,7 +234,8 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
         known = {*own} - {_INNER}
         raise InvalidArgument(f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted(known))}.")
     else:
-        changes[vary] = _checked(vary, own[vary], value)
+        check_fields(type(task), {vary: value})
+        changes[vary] = value
     varied: Task = replace(task, **changes)
     return varied
 
@@ -248,14 +249,6 @@ def _listed(values: Any) -> list[Any]:
     if not listed:
         raise InvalidArgument(f"values must be a list with at least one value; got {values!r}.")
     return [value.item() if isinstance(value, np.generic) else value for value in listed]
-
-
-def _checked(vary: str, default: Any, value: Any) -> Any:
-    """Return the value if it has the parameter's type; an int is accepted for a float."""
-    allowed = (int, float) if type(default) is float else (type(default),)
-    if type(value) not in allowed:
-        raise InvalidArgument(f"{vary} must have type {type(default).__name__}, got {value!r}.")
-    return value
 
 
 def _bound(task: Task, model: Model | None) -> WindTunnel:

@@ -135,15 +135,21 @@ def test_lengths_may_vary_too() -> None:
     ("vary", "value", "message"),
     [
         ("flor", 0.1, r"has no parameter 'flor' to vary. It has: floor, grid, length, n_states, n_symbols"),
-        ("floor", "high", "floor must have type float, got 'high'"),
-        ("length", 2.5, "length must have type int, got 2.5"),
-        ("length", True, "length must have type int, got True"),
+        ("floor", "high", "floor must be a number, got 'high'"),
+        ("length", 2.5, "length must be an integer, got 2.5"),
+        ("length", True, "length must be an integer, got True"),
+        ("stay", "long", "stay must be a number or None, got 'long'"),
         ("floor", 0.6, "exceeds a sum of 1"),
     ],
 )
 def test_what_cannot_be_varied(vary: str, value: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         sweep(TASK, vary, [value], n=5)
+
+
+def test_a_parameter_that_is_none_by_default_takes_its_annotated_type() -> None:
+    assert TASK.stay is None and varied_task(TASK, "stay", 0.5) == replace(TASK, stay=0.5)
+    assert sweep(TASK, "stay", [None, 0.5], n=5).values == ("None", "0.5")
 
 
 @pytest.mark.parametrize("values", [np.linspace(0.1, 0.3, 3), list(np.array([0.1, 0.2, 0.3])), (0.1, 0.2, 0.3)])
