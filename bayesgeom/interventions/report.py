@@ -179,7 +179,8 @@ class InterventionReport(Report):
 
     def _conclusions(self) -> list[str]:
         is_open = USED in self.verdict_by_layer and ", given " not in self.subspace
-        return [text for text in (self.verdict, self._size(), NOT_FIXED * is_open) if text]
+        first = f"Verdicts on {self.subspace} are: {self.verdict.removesuffix(f': {self.subspace}')}"
+        return [text for text in (first, self._size(), NOT_FIXED * is_open) if text]
 
     def _size(self) -> str:
         """Return how far a swap moves the model's own value in the strongest layer; "" without an interval."""
@@ -201,7 +202,6 @@ class InterventionReport(Report):
     def headlines(self) -> Sequence[Headline]:
         at = self.strongest()
         where = f"layer {at}, {self.subspace}"
-        increase = headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}")
         read = headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})")
         first, *others = self._rulings(at)
         first = replace(first, detail=f"{self.kind} {self.subspace} at {self.where}; n = {self.n}")
@@ -213,7 +213,7 @@ class InterventionReport(Report):
             self._explaining(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
             *others,
             ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
-            increase,
+            headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}"),
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
             *self._without_direct_path(),
@@ -290,7 +290,7 @@ class InterventionReport(Report):
             title = f"Movement toward the donor's {self.quantity}"
             chosen = [panel(title, "share of the way", self.movement, "movement"), increase]
         profiles, captions = zip(*chosen, strict=True)
-        title = f"{self.verdict}<br>{self.kind} {self.subspace} at {self.where}"
+        title = f"{self._conclusions()[0]}<br>{self.kind} {self.subspace} at {self.where}"
         return with_captions(intervention_figure(title, profiles, self.bands), captions)
 
     def _number_text(self, metric: str, at: tuple[int, ...], label: str) -> str:

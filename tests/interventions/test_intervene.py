@@ -270,7 +270,11 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
         assert names.count(name) == 2
     assert swapped.bands == ("all", "first third", "middle third", "last third")
     text = swapped.table()
-    assert text.startswith(swapped.verdict) and "swap used at resid_pre" in text and text.endswith(RULE)
+    assert (
+        text.startswith("Verdicts on used are: undecided in layers 0, 1\n")
+        and "swap used at resid_pre" in text
+        and text.endswith(RULE)
+    )
     assert swapped.headlines()[0].metric == "movement"
     swapped.save(tmp_path / "kept")
     again = InterventionReport.load(tmp_path / "kept")

@@ -303,7 +303,7 @@ def test_layers_with_the_same_reason_are_one_finding() -> None:
     reason = "use not shown: too small (0.1); disuse not shown: still there (R² 0.2) (variance-matched controls: 19)"
     undecided = replace(report, verdict_by_layer=("undecided",) * 2, reason_by_layer=(reason, reason))
     first, second, *_ = findings([section_of("intervention", undecided)])
-    assert first.sentence.startswith("Undecided in layers 0, 1: ")
+    assert first.sentence.startswith("Verdicts on frame (embedding) are: undecided in layers 0, 1.")
     assert second.sentence == "Layers 0, 1: use is not shown (too small), and neither is disuse (still there)."
     assert all(own.verdict == "undecided" and "eats every" not in own.numbers for own in (first, second))
     other = replace(undecided, reason_by_layer=(reason, reason.replace("too small", "too late")))
@@ -315,7 +315,7 @@ def test_a_used_layer_is_stated_once() -> None:
     """The page of the key frame had layer 1 as its first and as its last finding, with the same verdict."""
     used = Diagnosis.load(READINGS / "interventions/bijection-v20/frame")["intervention"]
     told = [own.sentence for own in findings([section_of("intervention", used)])]
-    assert told[0].startswith("Used in layer 1") and len(told) == 3
+    assert told[0].startswith("Verdicts on frame (embedding) are: used in layer 1;") and len(told) == 3
     assert not any(own.startswith("Layer 1") for own in told)
     alone = Diagnosis.load(READINGS / "interventions/bijection-v20/top_jacobian-16")["intervention"]
     told = [own.sentence for own in findings([section_of("intervention", alone)])]
@@ -340,10 +340,11 @@ def test_a_swap_states_how_far_it_moves_the_answer_next_to_random_subspaces() ->
     assert f"In layer {at}, swapping it moves the model's belief {moved} of the way to the donor's" in first.sentence
     assert "95 % interval" in first.sentence and f"{RANDOM} " in first.sentence
     assert "whole activation" not in first.sentence, "a ceiling is no baseline"
-    assert first.sentence.startswith("By construction in layer 0; undecided in layer 1: ")
-    assert report.conclusion().startswith(f"{report.verdict}. ")
+    stated = "Verdicts on frame (embedding) are: by construction in layer 0; undecided in layer 1"
+    assert first.sentence.startswith(f"{stated}. ") and report.conclusion().startswith(f"{stated}. ")
     same = replace(report, verdict_by_layer=("by construction",) * 2)
-    assert same.conclusion() == same.verdict, "an identity moves everything and shows nothing"
+    stated = "Verdicts on frame (embedding) are: by construction in layers 0, 1"
+    assert same.conclusion() == stated, "an identity moves everything and shows nothing"
 
 
 @pytest.mark.parametrize(
