@@ -84,8 +84,7 @@ class ComparisonReport(Report):
         "the best context-free predictor (0) and the exact posterior (1) that is closed. Transport is judged by "
         "effective memory instead: the width of the narrowest window observer that a model does not beat. "
         "Equal data, budget and parameters do not make the comparison fair if hyperparameters were tuned on one "
-        "architecture. The table that the command compare prints lists hyperparameter search, targets, state size and "
-        "seeds of every cell."
+        "architecture. The saved report holds the hyperparameter search, targets, state size and seeds of every cell."
     )
     rule: ClassVar[str] = RULE
 
