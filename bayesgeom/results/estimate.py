@@ -308,7 +308,7 @@ class Estimate:
         Example:
             >>> own = Estimate.of([0.5, 0.4], ([0.25, 0.3], [0.75, 0.5]), n=64)
             >>> own.extreme("largest")
-            ((0,), Estimate(0.5 [0.3 … 0.75]))
+            ((0,), Estimate(0.5 [0.25 … 0.75]))
         """
         sign, (low, high) = 1 if which == "largest" else -1, self.ends
         chosen = int(np.where(np.isnan(self.value), -np.inf, sign * self.value).argmax())

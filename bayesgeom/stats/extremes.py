@@ -9,14 +9,16 @@ value in 66 to 86 % of all samples (`benchmarks/interval_coverage.py --rows extr
   lies above its own true value, and therefore none above the largest (Bonferroni).
 
 For the smallest, the ends are exchanged. Only the first error occurs if one entry stands out, and only the second if
-all are alike, so no rule on single intervals is exact for both: the interval errs on the wide side. There is none where
-an entry has no interval of its own, because that entry may be the largest, and none with fewer than `LEAST_PER_ENTRY`
-sequences per entry, because ends at 5/K % are then not known.
+all are alike, so no rule on single intervals is exact for both: the interval errs on the wide side. The lower end can
+be that of another entry with a narrower interval. The chosen entry's own interval is therefore included: what allows
+for the choice must not look more certain than what does not. There is none where an entry has no interval of its own,
+because that entry may be the largest, and none with fewer than `LEAST_PER_ENTRY` sequences per entry, because ends at
+5/K % are then not known.
 """
 
 import math
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, SupportsFloat
 
 import numpy as np
 from jaxtyping import Float
@@ -54,7 +56,7 @@ def extreme_interval(
     Example:
         >>> value, low, high = np.array([[0.5, 0.4, 0.1], [0.25, 0.3, 0.05], [0.75, 0.5, 0.15]])
         >>> [round(end, 3) for end in extreme_interval(value, low, high, "largest", n=64)[:2]]
-        [0.291, 0.75]
+        [0.25, 0.75]
         >>> extreme_interval(value, low, high, "largest", n=3)
         (nan, nan, 'chosen from too many entries for so small a sample')
     """
@@ -67,7 +69,18 @@ def extreme_interval(
     if not known.any() or is_hidden or is_small:
         return math.nan, math.nan, WHY_HIDDEN if is_hidden else WHY_MANY if is_small else ""
     lower = value[known] - _farther((value - low)[known], (high - value)[known], _times(count))
-    return float(lower.max()), float(high[known].max()), ""
+    chosen = int(value[known].argmax())
+    return min(float(lower.max()), float(low[known][chosen])), float(high[known].max()), ""
+
+
+def remark_of(low: SupportsFloat, count: int) -> str:
+    """Return what labels add to the largest (smallest) of `count` entries; "" without an interval or a choice.
+
+    Example:
+        >>> f"largest KL increase: L0H1{remark_of(0.25, 36)}"
+        'largest KL increase: L0H1 (interval allows for choice)'
+    """
+    return "" if count < 2 or math.isnan(low) else " (interval allows for choice)"
 
 
 def _times(count: int) -> float:

@@ -34,10 +34,15 @@ def test_the_biased_end_is_the_quantile_for_so_many_entries() -> None:
     assert value[-1] - low == pytest.approx(norm.ppf(1 - 0.05 / K), rel=1e-4)
 
 
-def test_another_entry_with_a_narrower_interval_raises_the_lower_end() -> None:
+def test_it_is_never_narrower_than_the_own_interval_of_the_chosen_entry(rng: np.random.Generator) -> None:
     value, low, high = np.array([[1.0, 0.9], [0.0, 0.85], [2.0, 0.95]])
-    assert extreme_interval(value, low, high, "largest", n=64) == (0.85, 2.0, "")
+    assert extreme_interval(value, low, high, "largest", n=64) == (0.0, 2.0, ""), "not from the other's 0.85"
     assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95, "")
+    for _ in range(100):
+        value, width = rng.normal(size=K), np.exp(rng.normal(size=(2, K)))
+        for which, at in (("largest", value.argmax()), ("smallest", value.argmin())):
+            lo, hi, _ = extreme_interval(value, value - width[0], value + width[1], which, n=1_000)  # type: ignore[arg-type]
+            assert lo <= value[at] - width[0, at] and hi >= value[at] + width[1, at]
 
 
 def test_skewed_intervals_widen_more_on_their_long_side() -> None:
