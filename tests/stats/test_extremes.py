@@ -1,11 +1,13 @@
 """Intervals of the largest and the smallest of several estimates, on planted effects."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from scipy.stats import norm
 
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_HIDDEN, WHY_MANY, extreme_interval
+from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_HIDDEN, WHY_MANY, Extreme, extreme_interval
 
 K = 37
 
@@ -40,8 +42,9 @@ def test_it_is_never_narrower_than_the_own_interval_of_the_chosen_entry(rng: np.
     assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95, "")
     for _ in range(100):
         value, width = rng.normal(size=K), np.exp(rng.normal(size=(2, K)))
-        for which, at in (("largest", value.argmax()), ("smallest", value.argmin())):
-            lo, hi, _ = extreme_interval(value, value - width[0], value + width[1], which, n=1_000)  # type: ignore[arg-type]
+        ends = value - width[0], value + width[1]
+        largest, smallest = (extreme_interval(value, *ends, which, n=1_000) for which in get_args(Extreme))
+        for (lo, hi, _), at in ((largest, value.argmax()), (smallest, value.argmin())):
             assert lo <= value[at] - width[0, at] and hi >= value[at] + width[1, at]
 
 
