@@ -111,7 +111,7 @@ class Report(ABC):
         """Return a table of at most 24 lines of 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
         lines = self.headlines()
         sentences = [*filter(None, (self.conclusion(), *(line.finding for line in lines[:1])))][:1]
-        details = [line.detail for line in lines if line.detail]
+        details = [line.detail for line in lines if line.detail not in ("", *sentences)]
         return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in lines], details, where)
 
     @final
