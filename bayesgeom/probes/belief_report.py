@@ -117,17 +117,24 @@ class BeliefReadoutReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         (best,), clearest = self.silhouette[0, -1].extreme("largest")
+        count = self.cluster_counts[best]
         lines = [
             headline_of(self, "r2", (0, -1), "R² of the belief, last layer"),
             headline_of(self, "total_variation", (0, -1), "total variation of the read belief, last layer"),
-            headline_of(self, "balanced_accuracy", (0, -1), "which hypotheses survive, balanced accuracy, last layer"),
-            headline_of(
-                self, "silhouette", (0, -1, best), f"best silhouette, k = {self.cluster_counts[best]}", own=clearest
+            replace(
+                headline_of(
+                    self, "balanced_accuracy", (0, -1), "which hypotheses survive, balanced accuracy, last layer"
+                ),
+                short_label="balanced accuracy of which hypotheses survive, last layer",
+            ),
+            replace(
+                headline_of(self, "silhouette", (0, -1, best), f"best silhouette, k = {count}", own=clearest),
+                short_label=f"best silhouette (k = {count}), last layer",
             ),
             *(
                 replace(
                     headline_of(self, metric, (0, -1, best), f"the same clusters against {other}, adjusted Rand"),
-                    short_label=f"adjusted Rand index of these clusters (k = {self.cluster_counts[best]}) and {other}",
+                    short_label=f"adjusted Rand index of these clusters (k = {count}) and {other}",
                 )
                 for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read"))
             ),

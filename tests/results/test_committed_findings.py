@@ -1,5 +1,7 @@
 """The findings at the top of the pages of all committed reports: three to six whole sentences."""
 
+import re
+
 import plotly.graph_objects as go
 import pytest
 
@@ -10,6 +12,7 @@ from bayesgeom.results.storage import JSON
 from tests.pages import READINGS
 
 pytestmark = pytest.mark.exhaustive
+VERB = re.compile(r"\b(is|are|has|have|holds?|changes?|costs?|exceeds?|disagree|reach|leaves|differ|lies?)\b")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,8 @@ def test_findings_are_whole_sentences(opened: dict[str, list[Finding]]) -> None:
     numbers = [(where, own.numbers) for where, found in opened.items() for own in found]
     assert [own for own in told if not own[1].endswith(".")] == []
     assert [own for own in told + numbers if own[1].count("(") != own[1].count(")")] == []
+    assert [own for own in told if not VERB.search(own[1].split(". ")[0])] == [], "a label and a number is no sentence"
+    assert [own for own in numbers if own[1] and not VERB.search(own[1])] == []
 
 
 def test_no_page_repeats_a_finding(opened: dict[str, list[Finding]]) -> None:
