@@ -12,7 +12,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Run, Value
 from bayesgeom.claims.loading import find
 from bayesgeom.claims.needs import arguments_of, check_needs, runnable, ways_to
-from bayesgeom.claims.reading import agree, provenance_of, values_of
+from bayesgeom.claims.reading import differing, provenance_of, values_of
 from bayesgeom.claims.reproduction_report import ReproductionReport, reproduction_report
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
@@ -151,20 +151,20 @@ def compared(
 
     The others are listed as left out, with the way to make the checkpoints that `runs` lacks.
     """
-    agrees = {}
+    differs = {}
     if claim.measured is not None:
         is_same = claim.measured.machine == machine()
         for name, value in found.items():
             number, recorded = claim.numbers[name], claim.measured.numbers.get(name)
             if recorded is not None:
-                agrees[name] = agree(value, recorded, number.tolerance, is_same_machine=is_same)
+                differs[name] = differing(value, recorded, number.tolerance, is_same_machine=is_same)
     verdicts = verdict(claim, found or None), verdict(claim)
     left_out = [
         f"{run.command} ({ways_to(run, runs) or 'the claim reads no number from it'})"
         for run in claim.runs
         if run not in (claim.decisive if chosen is None else chosen)
     ]
-    return reproduction_report(claim, found, agrees, verdicts=verdicts, not_run=left_out, output=output)
+    return reproduction_report(claim, found, differs, verdicts=verdicts, not_run=left_out, output=output)
 
 
 def machine() -> str:

@@ -29,8 +29,10 @@ _NOTHING = Value(value=math.nan, lo=math.nan, hi=math.nan, baseline=math.nan)
 class ReproductionReport(Report):
     """The numbers of a claim measured again, the recorded ones, and both verdicts.
 
-    `agrees` is 1 for a number that agrees with the recorded one, 0 for one that differs, and NaN without a recorded
-    value. `not_run` lists the commands that were left out. `output` is the text that the others printed. `hold` is the
+    `values_agree` is 1 for a number whose value agrees with the recorded one, 0 for one that differs, and NaN without a
+    recorded value. `ends_agree` and `baselines_agree` are the same for the ends of intervals and for the strongest
+    baseline, NaN if neither number has one. `differences` says in words what differs, by number; "" for those that
+    agree. `not_run` lists the commands that were left out. `output` is the text that the others printed. `hold` is the
     reason if the recorded numbers give no verdict.
     """
 
@@ -39,9 +41,11 @@ class ReproductionReport(Report):
     title: ClassVar[str] = "Reproduction: do a claim's numbers come out again?"
     about: ClassVar[str] = (
         "The commands of the claim were run again, and its numbers were read from their reports. On the machine type "
-        "of the record they must agree within the claim's relative tolerance. On another type they may "
-        "lie anywhere in the recorded interval, because rounding differs. The verdict follows from the numbers by the "
-        "criterion of the claim. Agreement shows that the measurement is reproducible, not that the claim is true."
+        "of the record, values and baselines must agree within the claim's relative tolerance (0.1 %). An end of an "
+        "interval must agree within the same tolerance of the end plus the same part of the interval's width. On "
+        "another type, values may lie anywhere in the recorded interval, and an end may move by half of its width, "
+        "because rounding differs. The verdict follows from the numbers by the criterion of the claim. Agreement shows "
+        "that the measurement is reproducible, not that the claim is true."
     )
 
     claim_id: str
@@ -52,7 +56,10 @@ class ReproductionReport(Report):
     units: tuple[str, ...]
     reproduced: Annotated[Estimate, Quantity("number", label="reproduced")]
     recorded: Annotated[Estimate, Quantity("number", label="recorded")]
-    agrees: Annotated[Float[np.ndarray, " number"], Unit("1")]
+    values_agree: Annotated[Float[np.ndarray, " number"], Unit("1")]
+    ends_agree: Annotated[Float[np.ndarray, " number"], Unit("1")]
+    baselines_agree: Annotated[Float[np.ndarray, " number"], Unit("1")]
+    differences: tuple[str, ...]
     verdict: str
     recorded_verdict: str
     hold: str
@@ -60,8 +67,13 @@ class ReproductionReport(Report):
     output: str
 
     @property
+    def agrees(self) -> Float[np.ndarray, " number"]:
+        """1 for a number whose value, ends and baseline agree with the record, 0 if one differs; NaN without one."""
+        return np.asarray(np.fmin(np.fmin(self.values_agree, self.ends_agree), self.baselines_agree))
+
+    @property
     def is_reproduced(self) -> bool:
-        """Whether every recorded number and the verdict were reproduced."""
+        """Whether value, interval and baseline of every recorded number, and the verdict, were reproduced."""
         return bool((self.agrees != 0).all()) and self.verdict == self.recorded_verdict
 
     @property
@@ -74,22 +86,23 @@ class ReproductionReport(Report):
         return dict(zip(self.numbers, values, strict=True))
 
     def conclusion(self) -> str:
-        known = ~np.isnan(self.agrees)
         if not len(self.numbers):
             return f"{self.claim_id} defines no numbers yet; its recorded verdict is {self.recorded_verdict}."
-        agreeing = f"{int(self.agrees[known].sum())} of {int(known.sum())} recorded numbers agree"
         same = "again" if self.verdict == self.recorded_verdict else f"recorded: {self.recorded_verdict}"
         how = f"{self._ruling()}: claim {self.claim_id} ({self.claim.rstrip('.')})"
-        return f"{how}. {agreeing[0].upper()}{agreeing[1:]}, and the verdict is {self.verdict} ({same})."
+        return f"{how}. {self._counts()}, and the verdict is {self.verdict} ({same})."
 
     def headlines(self) -> Sequence[Headline]:
-        (low, high), known = self.reproduced.ends, ~np.isnan(self.agrees)
-        agreeing = Headline(
-            metric="agrees",
-            label=f"recorded numbers that agree, of {known.sum()}",
-            value=float(self.agrees[known].sum()),
-            ruling=self._ruling(),
-        )
+        low, high = self.reproduced.ends
+        counts = [
+            Headline(
+                metric=metric,
+                label=f"recorded {noun} that agree, of {_known(agree)}",
+                value=float(np.nansum(agree)),
+                ruling=self._ruling() if metric == "agrees" else "",
+            )
+            for metric, noun, agree in (("agrees", "numbers", self.agrees), *self._parts)
+        ]
         rows = [
             Headline(
                 metric="reproduced",
@@ -101,22 +114,25 @@ class ReproductionReport(Report):
                 baseline=float(self.recorded.value[row]),
                 baseline_name=RECORDED,
                 ruling={1.0: "agrees", 0.0: "differs"}.get(float(self.agrees[row]), ""),
+                detail=self.differences[row],
             )
             for row, label in enumerate(self.labels)
         ]
-        return [agreeing, *rows]
+        return [*counts, *rows]
 
     def table(self) -> str:
-        """Return recorded and reproduced numbers side by side, then the verdicts and the commands that were not run."""
+        """Return recorded and reproduced numbers side by side, what differs, the verdicts, and what was not run."""
         rows = [("number", "recorded", "reproduced", "agrees")]
         for row, label in enumerate(self.labels):
             recorded, own = (_text(of, row, self.units[row]) for of in (self.recorded, self.reproduced))
             rows.append((label, recorded, own, {1.0: "yes", 0.0: "no"}.get(float(self.agrees[row]), "–")))
+        counts = [self._counts()] * bool(_known(self.agrees))
+        differing = [f"differs: {own}" for own in self.differences if own]
         verdicts = f"verdict: recorded {self.recorded_verdict}, reproduced {self.verdict}"
         reason = [f"why there is no verdict: {self.hold}"] if self.hold else []
         left_out = [f"not run: {command}" for command in self.not_run]
         numbers = aligned(rows) if self.numbers else ["no numbers are defined yet"]
-        return "\n".join([*numbers, "", verdicts, *reason, *left_out])
+        return "\n".join([*numbers, "", *counts, *differing, verdicts, *reason, *left_out])
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.forest import add_again
@@ -134,6 +150,25 @@ class ReproductionReport(Report):
     def _ruling(self) -> str:
         return "agrees" if self.is_reproduced else "differs"
 
+    @property
+    def _parts(self) -> tuple[tuple[str, str, np.ndarray], ...]:
+        """Fields that say which part of each number agrees, with the noun of the part."""
+        return (
+            ("values_agree", "values", self.values_agree),
+            ("ends_agree", "intervals", self.ends_agree),
+            ("baselines_agree", "baselines", self.baselines_agree),
+        )
+
+    def _counts(self) -> str:
+        """How many values, intervals and baselines agree with recorded ones."""
+        counts = [f"{np.nansum(agree):.0f} of {_known(agree)} {noun}" for _, noun, agree in self._parts]
+        return f"{counts[0]}, {counts[1]} and {counts[2]} agree with the record"
+
+
+def _known(agree: Float[np.ndarray, " number"]) -> int:
+    """How many numbers have a recorded one to compare with."""
+    return int((~np.isnan(agree)).sum())
+
 
 def _plain(label: str) -> str:
     """Return a label without the marks of code, which only Markdown shows as such."""
@@ -143,7 +178,7 @@ def _plain(label: str) -> str:
 def reproduction_report(
     claim: Claim,
     found: Mapping[str, Value],
-    agrees: Mapping[str, bool],
+    differs: Mapping[str, Sequence[str]],
     *,
     verdicts: tuple[Verdict, Verdict],
     not_run: Sequence[str] = (),
@@ -154,13 +189,14 @@ def reproduction_report(
     Args:
         claim: The claim.
         found: The reproduced numbers by name.
-        agrees: Whether each number with a recorded value agrees with it.
+        differs: The parts that differ, for each number with a recorded value; see `reading.differing`.
         verdicts: The verdict on the reproduced numbers, and the recorded one.
         not_run: Commands that were not run.
         output: Text that the commands printed.
     """
     recorded = {} if claim.measured is None else claim.measured.numbers
     names = tuple(found)
+    both = [(found[name], recorded.get(name, _NOTHING), differs.get(name)) for name in names]
     return ReproductionReport(
         claim_id=claim.id,
         claim=claim.claim,
@@ -170,7 +206,13 @@ def reproduction_report(
         units=tuple(claim.numbers[name].unit for name in names),
         reproduced=_estimate([found[name] for name in names]),
         recorded=_estimate([recorded.get(name, _NOTHING) for name in names]),
-        agrees=np.array([float(agrees.get(name, math.nan)) for name in names], dtype=np.float64),
+        values_agree=_agreement(both, ("value",)),
+        ends_agree=_agreement(both, ("interval", "low end", "high end"), unless_missing="lo"),
+        baselines_agree=_agreement(both, ("baseline",), unless_missing="baseline"),
+        differences=tuple(
+            _difference(_label(claim, name, own), claim.numbers[name].unit, own, known, parts or ())
+            for name, (own, known, parts) in zip(names, both, strict=True)
+        ),
         verdict=str(verdicts[0]),
         recorded_verdict=str(verdicts[1]),
         hold=reason(claim),
@@ -183,6 +225,37 @@ def reproduction_report(
 def _label(claim: Claim, name: str, value: Value) -> str:
     """The label of a number, and what its interval is over unless these are sequences."""
     return f"{claim.numbers[name].label}{value.scope and f' (interval: {value.scope})'}"
+
+
+def _agreement(
+    both: Sequence[tuple[Value, Value, Sequence[str] | None]], parts: Sequence[str], *, unless_missing: str = ""
+) -> Float[np.ndarray, " number"]:
+    """1 where none of these parts differs, else 0; NaN without a record, or if both lack the field `unless_missing`."""
+    agree = []
+    for found, recorded, differ in both:
+        is_missing = unless_missing and all(math.isnan(getattr(own, unless_missing)) for own in (found, recorded))
+        agree.append(math.nan if differ is None or is_missing else float(not set(parts) & set(differ)))
+    return np.array(agree, dtype=np.float64)
+
+
+def _difference(label: str, unit: str, found: Value, recorded: Value, parts: Sequence[str]) -> str:
+    """What differs, in words; "" if nothing does."""
+    fields = {"value": "value", "low end": "lo", "high end": "hi", "baseline": "baseline"}
+    words = []
+    for part in parts:
+        if part == "interval" and math.isnan(found.lo):
+            words.append(f"no interval{found.why_not and f' ({found.why_not})'}, recorded {text(recorded, unit)}")
+        elif part == "interval":
+            words.append(f"{text(found, unit)}, recorded without an interval")
+        else:
+            own, known = (getattr(of, fields[part]) for of in (found, recorded))
+            change = f" ({100 * (own - known) / abs(known):+.2g} %)" if known and math.isfinite(own - known) else ""
+            words.append(f"{part} {_or_none(own)}, recorded {_or_none(known)}{unit and f' {unit}'}{change}")
+    return f"{_plain(label)}: {'; '.join(words)}" if words else ""
+
+
+def _or_none(number: float) -> str:
+    return "none" if math.isnan(number) else short(number)
 
 
 def text(value: Value, unit: str = "") -> str:

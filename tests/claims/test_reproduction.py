@@ -14,9 +14,9 @@ from bayesgeom.claims import reproduction
 from bayesgeom.claims.claim import Claim, Condition, Measurement, Number, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.needs import arguments_of, check_needs
-from bayesgeom.claims.reading import agree, value_of, values_of
+from bayesgeom.claims.reading import differing, value_of, values_of
 from bayesgeom.claims.reproduction import compared, machine, reproduce
-from bayesgeom.claims.reproduction_report import reason
+from bayesgeom.claims.reproduction_report import ReproductionReport, reason
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
@@ -53,7 +53,8 @@ def test_what_is_recorded_is_reproduced(small: Claim, tiny_checkpoints: Path, tm
     known = Measurement(date="2026-01-01", machine=machine(), numbers=first.found, origins={})
     again = reproduce(replace(small, measured=known))
     assert (again.numbers, again.agrees.tolist()) == (("kl", "error"), [1, 1]) and again.is_reproduced
-    assert again.conclusion().startswith("agrees: claim B1") and "2 of 2 recorded numbers agree" in again.conclusion()
+    assert again.conclusion().startswith("agrees: claim B1") and again.differences == ("", "")
+    assert "2 of 2 values, 2 of 2 intervals and 2 of 2 baselines agree with the record" in again.conclusion()
     assert "verdict: recorded contradicted, reproduced contradicted" in again.table()
 
 
@@ -78,17 +79,67 @@ def test_another_number_is_noticed(small: Claim, tiny_checkpoints: Path) -> None
     moved = {name: replace(x, value=1.1 * x.value) for name, x in found.items()}
     known = Measurement(date="2026-01-01", machine=machine(), numbers=moved, origins={})
     again = compared(replace(small, measured=known), found)
-    assert again.agrees.tolist() == [0, 0] and not again.is_reproduced
+    assert again.agrees.tolist() == again.values_agree.tolist() == [0, 0] and not again.is_reproduced
+    assert again.ends_agree.tolist() == again.baselines_agree.tolist() == [1, 1]
     assert again.table().count(" no") == 2 and again.headlines()[0].ruling == "differs"
+
+
+def test_another_end_of_an_interval_is_noticed(small: Claim, tiny_checkpoints: Path, tmp_path: Path) -> None:
+    """`agrees` compared values alone: committed intervals were 5 % too short, and `reproduce G3` said "yes"."""
+    found = reproduce(small).found
+    moved = dict(found, kl=replace(found["kl"], hi=0.95 * found["kl"].hi))
+    known = Measurement(date="2026-01-01", machine=machine(), numbers=moved, origins={})
+    again = compared(replace(small, measured=known), found)
+    assert (again.values_agree.tolist(), again.ends_agree.tolist(), again.agrees.tolist()) == ([1, 1], [0, 1], [0, 1])
+    assert not again.is_reproduced and again.verdict == again.recorded_verdict
+    assert "2 of 2 values, 1 of 2 intervals and 2 of 2 baselines agree with the record" in again.table()
+    (line,) = (line for line in again.table().splitlines() if line.startswith("differs: "))
+    assert re.fullmatch(r"differs: KL: high end [\d.]+, recorded [\d.]+ bits \(\+5\.3 %\)", line)
+    assert again.headlines()[4].detail == line.removeprefix("differs: ")
+    again.save(tmp_path)
+    assert ReproductionReport.load(tmp_path).differences == again.differences
+
+
+def test_a_withheld_interval_and_another_baseline_are_noticed(small: Claim, tiny_checkpoints: Path) -> None:
+    found = reproduce(small).found
+    without = replace(found["kl"], lo=math.nan, hi=math.nan, why_not="too few")
+    moved = {"kl": without, "error": replace(found["error"], baseline=2 * found["error"].baseline)}
+    for now, recorded, words in (
+        (moved, found, ("no interval (too few), recorded ", "(+1e+02 %)")),
+        (found, moved, (", recorded without an interval", "(-50 %)")),
+    ):
+        known = Measurement(date="2026-01-01", machine=machine(), numbers=recorded, origins={})
+        again = compared(replace(small, measured=known), now)
+        assert again.values_agree.tolist() == [1, 1] and again.agrees.tolist() == [0, 0]
+        assert again.ends_agree.tolist() == [0, 1] and again.baselines_agree.tolist() == [1, 0]
+        assert words[0] in again.differences[0] and "baseline" in again.differences[1]
+        assert again.differences[1].endswith(words[1])
 
 
 def test_another_machine_may_move_a_number_within_its_interval() -> None:
     recorded = Value(value=1.0, lo=0.9, hi=1.1, baseline=math.nan)
     near, far = (replace(recorded, value=x) for x in (1.05, 1.2))
-    assert agree(near, recorded, 1e-3, is_same_machine=False) and not agree(near, recorded, 1e-3, is_same_machine=True)
-    assert not agree(far, recorded, 1e-3, is_same_machine=False)
+    assert differing(near, recorded, 1e-3, is_same_machine=False) == ()
+    assert differing(near, recorded, 1e-3, is_same_machine=True) == ("value",)
+    assert differing(far, recorded, 1e-3, is_same_machine=False) == ("value",)
     exact = replace(recorded, lo=math.nan, hi=math.nan)
-    assert agree(exact, exact, 0.0, is_same_machine=True) and not agree(near, exact, 1e-3, is_same_machine=False)
+    assert differing(exact, exact, 0.0, is_same_machine=True) == ()
+    assert differing(replace(exact, value=1.05), exact, 1e-3, is_same_machine=False) == ("value",)
+
+
+def test_an_end_may_move_by_its_tolerance_and_a_part_of_the_width() -> None:
+    recorded = Value(value=1.0, lo=-0.5, hi=2.0, baseline=0.3)
+    for end, name, known in (("lo", "low end", -0.5), ("hi", "high end", 2.0)):
+        most = 1e-3 * (abs(known) + 2.5)
+        for moved, parts in ((0.99 * most, ()), (-0.99 * most, ()), (1.01 * most, (name,)), (-1.01 * most, (name,))):
+            own = replace(recorded, **{end: known + moved})
+            assert differing(own, recorded, 1e-3, is_same_machine=True) == parts
+        assert differing(replace(recorded, **{end: known + 1.24}), recorded, 1e-3, is_same_machine=False) == ()
+        assert differing(replace(recorded, **{end: known + 1.26}), recorded, 1e-3, is_same_machine=False) == (name,)
+    endless = replace(recorded, hi=math.inf)
+    assert differing(endless, endless, 1e-3, is_same_machine=True) == ()
+    assert differing(recorded, endless, 1e-3, is_same_machine=True) == ("high end",)
+    assert differing(endless, recorded, 1e-3, is_same_machine=False) == ("high end",)
 
 
 def test_only_commands_that_define_numbers_are_run(small: Claim, tiny_checkpoints: Path) -> None:
