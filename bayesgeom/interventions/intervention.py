@@ -53,16 +53,7 @@ from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived
 N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
 N_MEAN, N_COMPARED = 256, 32  # sequences for the mean activation, and pairs for the share outside a subspace
 N_ALIKE = 256  # pairs from whose difference share-matched controls are drawn
-_PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = (
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    11,
-)  # branches of the seed
+_PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
 

@@ -26,11 +26,13 @@ from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, ceiling_of, headline_of
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.extremes import remark_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
+_ALONE = ", of this layer alone"
 _WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
 EFFECTS = (
@@ -159,11 +161,9 @@ class InterventionReport(Report):
     @property
     def share_of_ceiling(self) -> Float[np.ndarray, "layer band"]:
         """The effect as a share of the ceiling: movement for a swap, else the KL increase."""
-        effect, ceiling = self.kl_increase_bits.value, self.kl_increase_bits.ceiling
-        if self.is_swap:
-            effect, ceiling = self.movement.value, self.movement.ceiling
+        own = self.movement if self.is_swap else self.kl_increase_bits
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(ceiling > 0, effect / ceiling, np.nan)
+            return np.where(own.ceiling > 0, own.value / own.ceiling, np.nan)
 
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
@@ -183,14 +183,15 @@ class InterventionReport(Report):
         return [text for text in (first, self._size(), NOT_FIXED * is_open) if text]
 
     def _size(self) -> str:
-        """Return how far a swap moves the model's own value in the strongest layer; "" without an interval."""
+        """Return how far a swap moves the model's own value in the layer chosen for it; "" without an interval."""
         at = self.strongest()
         moved, verdict = self.movement.value[at, 0], self.verdict_by_layer[at]
-        (largest,), own = self.movement[:, 0].extreme("largest")
-        low, high = (own if largest == at else self.movement[at, 0]).ends
+        own, remark = _chosen(self.movement[at, 0], len(self.layers))
+        low, high = own.ends
         if not self.is_swap or math.isnan(moved) or math.isnan(low) or verdict not in (USED, UNDECIDED):
             return ""
-        interval = f" (95 % interval {_percent(float(low))} … {_percent(float(high))})"
+        choice = ", which allows for the choice of the layer" if remark else _ALONE * (len(self.layers) > 1)
+        interval = f" (95 % interval {_percent(float(low))} … {_percent(float(high))}{choice})"
         levels = {own.name: float(own.bar("higher")[at, 0]) for own in self.movement.compared}
         known = {name: level for name, level in levels.items() if not math.isnan(level)}
         first = max(known, key=known.__getitem__, default="")
@@ -213,7 +214,7 @@ class InterventionReport(Report):
             self._explaining(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
             *others,
             ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
-            headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}"),
+            self._identity(headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}"), at),
             headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
             read,
             *self._without_direct_path(),
@@ -221,14 +222,16 @@ class InterventionReport(Report):
 
     def _without_direct_path(self) -> list[Headline]:
         """Return the effect without the direct path to the output, in every layer of a site that has one."""
-        label = "movement" if self.is_swap else "KL increase"
+        label = f"{'movement' if self.is_swap else 'KL increase'} without the direct path"
         metric, row = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
-        known = np.isfinite(self.estimate(metric)[row].value[:, 0])
-        return [
-            headline_of(self, metric, (*row, at, 0), f"indirect, layer {at}: {label} without the direct path")
-            for at in self.layers
-            if known[at]
-        ]
+        caveat = "untrained networks are not measured without the direct path" * self.is_swap
+        lines = [(at, headline_of(self, metric, (*row, at, 0), f"indirect, layer {at}: {label}")) for at in self.layers]
+        return [replace(self._identity(own, at), caveat=caveat) for at, own in lines if not math.isnan(own.value)]
+
+    def _identity(self, line: Headline, layer: int) -> Headline:
+        """Return the line without a verdict of its own if the swap in its layer is an identity."""
+        is_identity = self.verdict_by_layer[layer] == BY_CONSTRUCTION
+        return replace(line, verdict="", ruling=BY_CONSTRUCTION) if is_identity else line
 
     def _rulings(self, strongest: int) -> list[Headline]:
         """Return the headline of every layer; layers with the same verdict and reason state it once.
@@ -240,11 +243,8 @@ class InterventionReport(Report):
             for group in self._groups()
             if self.verdict_by_layer[group[0]] != USED and (rest := [layer for layer in group if layer != strongest])
         ]
-        lines = [self._ruling(strongest)]
-        for layer in (layer for layer in self._judged if layer != strongest):
-            line = self._ruling(layer)
-            lines.append(line if layer in others else replace(line, finding=""))
-        return lines
+        lines = {layer: self._ruling(layer) for layer in (strongest, *self._judged)}
+        return [own if at in (strongest, *others) else replace(own, finding="") for at, own in lines.items()]
 
     def _groups(self) -> list[list[int]]:
         """Return layers with the same verdict and the same reason against use."""
@@ -258,7 +258,7 @@ class InterventionReport(Report):
     def _explaining(self, line: Headline, layer: int) -> Headline:
         """Return the line with the reason of a layer's verdict if no other layer has the same, and it says more."""
         if self.verdict_by_layer[layer] == USED or [layer] not in self._groups() or math.isnan(line.value):
-            return line
+            return self._identity(line, layer)
         return replace(line, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
 
     def _explained(self, layer: int) -> str:
@@ -267,20 +267,23 @@ class InterventionReport(Report):
 
     def _ruling(self, layer: int) -> Headline:
         """Return the headline of one layer: its effect, verdict and reason."""
-        own = headline_of(self, "change_bits", (KL, layer, 0), f"KL increase, layer {layer}, {self.subspace}")
+        label, metric, row = f"KL increase, layer {layer}, {self.subspace}", "change_bits", [KL]
         if self.is_swap:
             label = f"movement in layer {layer} toward the donor's {self.quantity}, {self.subspace}"
-            own = headline_of(self, "movement", (layer, 0), label)
-        return replace(own, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
+            metric, row = "movement", []
+        at = (*row, layer, 0)
+        own, remark = _chosen(self.estimate(metric)[at], len(self.layers) if layer == self.strongest() else 1)
+        line = headline_of(self, metric, at, label + remark, own=own)
+        return replace(line, ruling=self.verdict_by_layer[layer], finding=self._explained(layer))
 
     def plot(self) -> "Figure":
         from bayesgeom.interventions.drawing import Profile, intervention_figure
         from bayesgeom.results.captions import with_captions
 
-        at = self.strongest()
-
         def panel(title: str, y: str, effect: Estimate, metric: str, row: tuple[int, ...] = ()) -> tuple[Profile, str]:
+            at = self.strongest()
             caption = self._number_text(metric, (*row, at, 0), f"{title}, layer {at}, {self.subspace}")
+            caption += " Each interval is of one layer alone." * (len(self.layers) > 1)
             return Profile(title=title, y=y, effect=effect, ceiling=effect.ceiling[:, 0]), caption
 
         kl, error = self.kl_increase_bits, self.effect(EFFECTS[ERROR])
@@ -303,12 +306,12 @@ class InterventionReport(Report):
         level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
         if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
             level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
-        reasons_of = zip(self._judged, (with_minus(self.reason_by_layer[at]) for at in self._judged), strict=True)
-        reasons = [f"layer {at}: {self.verdict_by_layer[at]}: {reason}" for at, reason in reasons_of]
+        of = self.verdict_by_layer
+        reasons = [f"layer {at}: {of[at]}: {with_minus(self.reason_by_layer[at])}" for at in self._judged]
         holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
         erased = aligned([holds, *map(self._erased, self.layers)])
-        rest = [*self._overlaps(), "", *reasons, "", RULE]
-        return "\n".join([*self._conclusions(), "", title, level, *self._effects(), "", *erased, *rest])
+        above, below = (*self._conclusions(), "", title, level), (*self._overlaps(), "", *reasons, "", RULE)
+        return "\n".join([*above, *self._effects(), "", *erased, *below])
 
     def _overlaps(self) -> list[str]:
         """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""
@@ -366,6 +369,12 @@ def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
     """Return the largest effect of all control subspaces, random and variance-matched; NaN without controls."""
     found = [_most(effect, own.name) for own in effect.baselines if own.name in _CONTROLS]
     return np.max(found, axis=0) if found else np.full(effect.value.shape, np.nan)
+
+
+def _chosen(own: Estimate, count: int) -> tuple[Estimate, str]:
+    """Return an entry chosen of `count` with an interval that allows for the choice, if there is one, and a remark."""
+    found = own[np.newaxis].extreme("largest", count=count)[1]
+    return (own, "") if found.is_withheld else (found, remark_of(float(found.ends[0]), count))
 
 
 def _percent(share: float) -> str:

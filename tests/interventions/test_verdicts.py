@@ -8,12 +8,13 @@ import torch
 
 from bayesgeom import load_report
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import percent_text
+from bayesgeom.core.numbers import interval_text, percent_text
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, explained, hardly_decodable, sentence, verdict_of
+from bayesgeom.results.captions import stated_caption
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import findings
@@ -345,6 +346,37 @@ def test_a_swap_states_how_far_it_moves_the_answer_next_to_random_subspaces() ->
     same = replace(report, verdict_by_layer=("by construction",) * 2)
     stated = "Verdicts on frame (embedding) are: by construction in layers 0, 1"
     assert same.conclusion() == stated, "an identity moves everything and shows nothing"
+
+
+def test_sentence_and_row_of_the_chosen_layer_have_one_interval_which_allows_for_the_choice() -> None:
+    """A sentence stated −0.1 % … 2.6 % of a layer whose own interval begins at −1.1 %, and did not say why."""
+    saved = load_report(READINGS / "interventions/bijection-v20/frame")
+    assert isinstance(saved, Diagnosis)
+    report = saved[InterventionReport]
+    (low, high), at, (first, *others) = report.movement.ends, report.strongest(), report.headlines()
+    assert first.label.endswith("(interval allows for choice)") and first.low < low[at, 0] < high[at, 0] == first.high
+    assert not any("allows" in own.label for own in others), "each other row has its own interval"
+    stated = " … ".join(percent_text(end, int(abs(end) < 0.0995)) for end in (first.low, first.high))
+    assert f"(95 % interval {stated}, which allows for the choice of the layer)" in report.conclusion()
+    captions = [stated_caption(report.plot(), panel) for panel in range(2)]
+    assert all(own.endswith("Each interval is of one layer alone.") for own in captions) and "allows" not in captions[0]
+    assert interval_text(low[at, 0], high[at, 0]) in captions[0]
+    few = replace(report, movement=replace(report.movement, n=7))
+    assert few.headlines()[0].low == low[at, 0], "too few sequences for an interval that allows for it"
+    assert "%, of this layer alone)" in few.conclusion() and "allows" not in few.headlines()[0].label
+
+
+def test_what_is_by_construction_is_so_without_the_direct_path_and_in_every_effect() -> None:
+    """Layer 0 was by construction, and "indirect, layer 0" with the same value beat its baselines."""
+    report = intervene(lively(), subspace=fits.frame(), kind=FEW, n=11)
+    assert report.verdict_by_layer[0] == "by construction"
+    indirect = {own.label[:17]: own for own in report.headlines() if own.metric == "indirect_movement"}
+    assert indirect["indirect, layer 0"].ruling == "by construction" and not indirect["indirect, layer 0"].verdict
+    assert indirect["indirect, layer 1"].verdict and not indirect["indirect, layer 1"].ruling
+    assert all(own.caveat == "untrained networks are not measured without the direct path" for own in indirect.values())
+    everywhere = replace(report, verdict_by_layer=("by construction",) * 2)
+    rows = [own for own in everywhere.headlines() if own.has_baseline and own.metric != "r2"]
+    assert len(rows) > 4 and all(own.ruling == "by construction" for own in rows)
 
 
 @pytest.mark.parametrize(
