@@ -162,14 +162,14 @@ def write_strength(
         >>> bayesgeom.write_strength(module, task, n=8).name
         'write_strength'
     """
-    subject, fit = as_model(model), as_fit(subspace)
+    subject, fit, place, design = as_model(model), as_fit(subspace), InterventionSite(ATTN_OUT), Design("remove")
     chosen = scored_task_of(subject, task)
-    place, design = InterventionSite(ATTN_OUT), Design("remove")
     fitting = Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed)
     subject.require((Z, W_O), by="write strength")
     effects = ablation or BatteryRun.of(subject, chosen, "heads", n=n, seed=seed).exact()
     subspaces = fit.fitted(fitting.sample(), range(subject.spec.n_layers))
-    run = subject.run(chosen.stream(n, seed=derived_seed(seed, _HELD_OUT)), record=(Z,), n_recorded=min(n, N_WRITTEN))
+    blocks = chosen.stream(n, seed=derived_seed(seed, _HELD_OUT), device=subject.spec.device)
+    run = subject.run(blocks, record=(Z,), n_recorded=min(n, N_WRITTEN))
     report = write_report(subject, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))
     arguments = {"n": n, "seed": seed, "subspace": fit.label, "ablation": "given" if ablation else "of every head"}
     return with_provenance(report, provenance(subject, chosen, arguments))

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -42,7 +42,7 @@ from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.overlap import WHY_NOT
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import (
     N_ANSWERS,
@@ -467,3 +467,15 @@ def test_printed_labels_keep_the_layer() -> None:
             ]
             named = {re.match(r"(movement|indirect|KL increase),? \D*\d+", row)[0] for row in rows}
             assert rows and len(named) == len(rows), path
+
+
+def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, stream = list[object](), WindTunnel.stream
+
+    def watched(self: WindTunnel, n: int, *, seed: int, device: str = "not stated") -> Iterator[Trials]:
+        drawn.append(device)
+        return stream(self, n, seed=seed, device="cpu" if device == "not stated" else device)
+
+    monkeypatch.setattr(WindTunnel, "stream", watched)
+    write_strength("mess3-small", n=8)
+    assert len(drawn) > 3 and set(drawn) == {"cpu"}
