@@ -209,6 +209,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
 
     name: ClassVar[str] = "value_manifold"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT))
+    relative_time: ClassVar[int] = 5
     standardized: bool = False
 
     def measure(self, run: Run, untrained: Sequence[ValueManifoldReport] = ()) -> ValueManifoldReport:
