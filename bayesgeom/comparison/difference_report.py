@@ -64,7 +64,8 @@ class DifferenceReport(Report):
         "no difference, 0: if the interval contains it, the data do not decide between the two. Paired intervals come "
         "from the differences of single sequences, which removes the variation between sequences. Conservative "
         "intervals come from the ends of both intervals: they are wider, and hold for any correlation between the two. "
-        "Only rows that measure closeness to the exact posterior, those of calibration, are called better."
+        "Only rows that measure closeness to the exact posterior, those of calibration, are called better: green if B "
+        "is better than A, red if A is better than B."
     )
 
     rows: tuple[str, ...]

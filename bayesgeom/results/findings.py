@@ -13,11 +13,11 @@ from bayesgeom.results.section import Section
 FEWEST, MOST = 3, 6
 GOOD = frozenset(
     {"yes", "used", "invariant", "realized", "supported", "as published", "agrees", "values later", "learned", "passed"}
-    | {"no discontinuity", "beats controls"}
+    | {"no discontinuity", "beats controls", "B better"}
 )
 BAD = frozenset(
     {"no", "not used", "not invariant", "not realized", "contradicted", "not as published", "not learned"}
-    | {"differs", "failed", "discontinuity", "does not beat controls"}
+    | {"differs", "failed", "discontinuity", "does not beat controls", "A better"}
 )
 _WORDS = {"yes": "beats baselines", "no": "does not beat baselines", "undecided": "undecided"}
 _JUDGED = {

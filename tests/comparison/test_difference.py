@@ -19,7 +19,7 @@ from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.findings import findings
+from bayesgeom.results.findings import findings, tone
 from bayesgeom.results.page import section_of
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -191,6 +191,20 @@ def test_a_page_opens_with_what_is_decided() -> None:
     assert [line.label.split(", B")[0] for line in report.headlines()] == list(report.rows), "the table keeps its order"
     none = bayesgeom.diff(model(0), model(0), n=7).conclusion()
     assert none.startswith("undecided: no calibration score decides between ")
+
+
+def test_colors_of_verdicts_tell_which_model_is_better() -> None:
+    """Every verdict was gray, decided or not; a higher number that is neither better nor worse stays gray."""
+    own = bayesgeom.diff(model(0), model(1), n=7)
+    decided = np.array([0.5 if row == 0 else -0.5 for row in range(len(own.rows))])
+    known = replace(own, difference=replace(own.difference, low=decided, high=decided))
+    ways = ("lower", "lower", "higher", "", *own.better[4:])
+    lines = replace(known, better=ways).headlines()
+    words = ["A better", "B better", "A better", "A higher"]
+    assert [(line.ruling, tone(line)) for line in lines[:4]] == list(
+        zip(words, ("bad", "good", "bad", "open"), strict=True)
+    )
+    assert {tone(line) for line in bayesgeom.diff(model(0), model(0), n=7).headlines()} == {"open"}
 
 
 def test_a_finding_states_both_values() -> None:
