@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.numpy import load_file
 
+from bayesgeom.results.report import Report
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
 
 
@@ -13,3 +15,8 @@ def write_resealed(path: Path, data: dict[str, Any]) -> None:
     """Write the JSON values of a report with the hash that belongs to them and to the arrays beside them."""
     rest = {key: value for key, value in data.items() if key != HASH}
     (path / JSON).write_text(json.dumps({**rest, HASH: hashed(rest, load_file(path / ARRAYS))}))
+
+
+def as_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget every class of report without an entry point, as a process that has not imported it."""
+    monkeypatch.setattr(Report, "__subclasses__", list)

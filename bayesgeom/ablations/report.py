@@ -74,7 +74,7 @@ class AblationReport(Report):
 
     mode: Mode
     ablations: tuple[str, ...]
-    kinds: tuple[str, ...]
+    kinds: Annotated[tuple[str, ...], "ablation"]
     layer: Annotated[Int[np.ndarray, " ablation"], Unit("1")]
     head: Annotated[Int[np.ndarray, " ablation"], Unit("1")]
     n_layers: int

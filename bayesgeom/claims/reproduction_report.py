@@ -52,14 +52,14 @@ class ReproductionReport(Report):
     claim: str
     criterion: str
     numbers: tuple[str, ...]
-    labels: tuple[str, ...]
-    units: tuple[str, ...]
+    labels: Annotated[tuple[str, ...], "number"]
+    units: Annotated[tuple[str, ...], "number"]
     reproduced: Annotated[Estimate, Quantity("number", label="reproduced")]
     recorded: Annotated[Estimate, Quantity("number", label="recorded")]
     values_agree: Annotated[Float[np.ndarray, " number"], Unit("1")]
     ends_agree: Annotated[Float[np.ndarray, " number"], Unit("1")]
     baselines_agree: Annotated[Float[np.ndarray, " number"], Unit("1")]
-    differences: tuple[str, ...]
+    differences: Annotated[tuple[str, ...], "number"]
     verdict: str
     recorded_verdict: str
     hold: str

@@ -69,8 +69,8 @@ class DifferenceReport(Report):
     )
 
     rows: tuple[str, ...]
-    units: tuple[str, ...]
-    better: tuple[str, ...]
+    units: Annotated[tuple[str, ...], "row"]
+    better: Annotated[tuple[str, ...], "row"]
     first: Annotated[Float[np.ndarray, " row"], Unit("as the attribute units states by row")]
     second: Annotated[Float[np.ndarray, " row"], Unit("as the attribute units states by row")]
     difference: Annotated[Estimate, Quantity("row", label="B − A")]

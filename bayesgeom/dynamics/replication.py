@@ -54,7 +54,7 @@ class ReplicationReport(Report):
 
     recipe: str
     replicas: tuple[str, ...]
-    weights_hashes: tuple[str, ...]
+    weights_hashes: Annotated[tuple[str, ...], "replica"]
     missing: tuple[str, ...]
     steps: tuple[str, ...]
     # No `better`: the context-free predictor is a scale. `calibration` has the strongest baseline of the task.

@@ -61,19 +61,19 @@ class SettlingReport(Report):
     precision_step: Annotated[Float[np.ndarray, "rule run"], Unit("steps")]
     dissociation_by_run: Annotated[Estimate, Quantity("rule run", label=_RATIO)]
     dissociation: Annotated[Estimate, Quantity("rule", label=f"{_RATIO}, mean over trainings")]
-    verdicts: tuple[str, ...]
+    verdicts: Annotated[tuple[str, ...], "rule"]
     scales: tuple[str, ...]
     frame_measures: tuple[str, ...]
     precision_step_by_scale: Annotated[Float[np.ndarray, "run scale"], Unit("steps")]
     frame_step_by_measure: Annotated[Float[np.ndarray, "run frame_measure"], Unit("steps")]
     dissociation_by_scale: Annotated[Estimate, Quantity("scale frame_measure", label=f"{_RATIO}, mean over trainings")]
-    order_by_scale: tuple[str, ...]
+    order_by_scale: Annotated[tuple[str, ...], "scale frame_measure"]
     order: str
     curves: tuple[str, ...]
     fall: Annotated[Estimate, Quantity("curve", label="largest fall after a maximum")]
     fall_share: Annotated[Float[np.ndarray, " curve"], Unit("1")]
     fall_steps: Annotated[Float[np.ndarray, "end curve"], Unit("steps")]
-    fall_verdicts: tuple[str, ...]
+    fall_verdicts: Annotated[tuple[str, ...], "curve"]
     n: int
 
     def conclusion(self) -> str:

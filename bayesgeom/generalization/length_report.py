@@ -60,8 +60,8 @@ class LengthReport(Report):
     trained: int
     threshold_bits: float
     models: tuple[str, ...]
-    position_kinds: tuple[str, ...]
-    weights_hashes: tuple[str, ...]
+    position_kinds: Annotated[tuple[str, ...], "model"]
+    weights_hashes: Annotated[tuple[str, ...], "model"]
     lengths: tuple[str, ...]
     at: Annotated[Int[np.ndarray, " position"], Unit("scored positions or filler tokens, as the attribute unit states")]
     errors: tuple[str, ...]

@@ -49,8 +49,8 @@ class SweepReport(Report):
     vary: str
     values: tuple[str, ...]
     trained_value: str  # "" without a model
-    notes: tuple[str, ...]
-    shortcuts: tuple[str, ...]  # the strongest at each value
+    notes: Annotated[tuple[str, ...], "value"]
+    shortcuts: Annotated[tuple[str, ...], "value"]  # the strongest at each value
     threshold_bits: float
     exact_entropy_bits: Annotated[Float[np.ndarray, "value position"], Unit("bits")]
     model_entropy_bits: Annotated[Float[np.ndarray, "value position"], Unit("bits")]

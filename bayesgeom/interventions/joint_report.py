@@ -70,7 +70,7 @@ class JointInterventionReport(Report):
         Estimate, Quantity("set metric", unit="bits", label="increase beyond random subspaces")
     ]
     axis_correlation: Annotated[Estimate, Share("set layer target", label="|ρ| of the axis with entropy")]
-    verdicts: tuple[str, ...]
+    verdicts: Annotated[tuple[str, ...], "set"]
     n_random: int
     n_kept: int
     n: int

@@ -73,8 +73,8 @@ class OnwardsReport(Report):
     r2: Annotated[Estimate, AtMostOne("stage layer", label="R² of the quantity, before and after erasure")]
     r2_excess: Annotated[Float[np.ndarray, " layer"], Unit("1")]
     unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
-    verdict_by_layer: tuple[str, ...]
-    is_matched_by_layer: tuple[bool, ...]
+    verdict_by_layer: Annotated[tuple[str, ...], "layer"]
+    is_matched_by_layer: Annotated[tuple[bool, ...], "layer"]
     n: int
 
     @property

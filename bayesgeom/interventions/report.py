@@ -111,8 +111,8 @@ class InterventionReport(Report):
     rank: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     parts: tuple[str, ...]
     share: Annotated[Estimate, NonNegative("part layer", label="share")]
-    verdict_by_layer: tuple[str, ...]
-    reason_by_layer: tuple[str, ...]
+    verdict_by_layer: Annotated[tuple[str, ...], "layer"]
+    reason_by_layer: Annotated[tuple[str, ...], "layer"]
     n: int
 
     def effect(self, name: str) -> Estimate:

@@ -104,7 +104,7 @@ class PassThresholdsReport(Report):
     measured: Annotated[Estimate, Quantity("measure", better="higher", label="measured")]
     threshold: Annotated[Float[np.ndarray, " measure"], Unit("1")]
     passed: Annotated[Estimate, Quantity("measure", label="passes the threshold: 1, else 0")]
-    verdicts: tuple[str, ...]
+    verdicts: Annotated[tuple[str, ...], "measure"]
     sizes: tuple[str, ...]
     column_overlap: Annotated[Float[np.ndarray, " layer"], Unit("1")]
     key_overlap: Annotated[Float[np.ndarray, " layer"], Unit("1")]

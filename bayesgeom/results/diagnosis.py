@@ -16,7 +16,6 @@ from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, display_in_notebook, notebook_html, page_of
 from bayesgeom.results.report import Report, with_provenance
-from bayesgeom.results.storage import fits
 from bayesgeom.results.tables import listed, shortened
 from bayesgeom.results.terminal import summary
 from bayesgeom.results.tidy import frame, records_of
@@ -245,8 +244,8 @@ class Diagnosis(Mapping[str, Report]):
     def load(cls, path: str | PathLike[str]) -> "Diagnosis":
         """Return the diagnosis that `save` wrote, with equal values, or a single saved report as a diagnosis.
 
-        A report of an unknown class, such as that of a plug-in that is not installed, is left out and listed in
-        `skipped`.
+        A report of an unknown class, such as that of a plug-in that is neither installed nor imported, is left out and
+        listed in `skipped`. Nothing is imported because a file names it.
 
         Args:
             path: The directory.
@@ -273,18 +272,6 @@ def _unlisted_share(replies: Mapping[str, Any]) -> str:
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:
     """Return every probe without a report and the reason: `skipped` and `inapplicable` together."""
     return {**diagnosis.skipped, **diagnosis.inapplicable}
-
-
-def _is_provenance(stored: object) -> bool:
-    """Return whether it names model and task; an empty provenance is that of reports made by hand."""
-    match stored:
-        case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
-            return isinstance(rest.get("arguments", {}), Mapping) and fits(
-                rest.get("foreign_hooks", ()), tuple[str, ...]
-            )
-        case {}:
-            return stored == {}
-    return False
 
 
 @checked()
@@ -318,17 +305,14 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
 
 def _read(path: Path) -> tuple[Diagnosis, bool]:
     """Return the reports of a run directory, and whether it is that of a single saved report."""
-    reports, extra, unknown = read_parts(path, report_kinds())
+    own = {vars(kind)["name"]: kind for kind in Report.__subclasses__() if "name" in vars(kind)}  # without entry point
+    reports, extra, unknown = read_parts(path, {**own, **report_kinds()})
     if unknown and not reports:
-        remedy = "Install the package that made them, or upgrade bayesgeom."
+        remedy = "Install the package that made them, import the module that defines them, or upgrade bayesgeom."
         raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(unknown)}. {remedy}")
-    source: Any = extra.get("provenance")
-    if "skipped" not in extra or not _is_provenance(source):
-        raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
-    if not fits((extra["skipped"], of_task := extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
-        raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
-    missing = dict.fromkeys(unknown, "report of an unknown kind; install the package that made it")
-    found = Diagnosis(reports=reports, skipped={**extra["skipped"], **missing}, provenance=source, inapplicable=of_task)
+    missing = dict.fromkeys(unknown, "report of an unknown kind; install or import what defines it")
+    skipped, source, of_task = {**extra["skipped"], **missing}, extra["provenance"], extra.get("inapplicable", {})
+    found = Diagnosis(reports=reports, skipped=skipped, provenance=source, inapplicable=of_task)
     return found, extra.get(ALONE) is True and len(reports) == 1
 
 

@@ -19,6 +19,13 @@ PROGRESS = "progress.safetensors"  # of an interrupted battery
 PARTS = "parts"  # results per snapshot of an interrupted analysis
 METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
+_PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is present
+    **dict.fromkeys(("arguments", "recipe", "task"), Mapping[str, Any]),
+    "foreign_hooks": tuple[str, ...],
+    "layers": Mapping[str, tuple[int, ...]],
+    "served": Mapping[str, float],
+    "streamed": Mapping[str, int],
+}
 _OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 
 
@@ -58,9 +65,13 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
     """Return the reports of these kinds in a folder, the other JSON content, and the names of unknown kinds.
 
     Raises:
-        OutputFault: The folder has no complete report, or one with wrong fields.
+        OutputFault: The folder has no complete report, one with wrong fields, or a provenance of another form.
     """
     parts, extra = storage.read(path)
+    if "skipped" not in extra or not _is_provenance(extra.get(storage.ORIGIN)):
+        raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+    if not storage.fits((extra["skipped"], extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
+        raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
     unknown = tuple(sorted(parts.keys() - kinds.keys()))
     reports: dict[str, R] = {}
     for key, (scalars, arrays) in parts.items():
@@ -71,6 +82,16 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
         storage.check_fields(kinds[key], values, where)
         reports[key] = kinds[key](**values)
     return reports, extra, unknown
+
+
+def _is_provenance(stored: object) -> bool:
+    """Return whether it names model and task; an empty provenance is that of reports made by hand."""
+    match stored:
+        case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
+            return all(storage.fits(rest[key], hint) for key, hint in _PROVENANCE.items() if key in rest)
+        case {}:
+            return stored == {}
+    return False
 
 
 def check_target(path: Path) -> None:

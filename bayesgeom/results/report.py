@@ -225,7 +225,7 @@ class Report(ABC):
         if unknown or not reports:
             found = ", ".join((*unknown, *reports)) or "no report"
             raise OutputFault(f"{path} holds {found}, and not {cls.name} alone. `load_report` reads every kind.")
-        return with_provenance(reports[cls.name], extra.get("provenance", {}))
+        return with_provenance(reports[cls.name], extra["provenance"])
 
     @final
     def _subject(self) -> str:

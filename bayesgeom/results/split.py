@@ -77,7 +77,7 @@ def split(figure: go.Figure, name: str) -> Drawing:
         axis = str(x.plotly_name).replace("axis", "")
         traces = [index for index, trace in enumerate(figure.data) if (trace.xaxis or "x") == axis]
         title = _title(figure, x)
-        if traces and all(_is_text(figure.data[index]) for index in traces):
+        if traces and all((t := figure.data[index]).type == "scatter" and t.mode == "text" for index in traces):
             text = " ".join(str(word) for index in traces for word in figure.data[index].text)
             notes += [f"{title} ({plain(text)})"] * bool(text)
             continue
@@ -90,10 +90,6 @@ def split(figure: go.Figure, name: str) -> Drawing:
     return Drawing(title=heading, panels=found[:shown], folded=found[shown:], notes=notes, is_wide=is_wide)
 
 
-def _is_text(trace: Any) -> bool:
-    return bool(trace.type == "scatter" and trace.mode == "text")
-
-
 def compact(value: Any) -> Any:
     """Return nested values as JSON values, floats with `DIGITS` significant digits.
 
@@ -102,8 +98,10 @@ def compact(value: Any) -> Any:
         {'x': [0.12346, 2, None]}
     """
     match value:
+        case float() if not math.isfinite(value):
+            return None
         case float():
-            return _short(value)
+            return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.{DIGITS}g}")
         case dict():
             return {key: compact(item) for key, item in value.items() if item is not None}
         case list() | tuple():
@@ -112,12 +110,6 @@ def compact(value: Any) -> Any:
             return value
         case _:  # an array, or a number of numpy
             return compact(value.tolist())
-
-
-def _short(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.{DIGITS}g}")
 
 
 def _is_grid(figure: go.Figure) -> bool:

@@ -6,11 +6,11 @@ mixed-up report is therefore an error. Fields are then checked against the annot
 
 import hashlib
 import json
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,20 +201,15 @@ def value_of(report: object, name: str) -> Any:
     Raises:
         InvalidArgument: The report has no such field.
     """
-    known = _readers(type(report))
-    if name not in known:
+    if name not in (known := values_of(report)):
         raise InvalidArgument(f"{type(report).__name__} has no field {name!r}. Its fields: {', '.join(sorted(known))}.")
-    return known[name](report)
+    return known[name]
 
 
 def values_of(report: object) -> dict[str, Any]:
     """Return the values of all fields of a report, by name."""
-    return {name: read(report) for name, read in _readers(type(report)).items()}
-
-
-def _readers(kind: type) -> Mapping[str, Callable[[object], Any]]:
-    """Return a function for each field that reads it from a report."""
-    return {own.name: attrgetter(own.name) for own in fields(kind)}
+    kind: type = type(report)
+    return {own.name: getattr(report, own.name) for own in fields(kind)}
 
 
 def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -301,10 +296,11 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
         for axis, size in zip(axes, shape, strict=True):
             if sizes.setdefault(axis, size) != size:
                 raise ValueError(f"{where}: {name!r} has {size} entries along {axis!r}, others have {sizes[axis]}.")
-    for axis, size in sizes.items():
-        labels = {**vars(kind), **values}.get(f"{axis}s")
-        if isinstance(labels, tuple) and len(labels) != size:
-            raise ValueError(f"{where}: axis {axis!r} has {size} entries and {len(labels)} names.")
+    along = {f"{axis}s": axis for axis in sizes} | {own.name: axis for own in fields(kind) for axis in _along(own.type)}
+    for name, own_axes in along.items():
+        labels, size = {**vars(kind), **values}.get(name), math.prod(sizes.get(own, 0) for own in own_axes.split())
+        if isinstance(labels, tuple) and size != len(labels):
+            raise ValueError(f"{where}: {own_axes!r} has {size} entries, and {name!r} describes {len(labels)}.")
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -322,7 +318,8 @@ def fits(value: object, hint: Any) -> bool:
         return _is_array(value, array)
     if origin is Annotated:
         quantity = quantity_of(hint)
-        return quantity is not None and isinstance(value, Estimate) and value.value.ndim == len(quantity.dims)
+        is_estimate = isinstance(value, Estimate) and value.value.ndim == len(quantity.dims if quantity else ())
+        return is_estimate if quantity else fits(value, arguments[0])
     if origin is typing.Literal:
         return value in arguments
     if origin is tuple:
@@ -367,6 +364,12 @@ def _axes(hint: object) -> tuple[str, ...]:
     if (quantity := quantity_of(hint)) is not None:
         return quantity.dims
     return () if (own := _array(hint)) is None else tuple(own.dim_str.split())
+
+
+def _along(hint: object) -> tuple[str, ...]:
+    """Return the axes whose entries a tuple describes one by one: "layer" in `Annotated[tuple[str, ...], "layer"]`."""
+    parts = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    return tuple(part for part in parts if isinstance(part, str))
 
 
 def _described(value: object) -> str:

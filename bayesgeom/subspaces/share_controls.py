@@ -50,7 +50,7 @@ class ShareControlsReport(Report):
     movement: Annotated[Estimate, Quantity("effect layer", better="higher", label="movement toward the donor's value")]
     parts: tuple[str, ...]
     share: Annotated[Estimate, Share("part layer", label="share of the difference")]
-    drawn_by_layer: tuple[str, ...]
+    drawn_by_layer: Annotated[tuple[str, ...], "layer"]
     n: int
 
     def headlines(self) -> Sequence[Headline]:

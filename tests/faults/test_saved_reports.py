@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import ARRAYS, JSON
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.results.storage import ARRAYS, JSON, axes_of
 from tests.interventions.worlds import lively
+from tests.pages import READINGS
 from tests.reports import write_resealed
 
 VALUES: tuple[Any, ...] = (None, True, -1, 3.5, "text", [], {}, [[1, 2], [3]], {"float": "none"}, 10**30)
@@ -112,10 +115,97 @@ def test_what_is_no_report_is_refused_at_once(case: str, saved: Path, tmp_path: 
         Diagnosis.load(path)
 
 
-@pytest.mark.parametrize("change", [{"arguments": []}, {"arguments": "x"}, {"foreign_hooks": 3}], ids=str)
-def test_a_provenance_of_another_form_is_refused(change: dict[str, Any], saved: Path, tmp_path: Path) -> None:
-    path = copied(saved, tmp_path / "run")
+@pytest.fixture(scope="module")
+def alone(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "alone"
+    Diagnosis.load(saved)["calibration"].save(path)
+    return path
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    *({"arguments": own} for own in ([], "x", None)),
+    *({key: 3} for key in ("foreign_hooks", "layers", "model", "recipe", "served", "streamed", "task", "task_label")),
+    {"streamed": {"calibration": "all"}},
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_provenance_of_another_form_is_refused(change: dict[str, Any], alone: Path, tmp_path: Path) -> None:
+    path = copied(alone, tmp_path / "run")
     data = json.loads((path / JSON).read_text())
     write_resealed(path, {**data, "provenance": {**data["provenance"], **change}})
-    with pytest.raises(OutputFault, match="does not say of what model and task"):
-        Diagnosis.load(path)
+    for load in (Diagnosis.load, bayesgeom.load_report, CalibrationReport.load):
+        with pytest.raises(OutputFault, match="does not say of what model and task"):
+            load(path)
+
+
+@pytest.mark.parametrize("source", [None, 3, "text", [["a", 1]], [1]], ids=str)
+def test_a_provenance_that_is_no_mapping_is_refused(source: Any, alone: Path, tmp_path: Path) -> None:
+    path = copied(alone, tmp_path / "run")
+    write_resealed(path, {**json.loads((path / JSON).read_text()), "provenance": source})
+    for load in (Diagnosis.load, bayesgeom.load_report, CalibrationReport.load):
+        with pytest.raises(OutputFault, match="does not say of what model and task"):
+            load(path)
+
+
+DESCRIBED = [  # a committed report with tuples that describe the entries of an axis, and the number of such fields
+    ("ablation", "smollm2-ablation-attention", 1),
+    ("comparison", "checks/comparison", 9),
+    ("erasure_onwards", "interventions/repeats-transformer/onwards-leace-belief", 2),
+    ("intervention", "interventions/repeats-transformer/top_jacobian-16", 2),
+    ("joint_intervention", "bijection-v20/entropy_axis-remove-together", 1),
+    ("length", "length-recall", 2),
+    ("pass_thresholds", "bijection-v20-refined/diagnosis", 1),
+    ("replication", "seeds-hmm", 1),
+    ("settling", "dynamics-sticky", 3),
+    ("share_controls", "claims/share-controls-repeats-transformer", 1),
+    ("sweep", "sweep/recall-lstm", 2),
+]
+
+
+def described(kind: type) -> list[str]:
+    return [own.name for own in fields(kind) if str(own.type).startswith("typing.Annotated[tuple[")]
+
+
+@pytest.mark.parametrize(("name", "folder", "n_fields"), DESCRIBED, ids=[own[0] for own in DESCRIBED])
+def test_a_description_less_or_more_than_entries_is_refused(
+    name: str, folder: str, n_fields: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    shutil.copy(READINGS / folder / ARRAYS, path)
+    text = (READINGS / folder / JSON).read_text(encoding="utf-8")
+    names = described(report_kinds()[name])
+    assert len(names) == n_fields
+    for field in names:
+        whole = json.loads(text)["reports"][name][field]
+        for changed in (whole[1:], [*whole, whole[0]], []):
+            data = json.loads(text)
+            data["reports"][name][field] = changed
+            write_resealed(path, data)
+            with pytest.raises(
+                OutputFault, match=f"report '{name}': .* entries, and '{field}' describes {len(changed)}"
+            ):
+                Diagnosis.load(path)
+
+
+FREE = {  # tuples of any length, which no code reads entry by entry with an axis
+    *("comparison.missing", "replication.missing", "reproduction.not_run", "monitor.events", "monitor.marked_steps"),
+    *("difference.names", "pass_thresholds.sizes", "value_manifold.conditions"),
+}
+
+
+def test_every_tuple_of_a_report_names_or_describes_the_entries_of_an_axis() -> None:
+    found = set()
+    for name, kind in report_kinds().items():
+        axes = {axis for dims in axes_of(kind).values() for axis in dims}
+        tuples = {own.name for own in fields(kind) if str(own.type).startswith("tuple[")}
+        found |= {f"{name}.{own}" for own in tuples - {f"{axis}s" for axis in axes}}
+        assert {own for field in described(kind) for own in along_of(kind, field).split()} <= axes, name
+    assert found == FREE
+
+
+def along_of(kind: type, field: str) -> str:
+    """The axes whose entries a tuple describes."""
+    axes: str = next(own.type.__metadata__[0] for own in fields(kind) if own.name == field)
+    return axes

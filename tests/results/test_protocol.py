@@ -24,6 +24,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import with_provenance
 from bayesgeom.results.terminal import LINES, summary
 from tests.pages import READINGS
+from tests.reports import as_in_another_process
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
 LONG = ", of a label that\nnever ends" * 9
@@ -337,12 +338,21 @@ def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Di
         _ = replace(diagnosis, reports={"calibration": report})[CalibrationReport]
 
 
+def test_a_report_that_this_process_defines_is_loaded_without_an_entry_point(
+    report: PlantedReport, tmp_path: Path
+) -> None:
+    report.save(tmp_path / "alone")
+    assert_equal(load_report(tmp_path / "alone"), report)
+    Diagnosis(reports={"planted": report}, skipped={}, provenance=SOURCE).save(tmp_path / "run")
+    assert_equal(Diagnosis.load(tmp_path / "run")[PlantedReport], report)
+
+
 def test_a_kind_that_is_not_known_is_refused(
     report: PlantedReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "report_kinds", lambda: {"one": PlantedReport, "other": PlantedReport})
     report.save(tmp_path / "run")
-    with pytest.raises(OutputFault, match=r"reports of unknown kinds: planted\. Install the package"):
+    as_in_another_process(monkeypatch)
+    with pytest.raises(OutputFault, match=r"unknown kinds: planted\. Install the package that made them, import the"):
         load_report(tmp_path / "run")
     with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
         load_report(str(tmp_path / "nowhere"))

@@ -51,7 +51,7 @@ def test_annotations_state_the_axes_and_the_quantities() -> None:
 DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
     "estimate and array": ({"count": np.zeros(7, dtype=int)}, "'count' has 7 entries along 'position', others have 5"),
     "two arrays": ({"is_seen": np.zeros(5, dtype=bool)}, "'is_seen' has 5 entries along 'item', others have 7"),
-    "names": ({"sets": ("one",)}, "axis 'set' has 2 entries and 1 names"),
+    "names": ({"sets": ("one",)}, "'set' has 2 entries, and 'sets' describes 1"),
     "an axis less": ({"overlap": Estimate.of(np.zeros(2))}, r"'overlap' has shape \(2,\), its axes are \(layer head\)"),
     "no scalar": ({"depth": Estimate.of(np.zeros(2))}, r"'depth' has shape \(2,\), its axes are \(\)"),
 }
@@ -344,7 +344,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "names": (
         change_json(lambda data: data["reports"]["planted"].update(sets=["one"])),
-        r"report 'planted': axis 'set' has 2 entries and 1 names",
+        r"report 'planted': 'set' has 2 entries, and 'sets' describes 1",
     ),
     "no table": (
         change_json(lambda data: data["reports"].update(planted=[])),

@@ -32,6 +32,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipes import plugin_recipes, recipe
 from tests.laws import laws
 from tests.probes import test_contract as probe_contract
+from tests.reports import as_in_another_process
 from tests.results import test_report as report_contract
 from tests.tasks import test_contract as task_contract
 from tests.test_cli import save
@@ -141,10 +142,12 @@ def test_without_the_package_the_rest_of_a_diagnosis_loads(folder: Path, monkeyp
     bayesgeom.diagnose("tiny", n=11, n_untrained=0, probes=["attention_sink"]).save(folder / "alone")
     shutil.rmtree(next((folder / "site").glob("*.dist-info")))
     importlib.invalidate_caches()
+    assert list(Diagnosis.load(folder / "alone")) == ["attention_sink"], "this process has imported its class"
+    as_in_another_process(monkeypatch)
     restored = bayesgeom.load_report(folder / "run")
     assert isinstance(restored, Diagnosis) and list(restored) == ["calibration"]
-    assert restored.skipped["attention_sink"] == "report of an unknown kind; install the package that made it"
-    with pytest.raises(UnknownName, match=r"install the package that made it"):
+    assert restored.skipped["attention_sink"] == "report of an unknown kind; install or import what defines it"
+    with pytest.raises(UnknownName, match=r"install or import what defines it"):
         restored["attention_sink"]
     for load in (bayesgeom.load_report, Diagnosis.load):
         with pytest.raises(OutputFault, match=r"unknown kinds: attention_sink\. Install the package that made them"):
