@@ -36,6 +36,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.bootstrap import ratio_interval
+from bayesgeom.stats.extremes import remark_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -191,18 +192,13 @@ class AblationReport(Report):
         return replace(effect, value=value, low=low, high=high)
 
     def headlines(self) -> Sequence[Headline]:
-        (top,), own = self._exactly(self.kl_increase_bits).extreme("largest")
-        label = f"largest KL increase: {self.ablations[top]}"
-        label += " (interval allows for choice)" if len(self.ablations) > 1 and np.isfinite(own.ends[0]) else ""
-        largest = headline_of(self, "kl_increase_bits", (top,), label, own=own)
         unablated = headline_of(self, "unablated_kl_bits")
         scale = f"For scale: without ablation the model's KL is {unablated.value_text}"
         uniform = f", and that of a uniform prediction {unablated.level_text}" if unablated.has_baseline else ""
-        finding = f"The largest KL increase is that of {self.ablations[top]}."
         overall, *claims = self._claims()
         is_tested = not self._other_measurement()
         return (
-            replace(largest, finding=finding, detail=self._design()),
+            self._largest(),
             overall,
             *claims * is_tested,
             *self._listed(),
@@ -215,6 +211,27 @@ class AblationReport(Report):
             *self._attribution(),
             *claims * (not is_tested),
         )
+
+    def _largest(self) -> Headline:
+        """Return the largest KL increase; others are judged by their own intervals, so a caveat says where it is not.
+
+        If no interval allows for the choice, it is judged as the others are: it must not seem weaker than they.
+        """
+        effects = self._exactly(self.kl_increase_bits)
+        (top,), own = effects.extreme("largest")
+        label = f"largest KL increase: {self.ablations[top]}{remark_of(float(own.ends[0]), len(self.ablations))}"
+        line = headline_of(self, "kl_increase_bits", (top,), label, own=own)
+        line = replace(
+            line, finding=f"The largest KL increase is that of {self.ablations[top]}.", detail=self._design()
+        )
+        alone = headline_of(self, "kl_increase_bits", (top,), own=effects[top])
+        if alone.verdict == line.verdict:
+            return line
+        judged = f"its own interval, by which the others are judged, is {alone.interval}"
+        if line.no_interval:
+            why = f"none allows for the choice ({line.no_interval})"
+            return replace(line, verdict=alone.verdict, caveat=f"{judged}; {why}")
+        return replace(line, caveat=f"{judged}; the one that allows for the choice includes a baseline")
 
     def _design(self) -> str:
         """Return what was measured, in a sentence."""

@@ -19,7 +19,7 @@ from bayesgeom.results.theme import BASELINE, EXACT, axis_id, entries, rgb
 _SERIES_LISTED, _LISTED = 3, 4  # with more series, the least and the greatest are named; of baselines
 _CAPTIONS, _SHOWN = "captions", "n_shown"
 _exact = partial(number_text, is_exact=True)
-_PREFIX, _INTERVAL = "baseline: ", "95 % interval"
+_PREFIX, _INTERVAL, _ALONE = "baseline: ", "95 % interval", "; each interval is of one row alone"
 
 
 def with_captions(figure: go.Figure, captions: Sequence[str], *, n_shown: int = 0) -> go.Figure:
@@ -95,7 +95,7 @@ def _place(names: Any, first: Any, index: int, title: str) -> str:
 
 
 def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
-    """Return the row that is farthest from the baseline, with its interval; how many intervals lie beyond the line."""
+    """Return the row farthest from the baseline, with its interval if it is the only one, and how many lie beyond."""
     measured = next((trace for trace in rows if _color(trace) not in (BASELINE, EXACT)), rows[0])
     values = _along(measured)
     if not np.isfinite(values).any():
@@ -108,7 +108,7 @@ def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
     low = drawn - np.asarray(error.arrayminus, dtype=float) if known else np.full(len(drawn), np.nan)
     high = drawn + np.asarray(error.array, dtype=float) if known else low
     text = f"{first}: {plain(label)}, {_exact(values[at])}"
-    text += _interval(low[at], high[at])
+    text += _interval(low[at], high[at]) if len(values) == 1 else _ALONE * bool(np.isfinite(low).any())
     others = [t for t in rows if t is not measured and np.isfinite(np.asarray(t.x, dtype=float)[at])]
     if others:
         at_rows = (_along(t)[at] for t in others)

@@ -13,11 +13,15 @@ from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.results.captions import caption_of
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.storage import parts_of
+from bayesgeom.results.theme import axis_id
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
+from bayesgeom.stats.extremes import WHY_MANY
 from tests.ablations.test_criteria import committed
 
 N, POSITIONS, LAYERS, HEADS = 37, 7, 2, 3
@@ -28,6 +32,7 @@ OTHERS = [
     Ablation((Component(0, "block"),)),
 ]
 BATTERY = [*HEAD_ABLATIONS, *OTHERS]
+NO_CHANGE = (Baseline.of("baseline", "no effect", 0.0),)
 INCREASES = [0.5, 0.01, 0.3, 0.2, 0.24, -0.02, 0.7, 0.9, 0.1]
 
 
@@ -219,6 +224,33 @@ def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.
         own for own in reported(scores(rng, [0.4]), OTHERS[:1]).headlines() if own.label.startswith("largest KL")
     ]
     assert only.label == "largest KL increase: L1 mlp", "of one ablation there is no choice"
+
+
+def test_the_largest_effect_is_not_weaker_than_a_smaller_one(rng: np.random.Generator) -> None:
+    """With 64 sequences and 36 heads the largest was "?" without a reason, and nine smaller ones beat the baseline."""
+    battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(11)]
+    report = reported(scores(rng, [0.1 + 0.1 * i for i in range(11)]), battery)
+    first, second = (own for own in report.headlines() if own.label.endswith(("number 10", "number 9")))
+    assert np.isnan(first.low) and first.no_interval == WHY_MANY and second.verdict == "yes"
+    own = report.kl_increase_bits[10]
+    assert first.verdict == "yes" and interval_text(*map(float, own.ends)) in first.caveat
+    assert f"none allows for the choice ({WHY_MANY})" in first.caveat and f"*: {first.caveat[:40]}" in str(report)
+    alike = Estimate.of([0.1, 0.11, 0.12], ([-0.01, 0.0, 0.001], [0.2, 0.2, 0.25]), n=37, baselines=NO_CHANGE)
+    report = reported(scores(rng, [0.1, 0.11, 0.12]), HEAD_ABLATIONS[:3])
+    first = replace(report, kl_increase_bits=alike).headlines()[0]
+    assert first.low < 0 < first.high and (first.verdict, first.label[-7:]) == ("undecided", "choice)")
+    assert first.caveat == (
+        "its own interval, by which the others are judged, is 0.001 … 0.25; the one that allows for the choice includes "
+        "a baseline"
+    )
+
+
+def test_the_panels_of_a_figure_show_the_interval_of_each_row_alone(rng: np.random.Generator) -> None:
+    report = reported(scores(rng))
+    figure = report.plot()
+    captions = [caption_of(figure, axis_id(x)) for x in figure.select_xaxes()]
+    (heads,) = (own for own in captions if "Largest: L0H0" in own)
+    assert "; each interval is of one row alone. Of 6 intervals" in heads and "95 %" not in heads
 
 
 def test_a_pick_that_was_not_ablated_alone_has_no_kl_increase(rng: np.random.Generator) -> None:

@@ -102,9 +102,10 @@ def drawn() -> go.Figure:
 
 
 def test_captions_state_what_the_traces_hold(drawn: go.Figure) -> None:
+    alone = "each interval is of one row alone"
     assert [caption_of(drawn, axis) for axis in ("x", "x2", "x3", "x4")] == [
         "KL (bits) at scored position 3: model −0.003 (95 % interval 0 … 0.75); exact 0.125, uniform 7.",
-        "KL increase (bits). Largest: L2H3, 3 (95 % interval 2 … 4). Of 2 intervals, 1 above the baseline 0.",
+        f"KL increase (bits). Largest: L2H3, 3; {alone}. Of 2 intervals, 1 above the baseline 0.",
         "Cosine: largest 0.75 (layer 1, head 0), smallest −1 (layer 1, head 1); baseline 0.",
         "",
     ]
@@ -127,7 +128,13 @@ def test_the_row_farthest_from_the_baseline_is_named(drawn: go.Figure) -> None:
     values = np.array([0.5, -3.0])
     figure = panels("Planted", ("rows",))
     add_forest(figure, (1, 1), ("KL", "error"), values, (values - 0.25, values + 0.25), unit="B − A", baseline=0.0)
-    assert caption_of(figure, "x").startswith("B − A. Largest in size: error, −3 (95 % interval −3.25 … −2.75)")
+    assert caption_of(figure, "x") == (
+        "B − A. Largest in size: error, −3; each interval is of one row alone. "
+        "Of 2 intervals, 1 above and 1 below the baseline 0."
+    ), "the interval of a row that was chosen by its size does not allow for the choice"
+    single = panels("Planted", ("rows",))
+    add_forest(single, (1, 1), ("KL",), values[:1], (values[:1] - 0.25, values[:1] + 0.25), unit="B − A", baseline=0.0)
+    assert caption_of(single, "x").startswith("B − A. Measured: KL, 0.5 (95 % interval 0.25 … 0.75).")
 
 
 def test_a_band_of_quantiles_is_not_called_an_interval(drawn: go.Figure) -> None:
