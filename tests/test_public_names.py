@@ -182,3 +182,5 @@ def test_reprs_are_short() -> None:
     assert "99 texts" in repr(kinds[0]) and repr(tasks.Prompts(domain="code")) == "Prompts(domain='code')"
     other = tasks.Process(tasks.Mess3(x=0.05, a=0.6).labeled().numpy())
     assert repr(process) != repr(other), "matrices are told apart"
+    assert repr(task.sample(7, seed=0)) == "Trials(7 sequences of 5 tokens, 3 scored, 5 answers)"
+    assert repr(kinds[1].sample(3, seed=0)) == "Trials(3 sequences of 3 tokens, 1 scored, 0 answers)"

@@ -105,10 +105,12 @@ class Trials:
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
         if len(counts) == 0 or not bool((counts == counts[0]).all()) or int(counts[0]) == 0:
-            raise InvalidArgument(
-                f"every sequence must score the same, non-zero number of positions; the counts are "
-                f"{counts.tolist()[:8]}."
-            )
+            found = f"the counts are {counts.tolist()[:8]}"
+            raise InvalidArgument(f"every sequence must score the same, non-zero number of positions; {found}.")
+
+    def __repr__(self) -> str:
+        n, n_pos = self.tokens.shape
+        return f"Trials({n:,} sequences of {n_pos} tokens, {self.n_scored} scored, {len(self.answers)} answers)"
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -170,10 +172,7 @@ class Trials:
         cut["groups"] = None if self.groups is None else self.groups[index]
         cut["observers"] = None if self.observers is None else self.observers.rows(index)
         own = self.relations
-        if isinstance(own, Relations):
-            cut["relations"] = own.rows(index)
-        else:
-            cut["relations"] = {name: related[index] for name, related in own.items()}
+        cut["relations"] = own.rows(index) if isinstance(own, Relations) else {k: v[index] for k, v in own.items()}
         return Trials(**cut)
 
     def batches(self, *, at_most: int | None = None, at_least: int = 1) -> Iterator["Trials"]:
