@@ -64,7 +64,7 @@ def _draw(figure: go.Figure, panel: tuple[int, int], line: Line, dashes: Mapping
     places, texts = list(steps), list(line.ticks)
     if np.isfinite(line.before):
         add_line(figure, panel, [-1], np.array([line.before]), name="embedding", color=BASELINE)
-        figure.data[-1].marker.symbol = "diamond"
+        figure.data[-1].update(mode="markers", marker_symbol="diamond")
         places, texts = [-1, *places], ["embedding", *texts]
     every = -(-len(texts) // 9)
     figure.update_xaxes(tickvals=places[::every], ticktext=texts[::every], row=panel[0], col=panel[1])

@@ -80,16 +80,15 @@ def _add_sorted(
             z=np.take_along_axis(read[columns], order, axis=1).T.round(3),
             x0=1,
             y0=1,
-            zmin=0,
-            zmax=1,
-            colorscale=SHADES,
+            coloraxis="coloraxis",
             name=POINTS,
-            colorbar={"title": {"text": "probability"}},
-            showscale=False,
             hovertemplate="hypothesis of rank %{y}: %{z}<extra></extra>",
         ),
         **places,
     )
+    bottom = figure.get_subplot(*places.values()).yaxis.domain[0]
+    bar = {"title": {"text": "probability", "side": "right"}, "thickness": 12, "y": (1 + bottom) / 2, "len": 1 - bottom}
+    figure.update_layout(coloraxis={"colorscale": SHADES, "cmin": 0.0, "cmax": 1.0, "colorbar": bar})
     figure.update_xaxes(title_text="sampled positions, most certain first", **places)
     figure.update_yaxes(title_text="hypothesis, by exact rank", autorange="reversed", **places)
 

@@ -7,6 +7,7 @@ import pytest
 from bayesgeom.charts.polygon import corners, placed
 from bayesgeom.charts.readout import readout_figure
 from bayesgeom.charts.simplex import MAX_CORNERS, Simplex, add_simplex, belief_colors
+from bayesgeom.results.split import split
 from bayesgeom.results.theme import SERIES, panels
 
 
@@ -47,13 +48,17 @@ def test_a_panel_that_cannot_be_drawn_states_the_reason() -> None:
 def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> None:
     belief = rng.dirichlet(np.full(MAX_CORNERS + 1, 0.3), size=17)
     read = belief[:, ::-1]
-    (exact,), (other,) = (drawn(Simplex(title="", placed=placed, belief=belief)).data for placed in (belief, read))
+    figures = [drawn(Simplex(title="", placed=placed, belief=belief)) for placed in (belief, read)]
+    (exact,), (other,) = (figure.data for figure in figures)
     columns = sorted(range(17), key=lambda point: -max(belief[point]))
     for at, point in enumerate(columns):
         ranks = sorted(range(MAX_CORNERS + 1), key=lambda own: -belief[point, own])
         np.testing.assert_allclose(exact.z[:, at], [belief[point, own] for own in ranks], atol=1e-3)
         np.testing.assert_allclose(other.z[:, at], [read[point, own] for own in ranks], atol=1e-3)
-    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (0, 1)
+    scales = [figure.layout[exact.coloraxis] for figure in figures]
+    assert exact.type == "heatmap" and {(scale.cmin, scale.cmax) for scale in scales} == {(0, 1)}
+    (panel,) = split(figures[0], "beliefs").panels
+    assert panel.drawn["layout"]["coloraxis"]["colorbar"]["title"]["text"] == "probability", "the page has the scale"
 
 
 def test_simplexes_come_first_and_need_no_legend(rng: np.random.Generator) -> None:
