@@ -57,8 +57,8 @@ def comparison_figure(
 
 
 def _cell_text(share: float) -> str:
-    """Return the text of a cell; the sign of a share at the level of the context-free predictor is noise."""
-    return "≈ 0" if is_small(share) else number_text(share)
+    """Return the text of a cell, at most six letters; the sign at the level of the context-free predictor is noise."""
+    return "≈ 0" if is_small(share) else number_text(round(share, 4))
 
 
 def _name_cells(
