@@ -11,6 +11,7 @@ from bayesgeom.results.theme import DASHES, MEASURED, at_least, label_axes, log_
 
 N_DRAWN = 3  # of the baselines: more gray lines cannot be told apart, and tables list them
 _POSITION = "scored position (1 is the first)"
+_ALIKE = 0.01  # of the range of entropies: the width of a line
 
 
 def calibration_figure(
@@ -23,15 +24,16 @@ def calibration_figure(
     baselines: Mapping[str, Float[np.ndarray, " position"]],
     examples: tuple[Float[np.ndarray, "example position"], Float[np.ndarray, "example position"]],
 ) -> go.Figure:
-    """Draw mean entropies, the error on a log scale with its three strongest baselines, and two example sequences."""
-    x = np.arange(1, len(exact) + 1)
-    titles = (
-        "Entropy, mean over sequences",
-        "Entropy error and its strongest baselines (log scale)",
-        "One sequence",
-        "Another sequence",
-    )
-    figure = panels(title, titles)
+    """Draw mean entropies, the error on a log scale with its three strongest baselines, and two example sequences.
+
+    Sequences whose curves coincide with the mean, as where entropy depends on the position alone, are not drawn again.
+    """
+    x, means = np.arange(1, len(exact) + 1), np.stack([exact, model])
+    apart = np.abs(np.stack(examples) - means[:, None]).max(initial=0.0)
+    is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
+    mean = f"Entropy, mean over sequences{' (single sequences have the same curves)' * is_alike}"
+    titles = (mean, "Entropy error and its strongest baselines (log scale)", "One sequence", "Another sequence")
+    figure = panels(title, titles[: 2 if is_alike else 4])
     _entropies(figure, (1, 1), exact, model)
     add_band(figure, (1, 2), x, *error_band, name="95 % interval")
     add_line(figure, (1, 2), x, error, name="model")
@@ -42,7 +44,8 @@ def calibration_figure(
         figure.data[-1].line.dash = dash
     log_axes(figure, (1, 2))
     label_axes(figure, (1, 2), _POSITION, "|H model − H exact| (bits)")
-    for column, sequence in enumerate(zip(*(values[:2] for values in examples), strict=True), start=1):
+    drawn = [values[: 0 if is_alike else 2] for values in examples]
+    for column, sequence in enumerate(zip(*drawn, strict=True), start=1):
         _entropies(figure, (2, column), *sequence)
     figure.update_traces(showlegend=False)
     for trace in figure.data[:2] + tuple(t for t in figure.data if (t.name or "").startswith("baseline")):

@@ -170,6 +170,27 @@ def test_one_example_is_enough(rng: np.random.Generator) -> None:
     assert all(trace.yaxis != "y4" for trace in figure.data)
 
 
+@pytest.mark.parametrize(("shift", "n_panels"), [(0.0, 2), (0.02, 2), (0.04, 4)])
+def test_sequences_with_the_curve_of_the_mean_are_not_drawn_again(shift: float, n_panels: int) -> None:
+    """On a bijection without repeats entropy depends on the position: three panels showed one curve."""
+    exact = np.linspace(3.0, 0.0, 7)
+    model = np.array(
+        [exact, exact + shift]
+    )  # of two sequences; the second differs from the mean by less or more than 1 %
+    figure = calibration_figure(
+        title="Calibration",
+        exact=exact,
+        model=exact,
+        error=np.full(7, 0.1),
+        error_band=(np.full(7, 0.1), np.full(7, 0.2)),
+        baselines={},
+        examples=(np.stack([exact, exact]), model),
+    )
+    titles = [note.text for note in figure.layout.annotations]
+    assert len(titles) == n_panels == len({trace.yaxis for trace in figure.data})
+    assert ("(single sequences have the same curves)" in titles[0]) == (n_panels == 2)
+
+
 def test_figures_fetch_nothing(calibration: go.Figure) -> None:
     assert "http" not in json.dumps(calibration.to_plotly_json()["layout"], default=str)
 
