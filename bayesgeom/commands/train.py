@@ -150,7 +150,10 @@ def resized(recipe: "Recipe", changes: Mapping[str, Any]) -> "Recipe":
     if not changes:
         return recipe
     sizes, parameters = field_names(type(recipe.model_config())) - {"d_vocab"}, field_names(type(recipe.task))
-    check_known(f"recipe {recipe.name!r}", changes, sizes | parameters | BATCHES)
+    known = sizes | parameters | BATCHES
+    for name in changes.keys() & field_names(Train) - known:
+        raise InvalidArgument(f"{name} is an option of its own: use --{name} {changes[name]} instead of --set.")
+    check_known(f"recipe {recipe.name!r}", changes, known)
     if recipe.warm_start is not None:
         raise InvalidArgument(
             f"{recipe.name} starts from the trained weights {recipe.warm_start}, so its sizes cannot be changed. Leave "

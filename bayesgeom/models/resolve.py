@@ -288,8 +288,8 @@ def _of_object(model: Any) -> Model:
         return own
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For another "
-        f"module, write a ModelConfig: see docs/extending.md."
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your own "
+        f"module, pass an instance of your subclass of bayesgeom.models.base.Model: see docs/extending.md."
     )
 
 
@@ -422,8 +422,9 @@ def require_posterior(task: WindTunnel) -> None:
     """
     if not task.has_posterior:
         raise TaskMismatch(
-            f"this measurement requires a task with an exact posterior; {task} has none. Use evidence, a wind tunnel, "
-            f"or a wind tunnel in context."
+            f"this measurement requires a task with an exact posterior; {task} has none, because the posterior of "
+            f"ordinary text is unknown. Use evidence, a wind tunnel, or a wind tunnel in context such as "
+            f"bijection-in-context. `diagnose` measures attention and geometry on any texts."
         )
 
 

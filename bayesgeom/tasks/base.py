@@ -18,7 +18,7 @@ from bayesgeom.checks import cost
 from bayesgeom.checks.arguments import check_argument, check_fields, fits
 from bayesgeom.checks.text import shown
 from bayesgeom.checks.tokenizer import Tokenizer
-from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
+from bayesgeom.core.errors import InvalidArgument, UnknownName, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.trials import Trials, checked
 
@@ -339,7 +339,9 @@ def task_kinds() -> _Kinds:
 
 def _named(name: str, parameters: Mapping[str, Any], trained: WindTunnel | None) -> WindTunnel | TextTask:
     if name not in (known := task_kinds()):
-        raise unknown_name("task", name, known)
+        missing = unknown_name("task", name, known)
+        is_sentence = len(name.split()) > 1
+        raise UnknownName(f"{missing} To run on texts, pass a list of them.") if is_sentence else missing
     kind, wrapper = known[name]
     if wrapper is None:
         kept = {key: vars(trained)[key] for key in field_names(kind)} if type(trained) is kind else {}
