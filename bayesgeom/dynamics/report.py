@@ -14,6 +14,7 @@ from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
+from bayesgeom.stats.extremes import remark_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -103,8 +104,8 @@ class DynamicsReport(Report):
             trainings = self.estimate(metric)[(slice(None), last, *layer)]
             if np.isfinite(trainings.value).any():
                 (run,), own = trainings.extreme("smallest")
-                label, at = f"{label} at the last snapshot{of}", (run, last, *layer)
-                line = headline_of(self, metric, at, label, own=own)
+                remark, at = remark_of(float(own.ends[0]), len(self.runs)), (run, last, *layer)
+                line = headline_of(self, metric, at, f"{label} at the last snapshot{of}{remark}", own=own)
                 found.append(self._ruled(line, at) if metric == "answer_shift_bits" else line)
         return found
 

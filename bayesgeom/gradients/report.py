@@ -17,6 +17,7 @@ from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
+from bayesgeom.stats.extremes import remark_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -76,11 +77,13 @@ class GradientReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         at, own = self._most_above()
+        most = f"correlation most above its baseline: L{at[0]}H{at[1]}"
+        most += remark_of(float(own.ends[0]), self.correlation.value.size)
         worst, worst_nats = _largest(self.identity_error.value), _largest(self.identity_error_nats.value)
         return (
             headline_of(self, "identity_error", at=worst, label="largest relative error of the laws against autograd"),
             headline_of(self, "mean_correlation"),
-            headline_of(self, "correlation", at, f"correlation most above its baseline: L{at[0]}H{at[1]}", own=own),
+            headline_of(self, "correlation", at, most, own=own),
             headline_of(self, "identity_error_nats", at=worst_nats, label="largest error of the laws against autograd"),
             headline_of(self, "loss_nats"),
         )

@@ -31,6 +31,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.consistency import HYPOTHESES, NOT_IDENTIFIED, SUMS, agreement_of
+from bayesgeom.stats.extremes import remark_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -104,6 +105,7 @@ class AttentionEntropyReport(Report):
         )
         (layer, head), own = self.consistency.extreme("largest")
         greatest = f"consistency of the most consistent head: L{layer}H{head}"
+        greatest += remark_of(float(own.ends[0]), self.consistency.value.size)
         return (
             reduction,
             last,
@@ -120,6 +122,7 @@ class AttentionEntropyReport(Report):
             return lines
         (layer, head), own = self.entropy_share.extreme("smallest")
         label = f"entropy as a share of the maximum, narrowest head: L{layer}H{head}"
+        label += remark_of(float(own.ends[0]), self.entropy_share.value.size)
         return (*lines, headline_of(self, "entropy_share", (layer, head), label, own=own))
 
     def plot(self) -> "Figure":

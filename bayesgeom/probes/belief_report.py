@@ -14,6 +14,7 @@ from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
+from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.memory import WIDEST_BASELINE
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class BeliefReadoutReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         (best,), clearest = self.silhouette[0, -1].extreme("largest")
-        count = self.cluster_counts[best]
+        count, remark = self.cluster_counts[best], remark_of(float(clearest.ends[0]), len(self.cluster_counts))
         lines = [
             headline_of(self, "r2", (0, -1), "R² of the belief, last layer"),
             headline_of(self, "total_variation", (0, -1), "total variation of the read belief, last layer"),
@@ -128,8 +129,8 @@ class BeliefReadoutReport(Report):
                 short_label="balanced accuracy of which hypotheses survive, last layer",
             ),
             replace(
-                headline_of(self, "silhouette", (0, -1, best), f"best silhouette, k = {count}", own=clearest),
-                short_label=f"best silhouette (k = {count}), last layer",
+                headline_of(self, "silhouette", (0, -1, best), f"best silhouette, k = {count}{remark}", own=clearest),
+                short_label=f"best silhouette (k = {count}), last layer{remark}",
             ),
             *(
                 replace(

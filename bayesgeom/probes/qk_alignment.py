@@ -29,6 +29,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
 from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, evidence_of, row_means
 
@@ -118,11 +119,11 @@ class QKAlignmentReport(Report):
                 continue
             layer, own = _farthest(self.mass_over_other_by_layer[i])
             remark = "" if outcome == _ABOVE else f" ({outcome})"
-            label = f"{_words(self.relations[i])}: attention above baseline, layer {layer}{remark}"
+            where = f"layer {layer}{remark_of(float(own.ends[0]), len(self.mass_over_other_by_layer.value[i]))}"
+            label = f"{_words(self.relations[i])}: attention above baseline, {where}{remark}"
             line = headline_of(self, "mass_over_other_by_layer", (i, layer), label, own=own)
-            rows.append(
-                replace(line, short_label=f"attention to the {_words(self.relations[i])} above baseline, layer {layer}")
-            )
+            subject = f"attention to the {_words(self.relations[i])} above baseline, {where}"
+            rows.append(replace(line, short_label=subject))
         if not rows:
             return unknown
         leading = int(strength.max(axis=1).argmax())

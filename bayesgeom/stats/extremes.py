@@ -68,7 +68,9 @@ def extreme_interval(
     is_hidden, is_small = bool(np.isnan((low + high)[known]).any()), count > 1 and n < LEAST_PER_ENTRY * count
     if not known.any() or is_hidden or is_small:
         return math.nan, math.nan, WHY_HIDDEN if is_hidden else WHY_MANY if is_small else ""
-    lower = value[known] - _farther((value - low)[known], (high - value)[known], _times(count))
+    lower, times = low[known], _times(count)
+    if times > 1:  # at 1 the ends stay as they are, to the last digit
+        lower = value[known] - _farther((value - low)[known], (high - value)[known], times)
     chosen = int(value[known].argmax())
     return min(float(lower.max()), float(low[known][chosen])), float(high[known].max()), ""
 

@@ -24,6 +24,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import output_weights
 from bayesgeom.subspaces.subspace import Subspace
@@ -68,9 +69,9 @@ class WriteReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         (layer, head), own = self.strength.extreme("largest")
-        most = headline_of(
-            self, "strength", (layer, head), f"strength of the strongest writer: L{layer}H{head}", own=own
-        )
+        label = f"strength of the strongest writer: L{layer}H{head}"
+        label += remark_of(float(own.ends[0]), self.strength.value.size)
+        most = headline_of(self, "strength", (layer, head), label, own=own)
         return headline_of(self, "rank_correlation"), most, headline_of(self, "largest_gap")
 
     def plot(self) -> "Figure":

@@ -239,10 +239,8 @@ def test_the_largest_effect_is_not_weaker_than_a_smaller_one(rng: np.random.Gene
     report = reported(scores(rng, [0.1, 0.11, 0.12]), HEAD_ABLATIONS[:3])
     first = replace(report, kl_increase_bits=alike).headlines()[0]
     assert first.low < 0 < first.high and (first.verdict, first.label[-7:]) == ("undecided", "choice)")
-    assert first.caveat == (
-        "its own interval, by which the others are judged, is 0.001 … 0.25; the one that allows for the choice includes "
-        "a baseline"
-    )
+    stated = "its own interval, by which the others are judged, is 0.001 … 0.25"
+    assert first.caveat == f"{stated}; the one that allows for the choice includes a baseline"
 
 
 def test_the_panels_of_a_figure_show_the_interval_of_each_row_alone(rng: np.random.Generator) -> None:

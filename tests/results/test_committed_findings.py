@@ -8,7 +8,7 @@ import pytest
 from bayesgeom.results import page
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.findings import FEWEST, MOST, Finding, findings
-from bayesgeom.results.storage import JSON
+from bayesgeom.results.storage import JSON, quantities_of
 from tests.pages import READINGS
 
 pytestmark = pytest.mark.exhaustive
@@ -49,3 +49,23 @@ def test_findings_are_whole_sentences(opened: dict[str, list[Finding]]) -> None:
 def test_no_page_repeats_a_finding(opened: dict[str, list[Finding]]) -> None:
     sentences = {where: [own.sentence or own.numbers for own in found] for where, found in opened.items()}
     assert [where for where, own in sentences.items() if len(set(own)) < len(own)] == []
+
+
+def test_an_interval_that_allows_for_a_choice_says_so_and_is_never_narrower() -> None:
+    """Of one head a table had 0.5331 … 0.8488 and a figure 0.5783 … 0.8488, and neither said which was which."""
+    silent, narrower, n_chosen = list[str](), list[str](), 0
+    for file in sorted(READINGS.parent.glob(f"**/{JSON}")):
+        own = load_report(file.parent)
+        for report in own.reports.values() if isinstance(own, Diagnosis) else [own]:
+            for line in (line for line in report.headlines() if line.interval):
+                if line.metric not in quantities_of(type(report)):
+                    continue
+                field = report.estimate(line.metric)
+                (low, high), is_entry = field.ends, field.value == line.value
+                if (is_entry & (low == line.low) & (high == line.high)).any() or not is_entry.any():
+                    continue
+                n_chosen += 1
+                silent += [f"{file.parent.name}: {line}"] * ("(interval allows for choice)" not in line.label)
+                narrower += [f"{file.parent.name}: {line}"] * (not (line.low <= low[is_entry]).all())
+                narrower += [f"{file.parent.name}: {line}"] * (not (line.high >= high[is_entry]).all())
+    assert n_chosen > 50 and silent == [] and narrower == []

@@ -81,8 +81,9 @@ def test_an_estimate_gives_index_entry_and_reason() -> None:
     hidden = Estimate.of([0.1, 0.4], ([np.nan, 0.3], [np.nan, 0.5]), n=64).extreme("largest")[1]
     assert np.isnan(hidden.ends[0]) and hidden.why_not == WHY_HIDDEN
     assert Estimate.of(value).extreme("smallest")[0] == (0, 0) and Estimate.of(value).extreme("smallest")[1].low is None
-    single = Estimate.of([0.5], ([0.25], [0.75]), n=3).extreme("largest")[1]
-    assert tuple(map(float, single.ends)) == (0.25, 0.75), "one entry is no choice"
+    for low in (0.25, 0.1, 1 / 3):
+        single = Estimate.of([0.7], ([low], [0.75]), n=3).extreme("largest")[1]
+        assert tuple(map(float, single.ends)) == (low, 0.75), "one entry is no choice"
 
 
 def test_a_choice_among_more_entries_widens_the_biased_end() -> None:
