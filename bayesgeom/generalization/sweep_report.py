@@ -68,7 +68,7 @@ class SweepReport(Report):
             place = f"{self.vary}={value}"
             if np.isfinite(self.kl_bits.value[index]):
                 label = f"{place}: KL (shortcut: {self.shortcuts[index].replace('_', ' ')})"
-                line = headline_of(self, "kl_bits", at=(index,), label=label)
+                line = self._compared("kl_bits", index, label)
                 subject = f"KL at {place} ({label.split(' (')[1]}"
                 lines.append(replace(line, finding=findings.get(index, ""), short_label=subject))
                 lines.append(
@@ -79,19 +79,37 @@ class SweepReport(Report):
 
     def _findings(self) -> dict[int, str]:
         """Return sentences on all values of the parameter, by the index of the value whose number they stand at."""
-        known = np.flatnonzero(np.isfinite(self.kl_bits.value))
-        if not len(known):
+        known = np.flatnonzero(np.isfinite(self.kl_bits.value)).tolist()
+        if not known:
             return {}
-        beats = self.kl_bits[known].clears("lower").tolist()
+        compared = [index for index in known if not self._exact(index)]
+        beats = self.kl_bits[compared].clears("lower").tolist()
         converged = int((self.model_tokens.value[known] == self.exact_tokens.value[known]).sum())
-        everywhere = (
-            f"At {beats.count('yes')} of {len(known)} values of {self.vary} the model's KL is below that of the "
-            f"strongest shortcut. At {converged} both entropies reach their own floors after as many tokens."
+        exact = {f"at {self.vary}={self.values[index]} {why}": None for index in known if (why := self._exact(index))}
+        below = (
+            f"At {beats.count('yes')} of {len(compared)} values of {self.vary} the model's KL is below that of the "
+            f"strongest shortcut{''.join(f'; {why}' for why in exact)}."
         )
-        most = int(known[self.kl_bits.value[known].argmax()])
+        if not compared:
+            below = f"No comparison with shortcuts is applicable: {'; '.join(exact)}."
+        everywhere = (
+            f"{below} At {converged} of {len(known)} both entropies reach their own floors after as many tokens."
+        )
+        most = known[int(self.kl_bits.value[known].argmax())]
         trained = self.values.index(self.trained_value) if self.trained_value in self.values else most
         found = {most: f"The KL is greatest at {self.vary}={self.values[most]}."}
         return found | {trained if trained in known else most: everywhere}
+
+    def _compared(self, metric: str, index: int, label: str) -> Headline:
+        """Return an error at one value of the parameter; where a shortcut is exact, no model can be better."""
+        line, exact = headline_of(self, metric, at=(index,), label=label), self._exact(index)
+        detail = f"{self.vary}={self.values[index]}: {exact}"
+        return replace(line, verdict="", ruling=NOT_APPLICABLE, caveat=exact, detail=detail) if exact else line
+
+    def _exact(self, index: int) -> str:
+        """Return that a shortcut predicts the exact posterior at one value of the parameter; "" if none does."""
+        is_exact = self.kl_bits.baseline(SHORTCUT).value[index] <= EXACT_BITS
+        return f"the {self.shortcuts[index].replace('_', ' ')} predictor is exact here" if is_exact else ""
 
     def plot(self) -> "Figure":
         from bayesgeom.generalization.sweep_drawing import sweep_figure
@@ -106,7 +124,7 @@ class SweepReport(Report):
         )
         last = f"{self.vary}={self.values[-1]}"
         errors = (("kl_bits", "KL"), ("entropy_mae_bits", "entropy error"))
-        captions = (numbers(headline_of(self, metric, (-1,), f"{label} at {last}")) for metric, label in errors)
+        captions = (numbers(self._compared(metric, -1, f"{label} at {last}")) for metric, label in errors)
         return with_captions(figure, ("", "", *captions))
 
     def table(self) -> str:
@@ -130,7 +148,8 @@ class SweepReport(Report):
         )
 
 
-SHORTCUT = "strongest shortcut"
+SHORTCUT, NOT_APPLICABLE = "strongest shortcut", "not applicable"
+EXACT_BITS = 1e-9  # a smaller KL is rounding
 _HEADER = (
     "entropy floor (bits)",
     "tokens, exact",

@@ -18,7 +18,9 @@ from bayesgeom.generalization.sweeps import _listed, sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.results.captions import stated_caption
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.results.findings import tone, verdict_word
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed
@@ -84,6 +86,29 @@ def test_a_value_without_tokens_has_the_exact_posterior_alone_and_says_why() -> 
         sweep(TASK, "floor", [0.01, 0.02], small(), n=7)
     with pytest.raises(TaskMismatch, match="positions for"):
         sweep(TASK, "length", [40], small(), n=7)
+
+
+def test_where_a_shortcut_is_exact_there_is_no_comparison_to_fail() -> None:
+    """With a floor of 1/2 both rows are uniform: the page had a red "does not beat baselines" next to a level of 0."""
+    task = replace(TASK, n_symbols=2)
+    sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
+    model = HookedModel(Transformer(sizes, seed=0), name="small", task=task)
+    found = sweep(task, "floor", [0.05, 0.5], model, n=17)
+    first, second = (line for line in found.headlines() if line.metric == "kl_bits")
+    assert found.shortcuts[1] == "uniform" and second.baseline == 0.0 and first.ruling == "" != first.verdict
+    assert (second.verdict, second.ruling) == ("", "not applicable")
+    assert second.caveat == "the uniform predictor is exact here"
+    assert "not applicable" in str(found) and "floor=0.5: the uniform predictor is exact here" in str(found)
+    beaten = int(first.verdict == "yes")
+    told = " ".join(line.finding for line in found.headlines())
+    assert f"At {beaten} of 1 values of floor the model's KL is below that of the strongest shortcut" in told
+    assert "; at floor=0.5 the uniform predictor is exact here. At " in told
+    assert tone(second) == "open" and verdict_word(second) == "not applicable"
+    captions = [stated_caption(found.plot(), panel) for panel in (2, 3)]
+    assert all("the strongest baseline is 0 (strongest shortcut)" in own for own in captions)
+    alone = sweep(task, "floor", [0.5], model, n=17)
+    (told,) = (line.finding for line in alone.headlines() if line.finding)
+    assert told.startswith("No comparison with shortcuts is applicable: at floor=0.5 the uniform predictor is exact")
 
 
 def test_without_a_model_the_exact_posterior_stands_alone() -> None:
