@@ -31,7 +31,7 @@ def add_forest(
             y=list(labels),
             mode="markers",
             marker={"color": MEASURED, "size": 7},
-            name="estimate, 95 % interval",
+            name="estimate, 95 % interval" if np.isfinite(lo).any() else "estimate",
             error_x={
                 "type": "data",
                 "symmetric": False,

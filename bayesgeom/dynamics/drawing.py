@@ -35,15 +35,21 @@ class Curves:
 class Forest:
     """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none.
 
-    `baseline` is the level that intervals are compared with.
+    `baseline` is the level that intervals are compared with; `verdicts` state in the label why a row has no value.
     """
 
     title: str
     unit: str
     labels: Sequence[str]
     estimate: Estimate
+    verdicts: Sequence[str]
     otherwise: str
     baseline: float = 0.0
+
+    def named(self) -> list[str]:
+        """Return the label of each row, and why it has no value."""
+        rows = zip(self.labels, self.estimate.value.flat, self.verdicts, strict=True)
+        return [label if np.isfinite(value) else f"{label} ({why})" for label, value, why in rows]
 
 
 def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> go.Figure:
@@ -71,7 +77,7 @@ def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
         values, (low, high) = own.estimate.value.ravel(), own.estimate.ends
         if np.isfinite(values).any():
             ends = (low.ravel(), high.ravel())
-            add_forest(figure, panel, own.labels, values, ends, unit=own.unit, baseline=own.baseline)
+            add_forest(figure, panel, own.named(), values, ends, unit=own.unit, baseline=own.baseline)
         else:
             add_note(figure, panel, own.otherwise)
             label_axes(figure, panel, "", "")

@@ -114,6 +114,7 @@ class SettlingReport(Report):
             labels=[f"{scale} / {measure}" for scale in self.scales for measure in self.frame_measures],
             estimate=self.dissociation_by_scale,
             otherwise=self.order,
+            verdicts=self.order_by_scale,
         )
         falls = Forest(
             title="Largest fall of every curve",
@@ -122,6 +123,7 @@ class SettlingReport(Report):
             estimate=self._fall_shares(),
             otherwise="no curve was measured",
             baseline=THERE,
+            verdicts=self.fall_verdicts,
         )
         return forests_figure(self.title, (ratios, falls))
 

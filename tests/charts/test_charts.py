@@ -274,6 +274,14 @@ def test_forests_reach_to_their_intervals() -> None:
     assert figure.layout.xaxis.title.text == "bits"
 
 
+def test_a_forest_without_intervals_promises_none() -> None:
+    figure, values = panels("Whole", ("a",), n_columns=1), np.array([0.5, 0.25])
+    unknown = np.full(2, np.nan)
+    add_forest(figure, (1, 1), ["one", "two"], values, (unknown, unknown), unit="bits", baseline=None)
+    add_forest(figure, (1, 1), ["one", "two"], values, (values, unknown), unit="bits", baseline=None)
+    assert [trace.name for trace in figure.data] == ["estimate", "estimate, 95 % interval"]
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_the_baseline_of_a_forest_goes_from_edge_to_edge(n: int) -> None:
     figure = panels("Whole", ("a", "b"))

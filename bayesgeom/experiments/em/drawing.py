@@ -47,7 +47,9 @@ def em_figure(
             _show_the_middle(figure, (row, column), losses, of.floor)
     bottom = len(chains) + 1
     for column, speed in enumerate(speeds, start=1):
-        add_forest(figure, (bottom, column), conditions, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
+        reached = zip(conditions, np.isfinite(speed.value), strict=True)
+        labels = [name if is_reached else f"{name} (not reached)" for name, is_reached in reached]
+        add_forest(figure, (bottom, column), labels, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
         figure.update_traces(showlegend=False, row=bottom, col=column)
     return with_room_for_legend(figure)
 
