@@ -18,6 +18,7 @@ from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.stats.extremes import Extreme, extreme_interval
 
+_ROUNDING = 1e-6  # of a value, moves its ends when float32 rounds differently
 _ZERO = 1e-12  # numbers below it count as 0 when they are compared
 
 
@@ -145,28 +146,25 @@ def differing(found: Value, recorded: Value, tolerance: float, *, is_same_machin
     On the same type of machine
 
     - value and baseline may differ by `tolerance` times the recorded level;
-    - an end may differ by `tolerance` times the recorded end, plus `tolerance` times the width of the recorded
-      interval. The second part is for rounding: an end is the value plus a multiple of the spread between sequences,
-      and float32 rounds a small spread more coarsely than the value. Of the claims measured again on 25 November
-      2026, rounding moved no end by more than 2e-5 of the width.
+    - the distance of an end from the value may differ by ten times `tolerance` of the recorded interval's width, plus a
+      millionth of the recorded value, which float32 does not resolve much better. A part of the width and not of the
+      end, because 0.1 % of 0.9982 [0.9976, 0.9985] is more than its width. Ten times, because an end follows from the
+      spread between sequences, which rounding changes more than the value: between processors with and without AVX-512
+      it moved ends of claims by up to 0.05 % of the width.
 
-    On another type of machine rounding differs more. The value may then also lie anywhere in the recorded interval, and
-    each end may move by half of its width.
+    On another type of machine the value may also lie anywhere in the recorded interval, and the distances may differ by
+    half of its width: rules that withhold or widen intervals from a threshold on can amplify rounding.
     """
     parts = [] if _is_value_close(found, recorded, tolerance, is_same_machine) else ["value"]
-    width = _finite(recorded.hi - recorded.lo)
     if math.isnan(found.lo) != math.isnan(recorded.lo):
         parts.append("interval")
+    width = recorded.hi - recorded.lo if math.isfinite(recorded.hi - recorded.lo) else 0.0
+    most = (10 * tolerance if is_same_machine else 0.5) * width + _ROUNDING * abs(recorded.value) + _ZERO
     for part, own, known in (("low end", found.lo, recorded.lo), ("high end", found.hi, recorded.hi)):
-        most = tolerance * (abs(_finite(known)) + width)
-        most = most if is_same_machine else max(most, width / 2)
-        if own != known and abs(own - known) > max(most, _ZERO):  # a missing end is compared above
+        change = abs((own - found.value) - (known - recorded.value))
+        if own != known and change > most:  # NaN, a missing end, is compared above
             parts.append(part)
     return (*parts, *([] if _is_close(found.baseline, recorded.baseline, tolerance) else ["baseline"]))
-
-
-def _finite(number: float) -> float:
-    return number if math.isfinite(number) else 0.0
 
 
 def _is_close(found: float, recorded: float, tolerance: float) -> bool:

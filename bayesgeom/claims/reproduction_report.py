@@ -41,10 +41,10 @@ class ReproductionReport(Report):
     title: ClassVar[str] = "Reproduction: do a claim's numbers come out again?"
     about: ClassVar[str] = (
         "The commands of the claim were run again, and its numbers were read from their reports. On the machine type "
-        "of the record, values and baselines must agree within the claim's relative tolerance (0.1 %). An end of an "
-        "interval must agree within the same tolerance of the end plus the same part of the interval's width. On "
-        "another type, values may lie anywhere in the recorded interval, and an end may move by half of its width, "
-        "because rounding differs. The verdict follows from the numbers by the criterion of the claim. Agreement shows "
+        "of the record, values and baselines must agree within the claim's relative tolerance (0.1 %), and distances "
+        "of ends from the value within ten times that of the interval's width. On another type, values may lie "
+        "anywhere in the recorded interval, and the distances may differ by half of its width, because rounding "
+        "differs. The verdict follows from the numbers by the criterion of the claim. Agreement shows "
         "that the measurement is reproducible, not that the claim is true."
     )
 
@@ -249,7 +249,9 @@ def _difference(label: str, unit: str, found: Value, recorded: Value, parts: Seq
             words.append(f"{text(found, unit)}, recorded without an interval")
         else:
             own, known = (getattr(of, fields[part]) for of in (found, recorded))
-            change = f" ({100 * (own - known) / abs(known):+.2g} %)" if known and math.isfinite(own - known) else ""
+            scale = abs(known) if part in ("value", "baseline") else recorded.hi - recorded.lo
+            share = f"{100 * (own - known) / scale:+,.1f} %" if scale and math.isfinite((own - known) / scale) else ""
+            change = f" ({share}{' of the width' * part.endswith('end')})" if share else ""
             words.append(f"{part} {_or_none(own)}, recorded {_or_none(known)}{unit and f' {unit}'}{change}")
     return f"{_plain(label)}: {'; '.join(words)}" if words else ""
 
