@@ -32,6 +32,15 @@ RULE = (
 )
 
 
+_CLAIMS: dict[str, str] = {
+    "invariant": "renaming the hypotheses leaves the KL unchanged within the bound of {}",
+    "invariant on average only": "renaming the hypotheses leaves the mean KL unchanged within the bound of {}, but not "
+    "that of single sequences",
+    "not invariant": "renaming the hypotheses changes the mean KL by more than the bound of {}",
+    "undecided": "it is not decided whether renaming the hypotheses changes the KL (bound: {})",
+}
+
+
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RelabelingReport(Report):
@@ -85,10 +94,10 @@ class RelabelingReport(Report):
         if np.isnan(difference.ends[0]) or np.isnan(size.ends[0]):
             return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
         bound, own_kl = (number_text(own, is_exact=True) for own in (self.bound_bits, float(self.kl_before_bits)))
+        claim = _CLAIMS[self.verdict].format(f"± {bound} bits")
         return (
-            f"{self.verdict}: renaming changes the mean KL by {interval_text(*difference.ends)} bits, and that of a "
-            f"single sequence by {interval_text(*size.ends)} bits on average. The bound is ± {bound} bits; the model's "
-            f"own KL is {own_kl} bits."
+            f"{self.verdict}: {claim}: the mean changes by {interval_text(*difference.ends)} bits, and that of one "
+            f"sequence by {interval_text(*size.ends)} bits on average. The model's own KL is {own_kl} bits."
         )
 
     def headlines(self) -> Sequence[Headline]:

@@ -235,6 +235,27 @@ def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
             assert f"own KL {number_text(float(found.kl_before_bits), is_exact=True)} bits" in found.verdict_reason
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda kl, noise: kl * noise,
+            "invariant: renaming the hypotheses leaves the KL unchanged within the bound of ±",
+        ),
+        (
+            lambda kl, noise: 3 * kl * noise,
+            "not invariant: renaming the hypotheses changes the mean KL by more than the",
+        ),
+    ],
+)
+def test_the_conclusion_says_what_renaming_does(change: Callable[..., np.ndarray], told: str) -> None:
+    """A diagnosis began with "renaming changes the mean KL by −9.869e−5 … 2.023e−5 bits", of an invariant model."""
+    noise = 1 + 0.1 * np.random.default_rng(3).normal(size=(211, 1))
+    found = pair(np.random.default_rng(5), own_kl=4e-3, change=lambda kl: change(kl, noise))
+    bound = number_text(found.bound_bits, is_exact=True)
+    assert found.conclusion().startswith(told) and f"bound of ± {bound} bits: the mean changes by" in found.conclusion()
+
+
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
     report = relabeling_invariance(model(prefers_a_name), n=31)
     report.save(tmp_path / "run")
