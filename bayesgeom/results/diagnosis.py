@@ -15,7 +15,7 @@ from bayesgeom.results.estimate import NOT_ESTIMATED
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, display_in_notebook, notebook_html, page_of
-from bayesgeom.results.report import Report, with_provenance
+from bayesgeom.results.report import Report, too_few, with_provenance
 from bayesgeom.results.tables import listed, shortened
 from bayesgeom.results.terminal import summary
 from bayesgeom.results.tidy import frame, records_of
@@ -171,7 +171,7 @@ class Diagnosis(Mapping[str, Report]):
         without = [(name, own) for name, own in lines if own.no_interval not in ("", NOT_ESTIMATED)]
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in without]
         conclusions = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
-        return summary(self.title, conclusions, lines, notes, where)
+        return summary(self.title, too_few(self.reports.values()) + conclusions, lines, notes, where)
 
     def plot(self) -> "Figure":
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.

@@ -98,7 +98,8 @@ class Baseline:
     @classmethod
     def of(cls, kind: Kind, name: str, value: Shaped[Any, "..."] | float, *, low: Any = None, high: Any = None) -> Self:
         """Return a baseline of numbers or arrays that broadcast to the shape of the estimate."""
-        return cls(kind=kind, name=name, value=_array(value), low=_optional(low), high=_optional(high))
+        low, high = (None if end is None else _array(end) for end in (low, high))
+        return cls(kind=kind, name=name, value=_array(value), low=low, high=high)
 
     def bar(self, better: Better) -> Values:
         """Return the level that has to be exceeded: the far end of the range if there is one, else the value."""
@@ -383,10 +384,6 @@ def reason_of(why_not: str, entry: str) -> str:
 
 def _array(value: Any) -> Values:
     return np.asarray(value, dtype=np.float64)
-
-
-def _optional(value: Any) -> Values | None:
-    return None if value is None else _array(value)
 
 
 def _to_shape(value: Any, shape: tuple[int, ...], what: str) -> Values:

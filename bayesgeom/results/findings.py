@@ -153,17 +153,13 @@ def _of_section(section: Section) -> list[Finding]:
     others = sorted(rest, key=lambda line: not (line.verdict or line.ruling))
     judged = [line for line in others if line.verdict or line.ruling]
     lines = judged if not stated and len(judged) >= FEWEST else [*stated, *others[: max(0, FEWEST - len(stated))]]
-    found = [Finding(section=section, line=line, sentence=line.finding or _without_number(line)) for line in lines]
+    texts = [line.finding or f"{_subject(line)} has no value here." * (line.value_text == "–") for line in lines]
+    found = [Finding(section=section, line=line, sentence=text) for line, text in zip(lines, texts, strict=True)]
     if section.verdict and lines:
         shown = f"{lines[0].ruling}:" if lines[0].ruling else ""  # before the sentence
         concluded = _capital(f"{section.verdict.rstrip('.')}.".removeprefix(shown).strip())
         found[0] = Finding(section=section, line=lines[0], sentence=concluded, is_conclusion=True)
     return found
-
-
-def _without_number(line: Headline) -> str:
-    """Return that a line without a number has none; "" for a line with one."""
-    return f"{_subject(line)} has no value here." if line.value_text == "–" else ""
 
 
 def _capital(text: str, hyphens: str = "") -> str:

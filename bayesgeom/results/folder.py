@@ -23,8 +23,7 @@ _PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is pr
     **dict.fromkeys(("arguments", "recipe", "task"), Mapping[str, Any]),
     "foreign_hooks": tuple[str, ...],
     "layers": Mapping[str, tuple[int, ...]],
-    "served": Mapping[str, float],
-    "streamed": Mapping[str, int],
+    **dict.fromkeys(("served", "streamed"), Mapping[str, float]),  # language: quoted
 }
 _OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 

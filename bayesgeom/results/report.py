@@ -12,7 +12,7 @@ labeled by the field or class variable `things`.
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -27,7 +27,7 @@ from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import MEAN, MOST, Headline
 from bayesgeom.results.page import display_in_notebook, notebook_html, page_of
 from bayesgeom.results.storage import parts_of, quantities_of
-from bayesgeom.results.tables import shortened
+from bayesgeom.results.tables import counted, shortened
 from bayesgeom.results.terminal import summary
 from bayesgeom.results.tidy import frame, records_of
 
@@ -112,7 +112,8 @@ class Report(ABC):
         lines = self.headlines()
         sentences = [*filter(None, (self.conclusion(), *(line.finding for line in lines[:1])))][:1]
         details = [line.detail for line in lines if line.detail not in ("", *sentences)]
-        return summary(f"{self._subject()}{self.title}", sentences, [("", line) for line in lines], details, where)
+        sentences, title = [*too_few([self]), *sentences], f"{self._subject()}{self.title}"
+        return summary(title, sentences, [("", line) for line in lines], details, where)
 
     @final
     def __str__(self) -> str:
@@ -232,6 +233,14 @@ class Report(ABC):
         """Return model and task with a colon; "" if they are unknown."""
         model, task = self.provenance.get("model", {}).get("name"), self.provenance.get("task_label")
         return f"{model} on {task}: " if model and task else ""
+
+
+def too_few(reports: Iterable[Report]) -> list[str]:
+    """Return a sentence if no report on sequences has enough of them for an interval; else nothing."""
+    from bayesgeom.stats.intervals import MIN_DIFFERENT
+
+    n = max((own.n for own in reports if own.counts == "sequence"), default=MIN_DIFFERENT + 1)
+    return [f"only {counted(n, 'sequence')}: intervals and verdicts need over {MIN_DIFFERENT}"] * (n <= MIN_DIFFERENT)
 
 
 def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
