@@ -35,7 +35,7 @@ from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
-from bayesgeom.stats.bootstrap import ratio_interval
+from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
 from bayesgeom.stats.extremes import remark_of
 
 if TYPE_CHECKING:
@@ -427,10 +427,11 @@ def _by_head(
 def _increase(tally: Tally, metric: str, seed: int) -> Estimate:
     """Return the increase of a metric by every ablation, with its paired interval over units; no effect is 0."""
     index = METRICS.index(metric)
-    change = tally.sums[:, index] - tally.baseline[index]
-    interval = ratio_interval(change.T, tally.counts[:, None].astype(np.float64), seed=seed)
+    without, ablated = tally.baseline[index][:, None], tally.sums[:, index].T
+    interval = ratio_interval(ablated - without, tally.counts[:, None].astype(np.float64), seed=seed)
     nothing = Baseline.of("baseline", NO_EFFECT, 0.0)
-    return with_interval(change.sum(axis=1) / tally.done, interval, n=tally.done, baselines=(nothing,))
+    mean = mean_difference(without, ablated) * (len(tally.counts) / tally.done)
+    return with_interval(mean, interval, n=tally.done, baselines=(nothing,))
 
 
 def _kl_ratio(tally: Tally, seed: int) -> Estimate:

@@ -21,7 +21,7 @@ from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
-from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.bootstrap import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_SEQUENCES = 512
@@ -145,6 +145,7 @@ def _paired(
     """Return a row for each of `SCORES`, with the intervals of the differences of single sequences."""
     with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
         difference = b - a
+    means = mean_difference(a, b)
     low, high = mean_interval(difference, seed=derived_seed(seed, Branch.RESAMPLING))
     return [
         _Row(
@@ -153,7 +154,7 @@ def _paired(
             unit=unit,
             better=better,
             values=(float(a[:, at].mean()), float(b[:, at].mean())),
-            difference=float(difference[:, at].mean()),
+            difference=float(means[at]),
             ends=(float(low[at]), float(high[at])),
             is_leading=True,
             is_paired=True,

@@ -20,6 +20,7 @@ from bayesgeom.stats.intervals import LEVEL as LEVEL_OF_AN_END
 from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_interval
 
 LEVEL = 0.95
+_ROUNDING = 16 * np.finfo(np.float64).eps  # of the terms: sums of up to 2¹⁶ of them err by less
 DRAWS = 1_000
 _MOST_KEPT = 256  # several tables of up to this many sequences are cached, 2 MB each, and one larger table, up to 16 MB
 _FEWEST_SPLIT = 4  # least number of sequences that can be halved
@@ -91,6 +92,22 @@ def percentile_interval(
     tail = (1 - level) / 2
     lo, hi = np.quantile(resampled, [tail, 1 - tail], axis=0)
     return np.asarray(lo), np.asarray(hi)
+
+
+def mean_difference(
+    first: Float[np.ndarray, "sequence *rest"], second: Float[np.ndarray, "sequence *rest"]
+) -> Float[np.ndarray, "*rest"]:
+    """Return the mean over sequences of second − first; exactly 0 where only rounding makes it differ from 0.
+
+    Example:
+        >>> shares = np.array([1, 2, 4, 6, 8]) / 19
+        >>> float((shares[::-1] - shares).mean()) == 0, float(mean_difference(shares, shares[::-1]))
+        (False, 0.0)
+    """
+    with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
+        mean = (second - first).mean(axis=0)
+        terms = (np.abs(first) + np.abs(second)).mean(axis=0)
+        return np.asarray(np.where(np.abs(mean) < _ROUNDING * terms, 0.0, mean))
 
 
 def mean_interval(

@@ -243,6 +243,14 @@ def test_the_largest_effect_is_not_weaker_than_a_smaller_one(rng: np.random.Gene
     assert first.caveat == f"{stated}; the one that allows for the choice includes a baseline"
 
 
+def test_an_accuracy_that_stays_the_same_changes_by_0_and_not_by_rounding(rng: np.random.Generator) -> None:
+    batch = scores(rng)
+    batch.baseline[2] = rng.integers(0, 2, size=(N, POSITIONS))
+    batch.variants[:, 2] = batch.baseline[2, rng.permutation(N)]  # as many hits, in other sequences
+    report = reported(batch)
+    assert (report.accuracy_change.value == 0).all() and (report.accuracy_change.ends[0] < 0).all()
+
+
 def test_the_panels_of_a_figure_show_the_interval_of_each_row_alone(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
     figure = report.plot()

@@ -12,6 +12,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.cli import main
+from bayesgeom.comparison.difference import _paired
 from bayesgeom.comparison.difference_report import CONSERVATIVE, NOT_SCORED, PAIRED, DifferenceReport, is_of_head
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.base import Model
@@ -52,6 +53,17 @@ def test_differences_are_those_of_each_sequence() -> None:
     low, high = report.difference.ends
     reach = 1.96 * per_sequence.std(ddof=1) / 37**0.5
     assert (high - low)[0] == pytest.approx(2 * reach, rel=0.35)
+
+
+def test_equal_accuracies_differ_by_0_and_not_by_rounding(rng: np.random.Generator) -> None:
+    """Two models with as many hits had an accuracy difference of −4.337e−19."""
+    seen = rng.integers(1, 19, size=(128, 6)) / 19
+    others = seen[rng.permutation(128)]
+    assert (others - seen).mean(axis=0).any(), "rounding is there"
+    rows = _paired(seen, others, seed=0)
+    assert [row.difference for row in rows] == [0.0] * 6 and all(row.ends[0] < 0 < row.ends[1] for row in rows)
+    near = _paired(seen, others + 1e-12, seed=0)
+    assert [row.difference for row in near] == pytest.approx([1e-12] * 6, rel=1e-3), "small is not rounding"
 
 
 def diagnosed(own: Model, n: int = 41, **arguments: Any) -> Diagnosis:
