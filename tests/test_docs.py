@@ -20,7 +20,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,10 +34,14 @@ from bayesgeom.commands.base import Command, Machines, Source
 from bayesgeom.comparison.report import ComparisonReport
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import discover
+from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.models.base import Model
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.base import Probe
 from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.subspaces.base import Sample
+from bayesgeom.tasks.base import WindTunnel
 from tests.structure.source import ROOT, assert_none, package_sources
 from tests.third_party.installed import PACKAGE, install
 from tests.tiny import tiny_checkpoints, tiny_folder
@@ -214,6 +218,18 @@ def test_the_guide_shows_where_its_files_go() -> None:
     assert sorted(names) == sorted(
         [f"{PACKAGE}/", *(Path(path).name for path, _ in quoted_files(read(ROOT / "docs/extending.md")))]
     )
+
+
+def test_the_guide_names_what_a_task_and_a_model_must_define_and_what_a_sample_offers() -> None:
+    page = read(ROOT / "docs/extending.md")
+    given = {field.name for field in fields(Trials) if field.default is MISSING}
+    offered = {name for name in vars(Sample) if name[0] != "_"} | {field.name for field in fields(Sample)}
+    required = {*WindTunnel.__abstractmethods__, *Model.__abstractmethods__}
+    assert len(offered) > 9 and len(required) > 11
+    missing = [
+        name for name in {*given, *offered, *required} if not re.search(rf"`{name}\b|def {name}\b|\b{name}=", page)
+    ]
+    assert_none(f"docs/extending.md does not name {name}" for name in missing)
 
 
 @pytest.mark.examples
