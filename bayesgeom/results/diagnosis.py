@@ -12,6 +12,7 @@ from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.results.estimate import NOT_ESTIMATED
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.page import HEADLINES_SHOWN, display_in_notebook, notebook_html, page_of
@@ -148,9 +149,8 @@ class Diagnosis(Mapping[str, Report]):
         lines = self.headlines()
         notes = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
         if foreign := self.provenance.get("foreign_hooks"):
-            notes.insert(
-                0, f"forward hooks that bayesgeom did not set may have edited activations: {', '.join(foreign)}"
-            )
+            hooks = "forward hooks that bayesgeom did not set may have edited activations"
+            notes.insert(0, f"{hooks}: {', '.join(foreign)}")
         if precision := self.provenance.get("float32_matmul_precision"):
             notes.insert(0, f"torch was allowed to round products of float32 matrices: {precision}")
         if replies := self.provenance.get(SERVED):
@@ -166,12 +166,12 @@ class Diagnosis(Mapping[str, Report]):
         notes[:0] = [f"{name}: {own.label} {own.value_text}. {own.detail}" for name, own in rest if own.detail]
         partly = self.provenance.get(LAYERS) or {}
         notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
-        if self.inapplicable:
-            notes.append(f"not applicable to this task: {', '.join(self.inapplicable)}")
+        notes += [f"not applicable to this task: {', '.join(self.inapplicable)}"] * bool(self.inapplicable)
         without = [(name, own) for name, own in lines if own.no_interval not in ("", NOT_ESTIMATED)]
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in without]
-        conclusions = [f"{name}: {text}" for name, report in self.reports.items() if (text := report.conclusion())]
-        return summary(self.title, too_few(self.reports.values()) + conclusions, lines, notes, where)
+        told = {f"{name}: {text}": name for name, report in self.reports.items() if (text := report.conclusion())}
+        leading = [numbers(lines[0][1])] if told and next(iter(self)) not in told.values() else []  # such as the KL
+        return summary(self.title, [*too_few(self.reports.values()), *leading, *told], lines, notes, where)
 
     def plot(self) -> "Figure":
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.

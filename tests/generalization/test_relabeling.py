@@ -256,6 +256,17 @@ def test_the_conclusion_says_what_renaming_does(change: Callable[..., np.ndarray
     assert found.conclusion().startswith(told) and f"bound of ± {bound} bits: the mean changes by" in found.conclusion()
 
 
+def test_kl_leads_the_printed_diagnosis_and_renaming_follows() -> None:
+    """The first sentence of every diagnosis was that on renaming, the only report with a conclusion."""
+    found = diagnose(model(prefers_a_name), n=40, n_untrained=0)
+    first, second = str(found).splitlines()[1:3]
+    assert first.startswith("KL(exact ‖ model) is ") and "95 % interval" in first, (first, second)
+    told = " ".join(str(found).split())
+    assert told.index("KL(exact ‖ model) is ") < told.index("relabeling: ") < told.index("renaming the hypotheses")
+    alone = str(Diagnosis.of(found["relabeling"]))
+    assert "relabeling: " in alone.splitlines()[1] and " is " not in alone.splitlines()[1].split("relabeling: ")[0]
+
+
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
     report = relabeling_invariance(model(prefers_a_name), n=31)
     report.save(tmp_path / "run")
