@@ -12,7 +12,7 @@ from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import at_least, label_axes, layer_colors, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import SERIES, at_least, label_axes, name_once, panels, with_room_for_legend
 
 _N_LINES = 5
 
@@ -66,7 +66,7 @@ def _few(group: Alike, n: int) -> str:
 def _add_positions(figure: go.Figure, panel: tuple[int, int], group: Alike) -> None:
     scored = range(1, group.by_position.shape[1] + 1)
     add_baseline(figure, panel, scored, 0.0, name="baseline: no effect")
-    for label, increase, color in zip(group.labels[:_N_LINES], group.by_position, layer_colors(_N_LINES), strict=False):
+    for label, increase, color in zip(group.labels[:_N_LINES], group.by_position, SERIES, strict=False):
         add_line(figure, panel, scored, increase, name=label, color=color)
     at_least(figure, panel, LEAST_BITS)
     label_axes(figure, panel, "scored position (1 is the first)", "KL increase (bits)")

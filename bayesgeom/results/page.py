@@ -34,7 +34,7 @@ _INTRODUCTION = (
     "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise. Layers and heads are "
     "counted from 0, positions from 1. In figures blue is the measured number, gray a baseline, black (white on dark "
     "pages) an exact value (a wide, pale line where another covers it) or a ceiling. Other colors name one "
-    "series each on the whole page, or in their section where there are more than sixteen."
+    "series each on the whole page, or in their section where there are more than seventeen."
 )
 
 

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b7280", "#1d1f23"
 # Of named series. MEASURED is not among them: it is the only measured number of a panel. Green and red are verdicts.
 SERIES = (SECOND, THIRD, "#0f8b8d", "#b08900", "#6d4c2f", "#c2408f", "#3d3a8c", "#4b8fba", "#94785a")
-LAYERS = ("#c467a0", "#b05091", "#99367c", "#7a1f63", "#5b1149", "#430a38", "#b98267", "#a06a4c", "#855036")  # by layer
+LAYERS = ("#eb568f", "#c64381", "#a33171", "#811f60", "#610d4d", "#420039", "#b98267", "#a06a4c", "#855036")  # by layer
 QUANTITIES = ("#4b5d16", "#680090", "#d860e0")  # of quantities, where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
 SEQUENTIAL = "Viridis"  # of points: every color is visible on white
@@ -22,8 +22,8 @@ DIVERGING = "PuOr_r"  # purple below the middle, orange above; red and green are
 GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
-_DARK_SERIES = ("#f0935a", "#bd93e0", "#4cc3c5", "#d9b23c", "#c9a27e", "#f27fc4", "#9b99f2", "#a3d4f0", "#efdcc0")
-_DARK_LAYERS = ("#8a5a80", "#9d6090", "#b56fa6", "#cf79b8", "#e394cd", "#f3b4e0", "#8f6b5a", "#a87d69", "#d3a48f")
+_DARK_SERIES = ("#f0935a", "#bd93e0", "#4cc3c5", "#e0c040", "#a87a4e", "#f27fc4", "#7d7bf5", "#a3d4f0", "#efdcc0")
+_DARK_LAYERS = ("#ac2b98", "#c54d9d", "#dc6ca3", "#ef8bad", "#ffabbb", "#ffd1d3", "#8f6b5a", "#a87d69", "#d3a48f")
 DARK: Mapping[str, str] = {
     MEASURED: "#6aa9ee",
     **dict(zip(SERIES, _DARK_SERIES, strict=True)),
