@@ -93,7 +93,7 @@ class Effects:
         """Return label, KL increase and interval of one row; `own` if it was chosen by its size."""
         low, high = (self.kl_increase_bits[row] if own is None else own).ends
         ends = interval_text(float(low), float(high)) if np.isfinite(low) else "no interval"
-        return f"{self.labels[row]} ({number_text(float(self.values[row]), is_exact=True)} bits [{ends}])"
+        return f"{self.labels[row]} ({number_text(float(self.values[row]))} bits [{ends}])"
 
 
 def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: float) -> Criterion:
@@ -146,7 +146,7 @@ def one_head_is_unique(
             f"{CATASTROPHIC_TIMES:g} times the unablated KL": _above(own, CATASTROPHIC_TIMES * own_kl_bits),
         }
         if is_layer_ablated:
-            whole = f"the effect of layer 0's attention ({number_text(layer_attention_bits, is_exact=True)} bits)"
+            whole = f"the effect of layer 0's attention ({number_text(layer_attention_bits)} bits)"
             outcomes[f"{LAYER_SHARE:g} times {whole}"] = _above(own, LAYER_SHARE * layer_attention_bits)
         verdict = _verdict(list(outcomes.values()))
         listed = ", ".join(f"{_LIES[outcome]} {name}" for name, outcome in outcomes.items())

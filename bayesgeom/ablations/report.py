@@ -237,7 +237,7 @@ class AblationReport(Report):
         """Return what was measured, in a sentence."""
         each = "each alone; " * (len(self.ablations) > 1)
         ablations, sequences = counted(len(self.ablations), f"{self.mode} ablation"), counted(self.n, "sequence")
-        own = number_text(float(self.unablated_kl_bits), is_exact=True)
+        own = number_text(float(self.unablated_kl_bits))
         return f"{ablations}, {each}{sequences}; KL without ablation {own} bits"
 
     def _listed(self) -> Sequence[Headline]:
@@ -347,10 +347,10 @@ class AblationReport(Report):
         low, high = self.kl_increase_bits.ends
         return (
             self.ablations[index],
-            number_text(self.kl_increase_bits.value[index], is_exact=True),
+            number_text(self.kl_increase_bits.value[index]),
             interval_text(low[index], high[index]),
             number_text(self.kl_ratio.value[index]),
-            number_text(self.entropy_mae_increase_bits.value[index], is_exact=True),
+            number_text(self.entropy_mae_increase_bits.value[index]),
             "no_effect" if self.inert[index] else "",
         )
 

@@ -155,7 +155,7 @@ def log_baseline(
         panel,
         x,
         drawn,
-        name=f"{name} (▾ below {number_text(floor, is_exact=True)})" if is_below.any() else name,
+        name=f"{name} (▾ below {number_text(floor)})" if is_below.any() else name,
     )
     if is_below.any():
         marker = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0), "opacity": 1, "color": BASELINE}

@@ -283,7 +283,7 @@ def reason(claim: Claim) -> str:
 
 def short(number: float) -> str:
     """Return a number as all tables print it; small ones as a power of ten, because records are compared."""
-    return number_text(number, is_exact=True)
+    return number_text(number)
 
 
 def _text(of: Estimate, row: int, unit: str) -> str:

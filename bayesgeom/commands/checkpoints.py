@@ -125,6 +125,6 @@ def _quality(description: Mapping[str, Any]) -> list[str]:
         hardest = min(baselines, key=baselines.__getitem__, default=None)
         level = ""
         if hardest is not None:
-            level = f" (baseline {number_text(baselines[hardest], is_exact=True)}, {hardest.replace('_', ' ')})"
-        parts.append(f"{key} {number_text(scores[key], is_exact=True)}{level}")
+            level = f" (baseline {number_text(baselines[hardest])}, {hardest.replace('_', ' ')})"
+        parts.append(f"{key} {number_text(scores[key])}{level}")
     return parts or ["not scored"]

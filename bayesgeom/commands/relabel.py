@@ -39,7 +39,7 @@ class Relabel(Command):
         report = relabeling_invariance(self.source.load(), self.task, n=self.n, seed=self.seed)
         diagnosis = Diagnosis.of(report)
         before, after, bound = (
-            number_text(own, is_exact=True) for own in (report.kl_before_bits, report.kl_after_bits, report.bound_bits)
+            number_text(own) for own in (report.kl_before_bits, report.kl_after_bits, report.bound_bits)
         )
         levels = (
             f"\nKL before {before}, after {after} bits; bound {bound} bits; correlation over "

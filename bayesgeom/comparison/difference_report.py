@@ -160,7 +160,7 @@ class DifferenceReport(Report):
         """Return which model has the higher or, where that is better, the lower value in a row."""
         a, b = float(self.first[row]), float(self.second[row])
         side, (own, other) = ("A", (a, b)) if self.verdicts()[row].startswith("A") else ("B", (b, a))
-        values = f"{number_text(own, is_exact=True)} against {number_text(other, is_exact=True)}"
+        values = f"{number_text(own)} against {number_text(other)}"
         unit = f" {self.units[row]}" if self.units[row] else ""
         return f"{side} has the {'higher' if own > other else 'lower'} {_quantity(self.rows[row])}: {values}{unit}."
 
@@ -172,7 +172,7 @@ class DifferenceReport(Report):
             numbers = (self.first[row], self.second[row], self.difference.value[row])
             ends = "–" if np.isnan(low[row]) else interval_text(low[row], high[row])
             label = f"{self.rows[row]} ({self.units[row]})" if self.units[row] else self.rows[row]
-            cells.append((label, *(number_text(float(own), is_exact=True) for own in numbers), ends, verdict))
+            cells.append((label, *(number_text(float(own)) for own in numbers), ends, verdict))
         lines, *rows = narrow(cells, room=4 * len(cells))
         for kind, chosen in (("paired over sequences", self.is_paired), ("conservative", ~self.is_paired)):
             lines += [f"{kind}:"] if 0 < chosen.sum() < len(rows) else []

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.comparison.verdict import LIMITED, REALIZED
-from bayesgeom.core.numbers import is_small, number_text
+from bayesgeom.core.numbers import number_text
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, BETWEEN, EXACT, MEASURED, SHADES, label_axes, panels, rgb
 
@@ -58,7 +58,7 @@ def comparison_figure(
 
 def _cell_text(share: float) -> str:
     """Return the text of a cell, at most six letters; the sign at the level of the context-free predictor is noise."""
-    return "≈ 0" if is_small(share) else number_text(round(share, 4))
+    return "≈ 0" if 0 < abs(share) < 1e-4 else number_text(round(share, 4))
 
 
 def _name_cells(

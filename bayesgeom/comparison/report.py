@@ -28,7 +28,7 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.numbers import is_small, number_text, percent_text
+from bayesgeom.core.numbers import number_text, percent_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate, with_interval
@@ -344,7 +344,7 @@ class ComparisonReport(Report):
             f"{len(known) - least} less than {percent_text(LIMITED)}.{without}"
         )
         ends = [pick(rows, key=lambda index: float(self.share_closed.value[index])) for pick in (max, min)]
-        texts = [f"{self.checkpoints[index]}, {self.share_closed[index].text(is_exact=True)}" for index in ends]
+        texts = [f"{self.checkpoints[index]}, {self.share_closed[index].text()}" for index in ends]
         of = f"Share closed, without {others}" if others else "Share closed"
         return cells, f"{of}. Largest: {texts[0]}; smallest: {texts[1]}."
 
@@ -359,15 +359,14 @@ class ComparisonReport(Report):
 
     def _measured(self, index: int) -> tuple[str, ...]:
         strongest, accuracy = self.strongest_baseline(index), self.accuracy_where_known[index]
-        level, own = float(strongest.value), float(self.kl_bits.value[index])
-        is_exact = is_small(own) and level >= EXACT_BITS  # "<0.0001" against "<0.0001" would show no order
+        level = float(strongest.value)
         without = _strongest_accuracy(accuracy)
         is_check, memory = self.is_check[index], self.memory_symbols[index]
         return (
             self.checkpoints[index],
-            self.kl_bits[index].text(is_exact=is_exact),
+            self.kl_bits[index].text(),
             number_text(float(self.kl_bits.baseline(CONTEXT_FREE).value[index])),
-            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level, is_exact=is_exact)}",
+            f"{strongest.name}: {'exact' if level < EXACT_BITS else number_text(level)}",
             self.entropy_mae_bits[index].text(),
             self.share_closed[index].text(),
             f"{accuracy.text()}{'' if without is None else f'; {without.name} {number_text(float(without.value))}'}",

@@ -6,33 +6,23 @@ from typing import SupportsFloat
 
 MINUS = "−"
 DIGITS = 4
-_LEAST = 1e-4  # smaller numbers are shown as "<0.0001"
 _THOUSAND, _LARGE = 1e3, 1e7  # commas and no decimals from the first on, a power of ten from the second on
 
 
-def number_text(value: SupportsFloat, *, is_exact: bool = False) -> str:
-    """Return a number with four significant digits and a minus sign.
-
-    Args:
-        value: The number. NaN is shown as a dash.
-        is_exact: Whether to show a number of magnitude below 0.0001 with a power of ten instead of as "<0.0001" or, if
-            negative, ">−0.0001". Records and comparisons of such numbers need this.
+def number_text(value: SupportsFloat) -> str:
+    """Return a number with four significant digits and a minus sign; NaN is a dash.
 
     Example:
-        >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(-3e-7), number_text(0.0)
-        ('0.1235', '−2', '<0.0001', '>−0.0001', '0')
+        >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(-0.00001234), number_text(0.0)
+        ('0.1235', '−2', '3e−7', '−1.234e−5', '0')
         >>> number_text(12345.6), number_text(1.5e9), number_text(float("inf")), number_text(float("nan"))
         ('12,350', '1.5e9', '∞', '–')
-        >>> number_text(0.00001234, is_exact=True)
-        '1.234e−5'
     """
     number = float(value)
     if math.isnan(number):
         return "–"
     if math.isinf(number):
         return "∞" if number > 0 else f"{MINUS}∞"
-    if is_small(number) and not is_exact:
-        return f"<{_LEAST:.4f}" if number > 0 else f">{MINUS}{_LEAST:.4f}"
     text = f"{abs(number):.{DIGITS}g}"
     if _THOUSAND <= float(text) < _LARGE:
         text = f"{float(text):,.0f}"
@@ -62,35 +52,18 @@ def with_minus(text: str) -> str:
     return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\d[eE])-(?=\d)", MINUS, text)
 
 
-def is_small(value: SupportsFloat) -> bool:
-    """Return whether a nonzero number has magnitude below 0.0001, so that it is shown as "<0.0001"."""
-    return 0 < abs(float(value)) < _LEAST
-
-
-def measured_text(value: SupportsFloat, unit: str = "", *, is_exact: bool = False) -> str:
+def measured_text(value: SupportsFloat, unit: str = "") -> str:
     """Return a number with its unit, or a dash if it is NaN.
 
     Example:
         >>> measured_text(-0.25, "bits"), measured_text(float("nan"), "bits")
         ('−0.25 bits', '–')
     """
-    return "–" if math.isnan(value) else f"{number_text(value, is_exact=is_exact)} {unit}".rstrip()
-
-
-def is_any_small(*values: SupportsFloat) -> bool:
-    """Return whether an estimate or an end of its interval is small, so that all of them are shown with more digits.
-
-    Example:
-        >>> is_any_small(0.2, -3e-5, 0.4), is_any_small(0.2, 0.1, 0.4), is_any_small(0.2, float("nan"), 0.0)
-        (True, False, False)
-    """
-    return any(is_small(value) for value in values)
+    return "–" if math.isnan(value) else f"{number_text(value)} {unit}".rstrip()
 
 
 def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
     """Return both ends of an interval, or a dash if there is none, as for a single sequence.
-
-    Small ends have a power of ten: ">−0.0001 … <0.0001" would not say how wide the interval is.
 
     Example:
         >>> interval_text(-0.0123456, 0.5), interval_text(float("nan"), 0.5), interval_text(-3e-5, 4e-7)
@@ -98,4 +71,4 @@ def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
     """
     if math.isnan(low) or math.isnan(high):
         return "–"
-    return " … ".join(number_text(end, is_exact=True) for end in (low, high))
+    return " … ".join(number_text(end) for end in (low, high))

@@ -140,7 +140,7 @@ class SettlingReport(Report):
                 (
                     name,
                     *(f"{step:g}" for step in steps),
-                    number_text(float(own), is_exact=True),
+                    number_text(float(own)),
                     interval_text(low, high),
                 )
             )

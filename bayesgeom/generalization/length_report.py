@@ -271,10 +271,10 @@ class LengthReport(Report):
         return (
             self.models[index],
             self.position_kinds[index].partition(" (")[0],
-            number_text(kl[within].mean(), is_exact=True),
-            number_text(kl[~within].mean(), is_exact=True),
+            number_text(kl[within].mean()),
+            number_text(kl[~within].mean()),
             f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
-            f"{discontinuity.text(is_exact=True)} ({_exact(float(largest))})",
+            f"{discontinuity.text()} ({_exact(float(largest))})",
             _length(float(critical)),
             f"{ratio.text()} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
@@ -333,7 +333,7 @@ def positions_text(kind: str, untrained: str) -> str:
 
 
 def _exact(value: float) -> str:
-    return number_text(value, is_exact=True)
+    return number_text(value)
 
 
 def _length(value: float) -> str:

@@ -93,7 +93,7 @@ class RelabelingReport(Report):
         difference, size = self.kl_difference_bits, self.kl_difference_size_bits
         if np.isnan(difference.ends[0]) or np.isnan(size.ends[0]):
             return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
-        bound, own_kl = (number_text(own, is_exact=True) for own in (self.bound_bits, float(self.kl_before_bits)))
+        bound, own_kl = (number_text(own) for own in (self.bound_bits, float(self.kl_before_bits)))
         claim = _CLAIMS[self.verdict].format(f"± {bound} bits")
         return (
             f"{self.verdict}: {claim}: the mean changes by {interval_text(*difference.ends)} bits, and that of one "
@@ -203,7 +203,7 @@ def _reason(
     *,
     is_identical: bool,
 ) -> str:
-    terms = f"bound ± {number_text(bound, is_exact=True)} bits, own KL {number_text(kl_before, is_exact=True)} bits"
+    terms = f"bound ± {number_text(bound)} bits, own KL {number_text(kl_before)} bits"
     if is_identical:
         return f"the KL of every sequence is exactly the same after renaming; {terms}"
     if missing:

@@ -141,10 +141,10 @@ class SweepReport(Report):
             number_text(self.exact_floor_bits[index]),
             number_text(self.exact_tokens.value[index]),
             number_text(self.model_tokens.value[index]),
-            self.kl_bits[index].text(is_exact=True),
-            f"{number_text(kl, is_exact=True)} ({self.shortcuts[index]})",
-            self.entropy_mae_bits[index].text(is_exact=True),
-            number_text(error, is_exact=True),
+            self.kl_bits[index].text(),
+            f"{number_text(kl)} ({self.shortcuts[index]})",
+            self.entropy_mae_bits[index].text(),
+            number_text(error),
         )
 
 

@@ -180,7 +180,7 @@ class GradientMovementReport(Report):
         gradients = (self.routing_norm, self.value_elasticity)
         for i, step in enumerate(self.steps):
             distances = (number_text(own.value[i]) for own in columns)
-            rows.append((step, *distances, *(number_text(own.value[i], is_exact=True) for own in gradients)))
+            rows.append((step, *distances, *(number_text(own.value[i]) for own in gradients)))
         return "\n".join(aligned(rows))
 
 

@@ -124,9 +124,7 @@ class GradientReport(Report):
     def table(self) -> str:
         """Return the errors of the laws, then every layer's heads."""
         worst = [
-            f"{name}: {number_text(np.nanmax(row), is_exact=True)}"
-            if np.isfinite(row).any()
-            else f"{name}: no such point"
+            f"{name}: {number_text(np.nanmax(row))}" if np.isfinite(row).any() else f"{name}: no such point"
             for name, row in zip(self.laws, self.identity_error.value, strict=True)
         ]
         rows: list[tuple[str, ...]] = [
@@ -138,7 +136,7 @@ class GradientReport(Report):
             heads = "  ".join(
                 f"{number_text(a)} ({number_text(b)})" for a, b in zip(found[layer], other[layer], strict=True)
             )
-            rows.append((str(layer), heads, *(number_text(norm.value[layer].mean(), is_exact=True) for norm in norms)))
+            rows.append((str(layer), heads, *(number_text(norm.value[layer].mean()) for norm in norms)))
         return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *aligned(rows)])
 
 

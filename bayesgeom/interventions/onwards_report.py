@@ -194,12 +194,12 @@ class OnwardsReport(Report):
         for at in self.layers:
             increase = self.kl_increase_bits[at]
             random, matched = (
-                number_text(float(increase.baseline(name).value), is_exact=True) for name in (RANDOM_MOST, MATCHED_MOST)
+                number_text(float(increase.baseline(name).value)) for name in (RANDOM_MOST, MATCHED_MOST)
             )
             matched += "" if self.is_matched_by_layer[at] else " (not matched)"
-            ceiling = number_text(float(increase.ceiling), is_exact=True)
+            ceiling = number_text(float(increase.ceiling))
             reads = (number_text(r2) for r2 in (*self.r2.value[:, at], self.r2_excess[at]))
-            value = number_text(float(increase), is_exact=True)
+            value = number_text(float(increase))
             own = (str(at), value, interval_text(*map(float, increase.ends)), random, matched, ceiling)
             rows.append((*own, *reads, self.verdict_by_layer[at]))
         return "\n".join([self.verdict, "", self._design(), *aligned(rows), "", RULE])

@@ -319,7 +319,7 @@ class InterventionReport(Report):
         overlap = self.share[INSIDE]
         levels = (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
         outside = (at for at in self.layers if overlap.value[at] < _WHOLE)
-        rows = [(str(at), *(number_text(level[at], is_exact=True) for level in levels)) for at in outside]
+        rows = [(str(at), *(number_text(level[at]) for level in levels)) for at in outside]
         return ["", *aligned([head, *rows])] if rows else []
 
     def _effects(self) -> list[str]:
@@ -343,9 +343,9 @@ class InterventionReport(Report):
         rows = [
             (
                 str(layer),
-                number_text(effect.value[layer, 0], is_exact=True),
+                number_text(effect.value[layer, 0]),
                 interval_text(low[layer, 0], high[layer, 0]),
-                *(number_text(level[layer, 0], is_exact=True) for level in levels.values()),
+                *(number_text(level[layer, 0]) for level in levels.values()),
             )
             for layer in self.layers
         ]

@@ -165,7 +165,7 @@ class PassThresholdsReport(Report):
             low, high = own.ends
             numbers = (
                 number_text(self.threshold[i]),
-                number_text(float(own), is_exact=True),
+                number_text(float(own)),
                 interval_text(float(low), float(high)),
                 number_text(levels[CHANCE]),
                 percent_text(self._rate(CHANCE, i)),

@@ -6,7 +6,6 @@ A report states the caption of a panel itself where it has a better sentence (`w
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from bayesgeom.results.theme import BASELINE, EXACT, axis_id, entries, rgb
 
 _SERIES_LISTED, _LISTED = 3, 4  # with more series, the least and the greatest are named; of baselines
 _CAPTIONS, _SHOWN = "captions", "n_shown"
-_exact = partial(number_text, is_exact=True)
 _PREFIX, _INTERVAL, _ALONE = "baseline: ", "95 % interval", "; each interval is of one row alone"
 
 
@@ -78,7 +76,7 @@ def _of_cells(trace: Any, titles: tuple[str, str], unit: str) -> str:
     def cell(at: int) -> str:
         row, column = map(int, np.unravel_index(at, cells.shape))
         places = ((trace.y, trace.y0, row, titles[1]), (trace.x, trace.x0, column, titles[0]))
-        return f"{_exact(cells[row, column])} ({', '.join(_place(*place) for place in places)})"
+        return f"{number_text(cells[row, column])} ({', '.join(_place(*place) for place in places)})"
 
     level = next((tick.split(" ")[0] for tick in ticks if "baseline" in tick), "")
     ends = f"{_capital(unit)}: largest " if unit else "Largest: "
@@ -107,16 +105,16 @@ def _of_rows(rows: Sequence[Any], levels: Sequence[Any], unit: str) -> str:
     known = error.array is not None
     low = drawn - np.asarray(error.arrayminus, dtype=float) if known else np.full(len(drawn), np.nan)
     high = drawn + np.asarray(error.array, dtype=float) if known else low
-    text = f"{first}: {plain(label)}, {_exact(values[at])}"
+    text = f"{first}: {plain(label)}, {number_text(values[at])}"
     text += _interval(low[at], high[at]) if len(values) == 1 else _ALONE * bool(np.isfinite(low).any())
     others = [t for t in rows if t is not measured and np.isfinite(np.asarray(t.x, dtype=float)[at])]
     if others:
         at_rows = (_along(t)[at] for t in others)
-        text += "; " + ", ".join(f"{_name(t)} {_exact(value)}" for t, value in zip(others, at_rows, strict=True))
+        text += "; " + ", ".join(f"{_name(t)} {number_text(value)}" for t, value in zip(others, at_rows, strict=True))
     if np.isfinite(line) and np.isfinite(low).any():
         above, below = int((low > line).sum()), int((high < line).sum())
         found = [f"{n} {side}" for n, side in ((above, "above"), (below, "below")) if n] or ["none beyond"]
-        text += f". Of {int(np.isfinite(low).sum())} intervals, {' and '.join(found)} the baseline {_exact(line)}"
+        text += f". Of {int(np.isfinite(low).sum())} intervals, {' and '.join(found)} the baseline {number_text(line)}"
     return f"{_capital(unit)}. {text}." if unit else f"{text}."
 
 
@@ -157,7 +155,7 @@ def _levels(lines: Sequence[Any], at: float, value: float) -> str:
             found.setdefault(_name(trace), []).append(level)
     nearest = sorted(found, key=lambda name: min(abs(own - value) for own in found[name]))[:_LISTED]
     found = {name: own for name, own in found.items() if name in nearest}
-    texts = {name: " to ".join(dict.fromkeys(map(_exact, (min(own), max(own))))) for name, own in found.items()}
+    texts = {name: " to ".join(dict.fromkeys(map(number_text, (min(own), max(own))))) for name, own in found.items()}
     unnamed = [name for name, text in texts.items() if text in name]  # "threshold 0.01 bits"
     texts_of_levels = [*_pairs({name: text for name, text in texts.items() if name not in unnamed}), *unnamed]
     return f"; {', '.join(texts_of_levels)}" if texts_of_levels else ""
@@ -180,7 +178,7 @@ def _value(trace: Any, at: float, bands: Iterable[Any]) -> str:
         if str(band.fillcolor).startswith(f"rgba({red},{green},{blue},"):
             ends = np.asarray(band.y, dtype=float)[np.asarray(band.x, dtype=float) == at]
             low, high = (float(ends.min()), float(ends.max())) if len(ends) >= 2 else (low, high)
-    return f"{_exact(value)}{_interval(low, high)}"
+    return f"{number_text(value)}{_interval(low, high)}"
 
 
 def _interval(low: float, high: float) -> str:
@@ -210,7 +208,7 @@ def _floats(values: Any) -> Float[np.ndarray, " point"]:
 
 def _tick(value: float, ticks: dict[Any, Any]) -> str:
     """Return a place on an axis as its ticks name it."""
-    return plain(ticks.get(value, "")) or (f"{value:,.0f}" if value.is_integer() else _exact(value))
+    return plain(ticks.get(value, "")) or (f"{value:,.0f}" if value.is_integer() else number_text(value))
 
 
 def _title(axis: Any) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, is_any_small, number_text
+from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
 from bayesgeom.stats.extremes import Extreme, extreme_interval
 
@@ -223,16 +223,10 @@ class Estimate:
         levels = "".join(f", {own.name} {number_text(float(own.value))}" for own in self.baselines)
         return f"Estimate({self.text()}{levels})"
 
-    def text(self, *, is_exact: bool = False) -> str:
-        """Return a scalar with its interval, as in the cells of tables.
-
-        Args:
-            is_exact: As in `number_text`; always if the value or an end of its interval is small.
-        """
+    def text(self) -> str:
+        """Return a scalar with its interval, as in the cells of tables."""
         low, high = map(float, self.ends)
-        interval = "" if np.isnan(low) else f" [{interval_text(low, high)}]"
-        is_exact = is_exact or is_any_small(self.value, low, high)
-        return f"{number_text(float(self), is_exact=is_exact)}{interval}"
+        return f"{number_text(float(self))}{'' if np.isnan(low) else f' [{interval_text(low, high)}]'}"
 
     @property
     def ends(self) -> tuple[Values, Values]:

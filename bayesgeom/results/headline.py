@@ -74,7 +74,7 @@ class Headline:
     @property
     def value_text(self) -> str:
         """The number with its unit; a dash if it is missing."""
-        return measured_text(self.value, self.unit, is_exact=True)
+        return measured_text(self.value, self.unit)
 
     @property
     def interval(self) -> str:
@@ -89,7 +89,7 @@ class Headline:
     @property
     def level_text(self) -> str:
         """The level of the strongest baseline; a dash without one."""
-        return f"{self.bound}{number_text(self.baseline, is_exact=True)}"
+        return f"{self.bound}{number_text(self.baseline)}"
 
     @property
     def baselines(self) -> list[str]:

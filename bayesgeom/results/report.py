@@ -300,7 +300,7 @@ def _names(own: Estimate, hardest: Baseline | None, better: Better) -> tuple[str
     if better:
         others.sort(key=lambda each: float(each.bar(better)), reverse=better == "higher")
     bound, name = _printed(hardest, better)
-    levels = [(_printed(each, better), number_text(float(each.bar(better)), is_exact=True)) for each in others]
+    levels = [(_printed(each, better), number_text(float(each.bar(better)))) for each in others]
     return bound, "; ".join([name, *(f"{sign}{level} ({other})" for (sign, other), level in levels)])
 
 
@@ -309,7 +309,7 @@ def _printed(own: Baseline, better: Better) -> tuple[str, str]:
     bar, mean = float(own.bar(better)), float(own.value)
     bound = {"higher": "≤ ", "lower": "≥ ", "": ""}[better] * (bar != mean or own.name.endswith(MOST))
     name = re.sub("_(?=[a-z0-9])", " ", own.name.removesuffix(MOST))  # window_1_uniform in words, but W_K as it is
-    return bound, name + (bar != mean) * f"{MEAN}{number_text(mean, is_exact=True)}"
+    return bound, name + (bar != mean) * f"{MEAN}{number_text(mean)}"
 
 
 def _plain(value: Any) -> Any:

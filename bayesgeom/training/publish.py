@@ -116,14 +116,14 @@ def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
 def _bold(own: Estimate) -> str:
     """A number in bold with its interval; small numbers have a power of ten."""
     low, high = map(float, own.ends)
-    return f"**{number_text(float(own), is_exact=True)}** ({interval_text(low, high)})"
+    return f"**{number_text(float(own))}** ({interval_text(low, high)})"
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """Return the card's text; `save_checkpoint` replaces `{weights_hash}`."""
-    kl_of = {own.name: number_text(float(own.value), is_exact=True) for own in scores.kl_bits.baselines}
+    kl_of = {own.name: number_text(float(own.value)) for own in scores.kl_bits.baselines}
     levels = "\n".join(
-        f"| {own.name} | {number_text(float(own.value), is_exact=True)} | {kl_of.get(own.name, '–')} |"
+        f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
         for own in scores.entropy_mae_bits.baselines
     )
     mae, kl = _bold(scores.entropy_mae_bits), _bold(scores.kl_bits)
@@ -144,8 +144,8 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 | **this model** | {mae} | {kl} |
 {levels}
 
-Entropy error with entropies averaged over sequences first: {number_text(means_first, is_exact=True)} bits. Probability
-outside the answers: {number_text(elsewhere, is_exact=True)}.
+Entropy error with entropies averaged over sequences first: {number_text(means_first)} bits. Probability
+outside the answers: {number_text(elsewhere)}.
 
 {_MADE}
 

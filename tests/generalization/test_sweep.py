@@ -73,7 +73,7 @@ def test_the_model_is_scored_as_it_is_on_its_own_task() -> None:
     assert (low <= found.kl_bits.value).all() and (found.kl_bits.value <= high).all() and found.kl_bits.n == 17
     assert found.notes == ("", "") and "0.05 (trained)" in found.table()
     for own in (found.kl_bits, found.entropy_mae_bits):
-        value, lo, hi = (number_text(one, is_exact=True) for one in (own[1], *own[1].ends))
+        value, lo, hi = (number_text(one) for one in (own[1], *own[1].ends))
         assert f"{value} [{lo} … {hi}]" in found.table()
 
 

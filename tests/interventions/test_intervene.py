@@ -295,7 +295,7 @@ def test_table_and_page_show_untrained_networks_and_the_effect_without_the_direc
     for layer in report.layers:
         value, most = indirect.value[layer, 0], largest_control(indirect)[layer, 0]
         assert np.isfinite([value, most]).all()
-        shown = [number_text(number, is_exact=True) for number in (value, most)]
+        shown = [number_text(number) for number in (value, most)]
         assert any(line.startswith(f"{layer}  ") and all(text in line for text in shown) for line in tables)
         where = (
             f"indirect, layer {layer}: {'movement' if report.is_swap else 'KL increase'} without the direct path</td>"
@@ -303,7 +303,7 @@ def test_table_and_page_show_untrained_networks_and_the_effect_without_the_direc
         assert all(text in page.split(where)[1].split("</tr>")[0] for text in shown)
         levels = [own.value[layer, 0] for own in report.movement.baselines if own.name == UNTRAINED]
         assert len(levels) == report.is_swap, "only a swap is repeated in untrained networks"
-        first, text = tables[1 + layer].split(), [number_text(level, is_exact=True) for level in levels]
+        first, text = tables[1 + layer].split(), [number_text(level) for level in levels]
         assert first[len(first) - len(text) :] == text and all(f"{own} (untrained networks)" in page for own in text)
 
 

@@ -141,7 +141,7 @@ def test_what_is_trained_is_published_and_loaded(kind: str, tmp_path: Path, monk
     tokens = TASK.sample(3, seed=0).tokens
     with torch.no_grad():
         torch.testing.assert_close(model.module(tokens), module(tokens))
-    assert number_text(scores.kl_bits, is_exact=True) in (tmp_path / "checkpoint" / "card.md").read_text()
+    assert number_text(scores.kl_bits) in (tmp_path / "checkpoint" / "card.md").read_text()
     untrained = as_model(config(kind).build(seed=recipe.seed))
     assert all(
         not torch.equal(own, first)

@@ -95,7 +95,7 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
         assert (f"{name} {value}" in card) != name.startswith(("prior_", "top_")), "variants that are off are left out"
     error, (low, high) = float(scores.entropy_mae_bits), scores.entropy_mae_bits.ends
     measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
-    assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits), is_exact=True)}**" in card
+    assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits))}**" in card
     assert "On 2,000 fresh sequences" in card
     for words in (
         "1,234 steps",
@@ -126,7 +126,7 @@ def test_a_shipped_config_holds_the_levels_that_its_card_prints(name: str) -> No
     rows = re.findall(r"(?m)^\| ([a-z0-9 ]+) \| (\S+) \| (\S+) \|$", card)
     for column, score in enumerate(("entropy_mae_bits", "kl_bits")):
         printed = {row.replace(" ", "_"): levels[column] for row, *levels in rows}
-        stored = {key: number_text(level, is_exact=True) for key, level in scores["baselines"][score].items()}
+        stored = {key: number_text(level) for key, level in scores["baselines"][score].items()}
         assert stored == {row: level for row, level in printed.items() if level not in ("–", "inf", "∞")}
     is_beaten = scores["kl_bits"] < min(scores["baselines"]["kl_bits"].values())
     assert name.endswith("-mlp") or is_beaten != (name in NEAR_A_BASELINE), "an MLP is at the uniform predictor"

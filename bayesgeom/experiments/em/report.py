@@ -210,7 +210,7 @@ class EMReport(Report):
         return (
             self.conditions[condition],
             number_text(self.final_loss_nats[at]),
-            number_text(self.final_loss_bits.value[at], is_exact=True),
+            number_text(self.final_loss_bits.value[at]),
             interval_text(low[at], high[at]),
             number_text(self.final_loss_bits.value[at_held_out]),
             *self._times(at),
@@ -220,7 +220,7 @@ class EMReport(Report):
     def _times(self, at: tuple[int, int, int]) -> tuple[str, str]:
         own, reached = self.speedup[at], int(self.reached[at])
         low, high = own.ends
-        estimate = f"{number_text(float(own), is_exact=True)} [{interval_text(float(low), float(high))}]"
+        estimate = f"{number_text(float(own))} [{interval_text(float(low), float(high))}]"
         never = "not in all seeds" if reached else "in no seed"
         return never if np.isnan(float(own)) else estimate, f"{reached}/{self.n}"
 
