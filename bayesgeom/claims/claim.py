@@ -66,7 +66,8 @@ class Run:
     """A command line and the numbers that are read from its report.
 
     `report` is the folder of the recorded report in the source repository. `needs` names the checkpoints and trainings
-    that the command loads. `minutes` is its duration on two CPU cores.
+    that the command loads. `minutes` is about how long it takes on one idle CPU core: processor time of 25 November
+    2026 where it is not a whole number, else an earlier estimate on two cores.
     """
 
     name: str
@@ -224,6 +225,14 @@ class Claim:
     def recordable(self) -> list[Run]:
         """The runs that define numbers and name a folder for their report."""
         return [run for run in self.runs if run.numbers and run.report is not None]
+
+    @property
+    def duration(self) -> str:
+        """About how long the commands take that `reproduce` runs, if no further training exists; "" without any."""
+        minutes = sum(run.minutes for run in self.recordable or self.decisive)
+        if minutes < 1:
+            return f"{60 * minutes:.0f} s" if minutes else ""
+        return f"{minutes:.0f} min" if minutes < 60 else f"{minutes / 60:.1f} h"
 
     @property
     def numbers(self) -> dict[str, Number]:

@@ -111,10 +111,10 @@ def details(claims: Iterable[Claim]) -> str:
 
 def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
     """Return the rows of the table on the terminal."""
-    rows: list[tuple[str, ...]] = [("id", "verdict", "measured [95 % interval]", "claim")]
+    rows: list[tuple[str, ...]] = [("id", "verdict", "time", "measured [95 % interval]", "claim")]
     for c in claims:
         first = "–" if c.measured is None else _number(c, c.shown[0])
-        rows.append((c.id, str(verdict(c)), first, _clipped(c.claim)))
+        rows.append((c.id, str(verdict(c)), c.duration or "–", first, _clipped(c.claim)))
     return rows
 
 
@@ -142,6 +142,8 @@ def _detail(claim: Claim) -> str:
         below.append(f"- Recorded {claim.measured.date}: {_origins(claim)}.")
         if claim.seeds_required > 1:
             below.append(f"- Trainings: {_seeds(claim)}.")
+    if claim.duration:
+        below.append(f"- `bayesgeom reproduce {claim.id}` takes about {claim.duration} of one CPU core.")
     return "\n".join([*lines, *below, "", "```sh", *dict.fromkeys(claim.commands), "```"])
 
 

@@ -24,8 +24,9 @@ Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID
 class Reproduce(Command):
     """Measure a claim of the literature again, and compare with the recorded numbers.
 
-    The verdict is decided again, too. A claim takes between a minute and an hour on two CPU cores, `--all` a second: it
-    prints what is recorded.
+    Values, ends of intervals, baselines and the verdict are compared. Most claims take under a minute of one CPU core.
+    1 to 10 minutes: A3, A5, C1 to C4, C7, D3, H2, H4, H5, L1 to L8, P1 to P3, Y2. 11 to 60 minutes: A1, A2, A4, G8, H3,
+    H7, H8, J1 to J3, J5. Two hours: J6. `--all` prints the time of each, without running any.
     """
 
     name: ClassVar[str] = "reproduce"
@@ -79,7 +80,7 @@ class Reproduce(Command):
 
         are_same = True
         for claim in claims:
-            tell(f"{claim.id}: {claim.claim}")
+            tell(f"{claim.id}: {claim.claim}{claim.duration and f' About {claim.duration} of one CPU core.'}")
             try:
                 out = None if self.out is None else self.out / claim.id
                 again = reproduce(claim, out=out, runs=self.runs, executor=executor)

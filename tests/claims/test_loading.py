@@ -12,6 +12,7 @@ from bayesgeom.claims.loading import find, load, parsed
 from bayesgeom.claims.pages import overview, summary
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import parsed as command_of
+from bayesgeom.commands.reproduce import Reproduce
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, UnknownName
 
 CLAIM = """
@@ -170,7 +171,7 @@ def test_a_number_that_is_not_recorded_yet_decides_nothing() -> None:
     )
     claim = parsed([CLAIM + RUN.replace("[[claim.run]]", condition)], text)["Z1"]
     assert claim.unrecorded == ["kl"] and verdict(claim) == Verdict.NOT_DECIDED
-    assert "| KL – | – | 1 |" in summary([claim]) and overview([claim])[1][2] == "–"
+    assert "| KL – | – | 1 |" in summary([claim]) and overview([claim])[1][3] == "–"
 
 
 def test_a_criterion_written_after_a_first_measurement_is_marked() -> None:
@@ -213,3 +214,19 @@ def test_commands_are_understood() -> None:
         command_of(shlex.split(command)[1:])
     with pytest.raises(BayesGeomError):
         command_of(["diagnose", "bijection-v20", "--sequences", "7"])
+
+
+def test_the_help_of_reproduce_says_how_long_claims_take() -> None:
+    """A2 takes a quarter of an hour, and no text said so."""
+    written = " ".join(str(Reproduce.__doc__).split())
+    _, short, long, longest = re.split(r"1 to 10 minutes: |11 to 60 minutes: |Two hours: ", written)
+    groups: dict[str, set[str]] = {"short": set(), "long": set(), "longest": set()}
+    for name, part in (("short", short), ("long", long), ("longest", longest)):
+        for letter, first, last in re.findall(r"([A-Z])(\d)(?: to [A-Z](\d))?", part):
+            groups[name] |= {f"{letter}{digit}" for digit in range(int(first), int(last or first) + 1)}
+    for claim in load().values():
+        minutes = sum(run.minutes for run in claim.recordable or claim.decisive)
+        expected = "longest" if minutes > 60 else "long" if minutes > 10 else "short" if minutes >= 1 else ""
+        assert [name for name, ids in groups.items() if claim.id in ids] == [expected] * bool(expected), claim.id
+        assert bool(claim.duration) == bool(claim.runs)
+    assert load()["A2"].duration == "14 min" and load()["J6"].duration == "2.2 h" and load()["G3"].duration == "12 s"
