@@ -81,9 +81,9 @@ def _cells(line: Headline, *, is_ruled: bool) -> tuple[str, ...]:
     return (
         line.label,
         line.value_text,
-        "–" if line.no_interval else line.interval,
-        f"{line.level_text} {name}" if line.has_baseline else "",
-        f"{judged}{'*' * bool(line.verdict and line.caveat)}",
+        (not line.no_interval and line.interval) or "–",  # a blank cell would look like a missing one
+        f"{line.level_text} {name}" if line.has_baseline else "–",
+        f"{judged}{'*' * bool(line.verdict and line.caveat)}" or "–",
     )
 
 

@@ -110,7 +110,7 @@ def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) ->
     assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
     assert lines[3].split()[:2] == ["measured", "value"]
     assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 ≤ 0.21 random yes"
-    assert lines[6].split() == ["missing", "–"] and len(lines) == 7
+    assert lines[6].split() == ["missing", *"––––"] and len(lines) == 7, "a dash in every cell without an entry"
 
 
 def test_a_diagnosis_prints_what_was_skipped(diagnosis: Diagnosis) -> None:
@@ -364,7 +364,7 @@ def test_a_row_that_a_rule_decides_is_not_left_empty() -> None:
     ruled = Headline(metric="b", label="share closed", value=0.25, ruling="not decided (realized)")
     plain = Headline(metric="c", label="tokens", value=3.0)
     table, notes = summary("title", (), [("", judged), ("", ruled), ("", plain)]).split("─\n")[1].split("\n\n")
-    assert [row.split()[-1] for row in table.splitlines()] == ["?*", "(realized)", "3"]
+    assert [row.split()[-1] for row in table.splitlines()] == ["?*", "(realized)", "–"]
     assert notes.splitlines() == ["*: heads differ"], "an interval is not why heads differ"
     beats = summary("title", (), [("", replace(judged, verdict="yes", caveat="")), ("", ruled)])
     assert [row.split()[-1] for row in beats.splitlines()[-2:]] == ["beats", "(realized)"]
@@ -397,7 +397,7 @@ def test_the_end_of_a_range_is_printed_with_a_sign() -> None:
     """It was once printed as "random subspaces, most, with mean 0.9"."""
     names = "random subspaces, mean 0.9; 0.1 (x)"
     line = Headline(metric="a", label="R²", value=0.5, baseline=1.0, bound="≤ ", baseline_name=names)
-    assert summary("title", (), [("", line)]).endswith("≤ 1 random subspaces")
+    assert summary("title", (), [("", line)]).endswith("–              ≤ 1 random subspaces  –")
 
 
 def test_a_verdict_is_not_cut_where_numbers_are_long() -> None:
