@@ -160,9 +160,12 @@ class ReproductionReport(Report):
         )
 
     def _counts(self) -> str:
-        """How many values, intervals and baselines agree with recorded ones."""
-        counts = [f"{np.nansum(agree):.0f} of {_known(agree)} {noun}" for _, noun, agree in self._parts]
-        return f"{counts[0]}, {counts[1]} and {counts[2]} agree with the record"
+        """How many values, intervals and baselines agree with recorded ones, of those that exist."""
+        counts = [f"{np.nansum(own):.0f} of {_known(own)} {noun}" for _, noun, own in self._parts if _known(own)]
+        if not counts:
+            return "No number is recorded"
+        *others, last = counts
+        return f"{', '.join(others)}{' and ' * bool(others)}{last} agree with the record"
 
 
 def _known(agree: Float[np.ndarray, " number"]) -> int:

@@ -25,7 +25,7 @@ class Reproduce(Command):
     """Measure a claim of the literature again, and compare with the recorded numbers.
 
     Values, ends of intervals, baselines and the verdict are compared. Most claims take under a minute of one CPU core.
-    1 to 10 minutes: A3, A5, C1 to C4, C7, D3, H2, H4, H5, L1 to L8, P1 to P3, Y2. 11 to 60 minutes: A1, A2, A4, G8, H3,
+    1 to 10 minutes: A3, A5, C1 to C4, C7, D3, H4, H5, L1 to L8, P1 to P3, Y2. 11 to 60 minutes: A1, A2, A4, G8, H3,
     H7, H8, J1 to J3, J5. Two hours: J6. `--all` prints the time of each, without running any.
     """
 

@@ -48,7 +48,7 @@ def test_what_is_recorded_is_reproduced(small: Claim, tiny_checkpoints: Path, tm
     first = reproduce(small, out=tmp_path / "first")
     assert np.isnan(first.agrees).all() and first.recorded_verdict == Verdict.NOT_TESTED
     assert first.verdict == Verdict.CONTRADICTED, "an untrained network does not match the posterior"
-    assert "bijection-v20 on Bijection" in first.output
+    assert "bijection-v20 on Bijection" in first.output and "No number is recorded, and" in first.conclusion()
     assert values_of(small.runs[0], tmp_path / "first/calibration") == first.found
     known = Measurement(date="2026-01-01", machine=machine(), numbers=first.found, origins={})
     again = reproduce(replace(small, measured=known))
