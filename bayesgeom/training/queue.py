@@ -59,6 +59,7 @@ REPORTED: Mapping[str, float] = {
     "recall-mamba-seed1": 0.002745,
     "recall-lstm-seed1": 0.6846,
     "recall-mlp-seed1": 3.23,
+    "recall-mamba2": 0.002207,
     "recall-16-transformer": 3.811,
     "recall-16-lstm": 3.375,
     "hmm-sampled-lstm": 0.1978,
