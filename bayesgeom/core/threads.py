@@ -10,7 +10,7 @@ The random state and the default dtype belong to the process. Code that changes 
 `PROCESS_STATE`. To hold both locks, take the module's lock first.
 
 The number of threads of a matrix product also belongs to the process. Only `limited` changes it, and `side_by_side`
-holds a lock while it does.
+holds a lock while it does. Whoever runs a module in the steps of `side_by_side` takes the module's lock before.
 """
 
 import threading
@@ -93,8 +93,8 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
             caller; with one thread, all of it.
 
     Yields:
-        The place in `works` and the result of each one, in the order in which they end. The first exception propagates,
-        and what has not been started is left out.
+        The place in `works` and the result of each one, about in the order in which they end. The first exception
+        propagates, and what has not been started is left out.
 
     Example:
         >>> sorted(side_by_side([lambda: "a", lambda: "b"]))

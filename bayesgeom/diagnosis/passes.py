@@ -5,13 +5,14 @@ measured: a forward pass consists of few long operations and needs Python's lock
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import N_RECORDED, Site
+from bayesgeom.core.threads import lock_of
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis.measuring import LARGE
 from bayesgeom.diagnosis.plan import Plan, sites_read
@@ -94,9 +95,15 @@ class Passes:
     ) -> None:
         self._model, self._sequences, self._plan, self._budget = model, sequences, plan, budget
         self._seed = derived_seed(seed, Branch.RESAMPLING)
-        is_whole = model.spec.n_parameters >= LARGE or plan.streamed or isinstance(model, CapturedModel | ServedModel)
-        self._blocks, self._others = (blocks, iter(())) if is_whole else _split(blocks, N_RECORDED)
+        self._is_whole = (
+            model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
+        )
+        self._blocks, self._others = (blocks, iter(())) if self._is_whole else _split(blocks, N_RECORDED)
         self._scores: list[Scores] = []
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """Return the lock of the module if `others` runs it; it must be held before probes are measured meanwhile."""
+        return nullcontext() if self._is_whole else lock_of(self._model.module)
 
     def first(self) -> Run:
         """Run the sequences whose activations are recorded; all if the model is large, on disk or on a server."""

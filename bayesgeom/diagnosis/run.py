@@ -141,7 +141,7 @@ def _diagnosed(
     if isinstance(subject, ServedModel):
         subject.count_anew()
     before = {name: own for name, own in untrained.items() if name not in skipped}
-    with passes(subject, stream, blocks, plan, n=n, seed=seed, budget=budget) as own:
+    with passes(subject, stream, blocks, plan, n=n, seed=seed, budget=budget) as own, own.locked():
         run, renamed, (reports, faults) = _measured(own, plan, before)
     skipped |= faults
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}

@@ -1,6 +1,6 @@
 """One pass: what it records, what it scores, and what it leaves behind, also when something goes wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.native.transformer import POSITIONS, Transformer, TransformerConfig
+from bayesgeom.models.native.transformer import POSITIONS, Block, Transformer, TransformerConfig
 from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
@@ -124,26 +124,64 @@ def test_logits_at_scored_positions_are_those_of_the_whole_pass(positions: str) 
     torch.testing.assert_close(found, scored_rows(trials, whole, 1), rtol=1e-5, atol=1e-5)
 
 
-def test_only_a_plain_pass_leaves_out_positions_of_the_last_block() -> None:
-    model, (trials,), seen = lively(), blocks(5), list[tuple[int, ...]]()
-    part = model.module.blocks[-1].mlp
-    plain = part.forward
+def hidden_of_last(model: HookedModel, trials: Trials, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
+    """The shape of what the last MLP activates in a pass, seen from outside of the module."""
+    seen, gelu = list[tuple[int, ...]](), nn.functional.gelu
 
     def watched(x: Tensor) -> Tensor:
         seen.append(tuple(x.shape))
-        return plain(x)
+        return gelu(x)
 
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.functional, "gelu", watched)
+        model.logits(trials)
+    return seen[-1]
+
+
+def test_a_plain_pass_leaves_out_positions_after_the_last_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (trials,) = lively(), blocks(5)
+    assert hidden_of_last(model, trials, monkeypatch) == (5, 7, 17)
+
+
+class Summed(nn.Module):
+    """A part that combines positions before its inner part sees them."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        summed: Tensor = self.inner(x.cumsum(dim=1))
+        return summed
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        lambda module: module.blocks[-1].mlp.register_forward_hook(lambda _, __, output: None),
+        lambda module: module.blocks[-1].mlp.register_full_backward_hook(lambda _, __, gradients: None),
+        lambda module: module.blocks[-1].mlp.register_full_backward_pre_hook(lambda _, gradients: None),
+        lambda module: setattr(module.blocks[-1].mlp, "forward", module.blocks[-1].mlp.forward),
+        lambda module: setattr(module.blocks[-1], "mlp", Summed(module.blocks[-1].mlp)),
+        lambda module: setattr(module, "ln_final", Summed(module.ln_final)),
+    ],
+    ids=["hook", "backward hook", "backward pre-hook", "forward", "part", "final norm"],
+)
+def test_whoever_watches_or_replaces_a_part_gets_every_position(
+    watch: Callable[[nn.Module], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (trials,) = lively(), blocks(5)
+    watch(model.module)
+    assert hidden_of_last(model, trials, monkeypatch) == (5, 13, 17)
     with torch.no_grad():
-        with_hook = part.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
-        hooked = model.logits(trials)
-        with_hook.remove()
-        part.forward = watched
-        replaced = model.logits(trials)
-        del part.forward
-        without = model.logits(trials)
-    assert seen == [(5, 13, 30)] * 2, "whoever watches a part sees every position"
-    assert torch.equal(hooked, replaced)
-    torch.testing.assert_close(without, hooked, rtol=1e-5, atol=1e-5)
+        assert torch.equal(model.logits(trials), scored_rows(trials, model.module(trials.tokens), 1))
+
+
+def test_a_patched_class_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (trials,), plain = lively(), blocks(5), Block.forward
+    monkeypatch.setattr(Block, "forward", lambda self, x: 2 * plain(self, x))
+    with torch.no_grad():
+        assert torch.equal(model.logits(trials), scored_rows(trials, model.module(trials.tokens), 1))
 
 
 def test_recording_ends_in_the_middle_of_a_block() -> None:

@@ -1,10 +1,12 @@
 """diagnose: what is measured, what is skipped and why, and that a seed decides every number."""
 
 import math
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMism
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import N_RECORDED, RESID_POST, RESID_PRE, STATE, Z
-from bayesgeom.core.threads import limited
+from bayesgeom.core.threads import limited, lock_of
+from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis import measuring, passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_probes
@@ -22,6 +25,7 @@ from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
+from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
@@ -363,6 +367,53 @@ def test_sequences_that_run_beside_the_probes_are_scored_like_the_others(task: W
     assert list(arrays) == list(expected[1]) and fields.keys() == expected[0].keys()
     for name, values in arrays.items():
         np.testing.assert_allclose(values, expected[1][name], rtol=1e-9, err_msg=name)
+
+
+def test_other_sequences_run_while_probes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes_ran = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x"), threading.Event()
+    logits, measure, n_passes = HookedModel.logits, BeliefReadout.measure, 0
+
+    def counted(self: HookedModel, trials: Trials) -> torch.Tensor:
+        nonlocal n_passes
+        n_passes += 1
+        if n_passes == 4:  # two are recorded
+            passes_ran.set()
+        return logits(self, trials)
+
+    def waiting(self: BeliefReadout, *given: Any) -> Any:
+        assert passes_ran.wait(20), "passes go on while this is measured"
+        return measure(self, *given)
+
+    monkeypatch.setattr(HookedModel, "logits", counted)
+    monkeypatch.setattr(BeliefReadout, "measure", waiting)
+    with limited(2):
+        assert diagnose(model, n=600, n_untrained=0, probes=["belief_readout"])["belief_readout"].n <= N_RECORDED
+
+
+def test_a_diagnosis_inside_the_modules_lock_and_one_outside_both_end() -> None:
+    module = Transformer(SIZES)
+    both = [HookedModel(module, name=name, task=TASK, digest="x") for name in ("outside", "inside")]
+    ended, begun = list[str](), threading.Event()
+
+    def outside() -> None:
+        begun.set()
+        diagnose(both[0], n=600, n_untrained=0, probes=["belief_readout", "value_manifold"])
+        ended.append("outside")
+
+    def inside() -> None:
+        with lock_of(module):
+            assert begun.wait(20)
+            time.sleep(0.05)
+            diagnose(both[1], n=200, n_untrained=0, probes=["belief_readout", "value_manifold"])
+        ended.append("inside")
+
+    with limited(2):
+        threads = [threading.Thread(target=work, daemon=True) for work in (inside, outside)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(ended) == ["inside", "outside"]
 
 
 def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyPatch) -> None:

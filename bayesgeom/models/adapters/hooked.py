@@ -5,12 +5,13 @@ When a model is attached, every site is checked on a small input. A site whose i
 
 import math
 from collections.abc import Mapping
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
@@ -21,7 +22,8 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.native.transformer import MultiHeadAttention, Norm, Transformer
+from bayesgeom.models.native.positions import PositionalPrior
+from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer
 from bayesgeom.models.replay.stream import Replay
 from bayesgeom.tasks.base import WindTunnel
 
@@ -38,6 +40,11 @@ _POINTS: Mapping[s.Site, tuple[str, ...]] = {
     s.V: ("attn.hook_v",),
     s.Z: ("attn.hook_z",),
     s.PATTERN: ("attn.hook_pattern",),
+}
+# Classes of the last layer and how they compute; a subclass or a patched class may combine positions.
+_BUILT_FROM: Mapping[type[nn.Module], Any] = {
+    kind: kind.forward
+    for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, nn.Linear, HookPoint)
 }
 _STATIC = (
     s.TOKEN_EMBEDDINGS,
@@ -97,9 +104,7 @@ class HookedModel(Model):
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-        # Hooks and replaced parts may read or edit any position, so only a plain pass leaves out what no logit needs.
-        watched = (part._backward_hooks or "forward" in vars(part) for part in self.module.modules())
-        if (at := trials.even_positions) is not None and not (any(watched) or self.foreign_hooks()):
+        if (at := trials.even_positions) is not None and self._is_plain():
             return cast(Tensor, self._transformer(trials.tokens, at))
         return trials.at_scored(self._transformer(trials.tokens))
 
@@ -121,6 +126,21 @@ class HookedModel(Model):
                 f"the hooks."
             )
         return Replay(self._transformer)
+
+    def _is_plain(self) -> bool:
+        """Whether a pass may leave out positions that no logit depends on: nobody watches, edits or replaced a part."""
+        parts = [
+            self._transformer,
+            *self._transformer.blocks[-1].modules(),
+            *self._transformer.ln_final.modules(),
+        ]
+        as_built = all(
+            _BUILT_FROM.get(type(part)) is type(part).forward
+            and not ("forward" in vars(part) or part._backward_hooks)
+            and not part._backward_pre_hooks  # noqa: SLF001  (no public list)
+            for part in parts
+        )
+        return as_built and not self.foreign_hooks()
 
     def _is_unedited(self) -> bool:
         """Whether the module returns the same logits as a copy without hooks."""
