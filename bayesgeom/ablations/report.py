@@ -36,7 +36,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
-from bayesgeom.stats.extremes import remark_of
+from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_MANY, remark_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -215,22 +215,23 @@ class AblationReport(Report):
     def _largest(self) -> Headline:
         """Return the largest KL increase; others are judged by their own intervals, so a caveat says where it is not.
 
-        If no interval allows for the choice, it is judged as the others are: it must not seem weaker than they.
+        If no interval allows for its choice, nothing is decided: its own interval would be too sure.
         """
         effects = self._exactly(self.kl_increase_bits)
         (top,), own = effects.extreme("largest")
-        label = f"largest KL increase: {self.ablations[top]}{remark_of(float(own.ends[0]), len(self.ablations))}"
+        count = len(self.ablations)
+        label = f"largest KL increase: {self.ablations[top]}{remark_of(float(own.ends[0]), count)}"
         line = headline_of(self, "kl_increase_bits", (top,), label, own=own)
         line = replace(
             line, finding=f"The largest KL increase is that of {self.ablations[top]}.", detail=self._design()
         )
         alone = headline_of(self, "kl_increase_bits", (top,), own=effects[top])
-        if alone.verdict == line.verdict:
+        if not alone.interval or alone.verdict == line.verdict:
             return line
         judged = f"its own interval, by which the others are judged, is {alone.interval}"
         if line.no_interval:
-            why = f"none allows for the choice ({line.no_interval})"
-            return replace(line, verdict=alone.verdict, caveat=f"{judged}; {why}")
+            needed = f"; {count} ablations need {LEAST_PER_ENTRY * count:,} sequences" * (line.no_interval == WHY_MANY)
+            return replace(line, caveat=f"no interval allows for the choice ({line.no_interval}{needed}); {judged}")
         return replace(line, caveat=f"{judged}; the one that allows for the choice includes a baseline")
 
     def _design(self) -> str:
