@@ -45,14 +45,14 @@ def manifold_figure(
     title: str,
     clouds: Sequence[Cloud],
     entropy: Float[np.ndarray, " point"],
-    position: tuple[str, Float[np.ndarray, " point"]],
+    position: Float[np.ndarray, " point"],
     shape: Sequence[Profile],
     order: Sequence[Profile],
     baseline_labels: tuple[str, str],
 ) -> go.Figure:
     """Draw each cloud along its first two axes, its first axis against entropy, then `shape` and `order` by layer.
 
-    `position` is the place of each point in its sequence, after the title of its color bar.
+    `position` is the place of each point among the scored positions of its sequence, from 1.
     """
     rows = [(_cloud_title(c), f"{c.site}, last layer: PC1 against entropy") for c in clouds]
     titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
@@ -62,7 +62,7 @@ def manifold_figure(
         if cloud.curve_share >= LEAST_SHARE:
             _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
         label_axes(figure, (row, 1), "PC1 (activation units)", "PC2 (activation units)")
-        _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position[1], "coloraxis2")
+        _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position, "coloraxis2")
         label_axes(figure, (row, 2), "exact entropy (bits)", "PC1 (activation units)")
     bottom = len(clouds) + 1
     _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, baseline_labels[0])
@@ -72,7 +72,7 @@ def manifold_figure(
     cut = "; cut at −1" if lowest < -1 else ""  # a share far below 0 would hide all other lines
     figure.update_yaxes(range=[-1.02, 1.02] if cut else None, row=bottom, col=2)
     label_axes(figure, (bottom, 2), "layer", f"|correlation| or share (0 to 1{cut})")
-    _color_bars(figure, position[0], n_rows=bottom)
+    _color_bars(figure, n_rows=bottom)
     return with_room_for_legend(figure)
 
 
@@ -140,10 +140,10 @@ def _profiles(
     figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
 
 
-def _color_bars(figure: go.Figure, position: str, *, n_rows: int) -> None:
+def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
     """Add one color scale for entropy and one for the place in the sequence, stacked to the right of the plots."""
     bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
-        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": position, "y": 1 - 1 / n_rows}},
+        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "scored<br>position", "y": 1 - 1 / n_rows}},
     )

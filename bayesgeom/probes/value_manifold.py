@@ -59,7 +59,6 @@ NO_ENDS = "the interval of the correlation with its sign was not made here, is w
 _OVERALL, _WITHIN = range(2)
 _RELATIONS = ("spearman", "partial_spearman")  # of a cloud, in the same order
 _CURVE, _READ_OUT = "share on a smooth curve in entropy", "R² of a linear read-out of entropy"
-_SCORED, _TOKENS = "scored<br>position", "token"  # what color bars count, from 1
 _ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 with entropy within positions")
 
 
@@ -110,13 +109,12 @@ class ValueManifoldReport(Report):
     shown_points: Annotated[Float[np.ndarray, "site point component"], Unit("1")]
     shown_curve: Annotated[Float[np.ndarray, "site step component"], Unit("1")]
     shown_entropy_bits: Annotated[Float[np.ndarray, " point"], Unit("bits")]
-    shown_position: Annotated[Float[np.ndarray, " point"], Unit("1")]
+    shown_position: Annotated[Float[np.ndarray, " point"], Unit("1")]  # among the scored ones, from 0
     curve_entropy_bits: Annotated[Float[np.ndarray, " step"], Unit("bits")]
     conditions: tuple[str, ...]
     sites: tuple[str, ...]
     orderings: tuple[str, ...]
     n: int
-    counts_scored: bool = False  # `shown_position`, from 0; reports saved before 25 November 2026 count tokens
 
     @property
     def identified(self) -> bool:
@@ -180,7 +178,7 @@ class ValueManifoldReport(Report):
                 for site, at in shown
             ],
             entropy=self.shown_entropy_bits,
-            position=(_SCORED if self.counts_scored else _TOKENS, self.shown_position + 1),  # counted from 1
+            position=self.shown_position + 1,  # counted from 1
             shape=[
                 Profile(name=site, values=own.value, baseline=_level(own, UNTRAINED))
                 for site, own in ((site, self.pc1_share[at]) for at, site in enumerate(self.sites))
@@ -418,7 +416,6 @@ def _shown(
         "shown_curve": placed({at: views[s][1] for at, s in enumerate(clouds) if s in views}, len(clouds)),
         "shown_entropy_bits": flat[chosen],
         "shown_position": np.indices(entropy.shape)[1].ravel()[chosen].astype(np.float64),
-        "counts_scored": True,
         "curve_entropy_bits": grid,
     }
 

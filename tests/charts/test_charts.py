@@ -299,7 +299,7 @@ def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Gene
         title="Manifold",
         clouds=[cloud],
         entropy=entropy,
-        position=("scored position", np.arange(7.0)),
+        position=np.arange(7.0),
         shape=profile[:1],
         order=profile[1:],
         baseline_labels=("shuffled", "untrained"),
@@ -315,7 +315,7 @@ def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Gene
         assert baseline.name == f"baseline: {label}"
     titles = [figure.layout[f"{axis}axis{i}"].title.text for axis in "xy" for i in ("", 2, 3, 4)]
     assert all(titles) and "exact entropy (bits)" in titles
-    assert figure.layout.coloraxis2.colorbar.title.text == "scored position"
+    assert figure.layout.coloraxis2.colorbar.title.text == "scored<br>position"
 
 
 def test_readouts_stand_next_to_their_baselines(rng: np.random.Generator) -> None:

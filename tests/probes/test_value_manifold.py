@@ -271,8 +271,6 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
     bar = figure.layout.coloraxis2.colorbar.title.text
     assert bar == "scored<br>position" and set(colors[1]) == set(range(1, run.trials.n_scored + 1))
-    old = replace(report, counts_scored=False).plot()
-    assert old.layout.coloraxis2.colorbar.title.text == "token", "as reports count that were saved before"
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):
             assert figure.layout[f"{axis}{panel}"].title.text

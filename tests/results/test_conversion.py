@@ -18,7 +18,6 @@ import pytest
 
 from bayesgeom.core.json_values import encoded
 from bayesgeom.probes.belief_report import BeliefReadoutReport
-from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.report import Report
@@ -151,15 +150,24 @@ def test_the_entry_point_runs_every_script_that_converts() -> None:
 def test_places_of_points_count_scored_positions() -> None:
     """Tokens 0, 2, 4 are scored in each sequence; one scored position is the first, whatever its token."""
     counted = reading_script("count_scored_positions").counted
-    np.testing.assert_array_equal(counted(np.array([4.0, 0.0, 2.0, 4.0]), np.array([[0, 2, 4]] * 3)), [2, 0, 1, 2])
+    every_second = np.array([[0, 2, 4]] * 3)
+    for shown in ([4.0, 0.0, 2.0, 4.0], [2.0, 0.0, 1.0, 2.0]):  # tokens; and positions, which stay
+        np.testing.assert_array_equal(counted(np.array(shown), every_second), [2, 0, 1, 2])
     np.testing.assert_array_equal(counted(np.array([7.0, 3.0]), np.array([[3], [7]])), [0, 0])
     with pytest.raises(AssertionError, match="sequences differ"):
-        counted(np.array([1.0]), np.array([[0, 1], [0, 2]]))
+        counted(np.array([2.0]), np.array([[0, 1], [0, 2]]))
     with pytest.raises(AssertionError, match="no scored token"):
-        counted(np.array([1.0]), np.array([[0, 2], [0, 2]]))
-    for folder in ("smollm2-evidence", "bijection-v20-refined/diagnosis"):
-        report = Diagnosis.load(READINGS / folder)[ValueManifoldReport]
-        assert report.counts_scored and set(report.shown_position) == set(range(len(set(report.shown_position))))
+        counted(np.array([1.0, 4.0]), every_second)
+    with pytest.raises(AssertionError, match="leave a scored position out"):
+        counted(np.array([0.0, 1.0]), every_second)
+
+
+def test_the_committed_value_manifolds_count_scored_positions() -> None:
+    folders = [path.parent for path in READINGS.glob(f"**/{JSON}") if '"value_manifold": {' in path.read_text("utf-8")]
+    assert len(folders) == 8
+    convert = reading_script("count_scored_positions").convert
+    changed = [folder.name for folder in folders if convert(folder)]
+    assert not changed, f"run docs/readings/count_scored_positions.py: {changed}"
 
 
 @pytest.fixture(scope="module")
