@@ -10,7 +10,7 @@ The random state and the default dtype belong to the process. Code that changes 
 `PROCESS_STATE`. To hold both locks, take the module's lock first.
 
 The number of threads of a matrix product also belongs to the process. Only `limited` changes it, and `side_by_side`
-holds a lock while it does. Whoever runs a module in the steps of `side_by_side` takes the module's lock before.
+holds a lock while it does. Code that runs a module in the steps of `side_by_side` takes the module's lock first.
 """
 
 import threading

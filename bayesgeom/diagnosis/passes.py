@@ -102,7 +102,7 @@ class Passes:
         self._scores: list[Scores] = []
 
     def locked(self) -> AbstractContextManager[Any]:
-        """Return the lock of the module if `others` runs it; it must be held before probes are measured meanwhile."""
+        """Return the lock of the module if `others` runs it, to be taken before probes are measured meanwhile."""
         return nullcontext() if self._is_whole else lock_of(self._model.module)
 
     def first(self) -> Run:

@@ -128,7 +128,7 @@ class HookedModel(Model):
         return Replay(self._transformer)
 
     def _is_plain(self) -> bool:
-        """Whether a pass may leave out positions that no logit depends on: nobody watches, edits or replaced a part."""
+        """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
         parts = [
             self._transformer,
             *self._transformer.blocks[-1].modules(),
