@@ -297,11 +297,13 @@ class AblationReport(Report):
 
     def _picked(self, pick: Pick) -> Headline:
         label, rank = f"least key overlap: {pick}", self._rank(pick.head)
+        subject = f"KL increase of the head with the {label.replace(': ', ', ', 1)}, {rank or 'not ablated alone'}"
         if not rank:
-            return Headline(metric="kl_increase_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
-        at = (self._ranked_heads()[pick.head],)
-        own = headline_of(self, "kl_increase_bits", at=at, label=f"{label}, {rank}")
-        return replace(own, verdict="")  # the rank counts, not whether it exceeds 0
+            own = Headline(metric="kl_increase_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
+        else:
+            at = (self._ranked_heads()[pick.head],)
+            own = headline_of(self, "kl_increase_bits", at=at, label=f"{label}, {rank}")
+        return replace(own, verdict="", short_label=subject)  # the rank counts, not whether it exceeds 0
 
     def _rank(self, head: str) -> str:
         """Return the rank of a head by KL increase; "" if it was not ablated alone."""

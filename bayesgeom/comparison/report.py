@@ -159,6 +159,7 @@ class ComparisonReport(Report):
                 ruling=ruling,
                 published=published or NOTHING,
                 caveat="check at twice the budget" if is_check else _AGAINST_PUBLISHED.get(stands, ""),
+                short_label=f"share of the gap closed ({name})",
             )
             for index, (name, ruling, published, stands, is_check) in enumerate(rows)
         ]
@@ -228,11 +229,10 @@ class ComparisonReport(Report):
 
     def _memory_headline(self, index: int, ruling: str) -> Headline:
         """The effective memory of one training, with the width that transport has to exceed as its baseline."""
-        label = f"{self.checkpoints[index]}, effective memory"
-        line = headline_of(self, "memory_symbols", at=(index,), label=label)
-        return replace(
-            line, baseline=float(TRANSPORT_WINDOW), baseline_name="transport needs more", verdict="", ruling=ruling
-        )
+        name = self.checkpoints[index]
+        line = headline_of(self, "memory_symbols", at=(index,), label=f"{name}, effective memory")
+        line = replace(line, short_label=f"effective memory of {name}", verdict="", ruling=ruling)
+        return replace(line, baseline=float(TRANSPORT_WINDOW), baseline_name="transport needs more")
 
     def _hardest(self, places: Sequence[int], outcome: str) -> int:
         """The training that comes closest to another verdict: the lowest share if realized, else the highest."""

@@ -71,11 +71,14 @@ class SweepReport(Report):
                 line = self._compared("kl_bits", index, label)
                 subject = f"KL at {place} ({label.split(' (')[1]}"
                 lines.append(replace(line, finding=findings.get(index, ""), short_label=subject))
-                lines.append(
-                    headline_of(self, "model_tokens", at=(index,), label=f"{place}: tokens to converge, model")
-                )
-            lines.append(headline_of(self, "exact_tokens", at=(index,), label=f"{place}: tokens to converge, exact"))
+                lines.append(self._converged("model", index))
+            lines.append(self._converged("exact", index))
         return tuple(lines)
+
+    def _converged(self, whose: str, index: int) -> Headline:
+        place, name = f"{self.vary}={self.values[index]}", "model" if whose == "model" else "exact posterior"
+        line = headline_of(self, f"{whose}_tokens", at=(index,), label=f"{place}: tokens to converge, {whose}")
+        return replace(line, short_label=f"number of tokens until the {name} converges at {place}")
 
     def _findings(self) -> dict[int, str]:
         """Return sentences on all values of the parameter, by the index of the value whose number they stand at."""

@@ -133,8 +133,8 @@ class OnwardsReport(Report):
         is_less, factor = relative <= 1, f"exceeds, by a factor of {number_text(relative)},"
         compared = f"is {percent_text(relative, 1)} of" if is_less else factor
         finding = f"From layer {layer} on, the KL increase {compared} that of {whole}, {number_text(ceiling)} bits."
-        label = f"from layer {layer} on, relative to {whole}"
-        return replace(Headline.computed("kl_increase_bits", label, relative), finding=finding)
+        line = Headline.computed("kl_increase_bits", f"from layer {layer} on, relative to {whole}", relative)
+        return replace(line, finding=finding, short_label=f"KL increase {line.label}")
 
     def _read(self, at: int) -> Headline:
         """Return the R² that an erasure leaves, next to that before it."""

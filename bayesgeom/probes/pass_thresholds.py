@@ -181,21 +181,23 @@ class PassThresholdsReport(Report):
 
     def _headline(self, i: int) -> Headline:
         """Return one measure with its verdict, the published threshold, and how often baselines pass it."""
-        rate, threshold = self._rate(UNTRAINED, i), f"threshold {number_text(self.threshold[i])}"
+        rate, level = self._rate(UNTRAINED, i), number_text(self.threshold[i])
         others = "" if np.isnan(rate) else f", untrained {percent_text(rate)}"
         passes = f"chance passes {percent_text(self._rate(CHANCE, i))}{others}"
         found = headline_of(self, "measured", (i,), self.measures[i])
         fresh = "" if np.isnan(rate) else f" and {percent_text(rate)} of untrained networks"
+        subject = f"share of {found.label}" if found.label in _OF_LAYERS else found.label
         finding = (
-            f"{found.label} is {found.value_text}; the published threshold is {number_text(self.threshold[i])}, which "
+            f"{subject[0].upper()}{subject[1:]} is {found.value_text}; the published threshold is {level}, which "
             f"{percent_text(self._rate(CHANCE, i))} of random data{fresh} pass."
         )
         return replace(
             found,
             ruling=self._ruling(i),
-            published=threshold,
+            published=f"threshold {level}",
             baseline_name=f"{found.baseline_name}; {passes}" if found.has_baseline else "",
             finding=finding if np.isfinite(found.value) else "",
+            short_label=subject,
         )
 
 

@@ -132,7 +132,8 @@ def _subject(line: Headline) -> str:
     if parts := _TWO_PARTS.fullmatch(label):
         of, what = parts.groups()
         label = f"{of}, {what}" if re.match(r"L\d", what) else f"{what} ({of})"
-    return f"{_capital(label, hyphens='–-')}{',' * (', ' in re.sub(r'[(].*?[)]', '', label))}"
+    is_name = "," in label.split(" ")[0]  # as in "hmm-lstm, share closed"
+    return f"{_capital(label, hyphens='–-' * (not is_name))}{',' * (', ' in re.sub(r'[(].*?[)]', '', label))}"
 
 
 def _judged(line: Headline) -> str:

@@ -16,6 +16,7 @@ from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.results.captions import caption_of
 from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.theme import axis_id
@@ -260,6 +261,19 @@ def test_the_panels_of_a_figure_show_the_interval_of_each_row_alone(rng: np.rand
     captions = [caption_of(figure, axis_id(x)) for x in figure.select_xaxes()]
     (heads,) = (own for own in captions if "Largest: L0H0" in own)
     assert "; each interval is of one row alone. Of 6 intervals" in heads and "95 %" not in heads
+
+
+def test_the_increase_of_a_head_chosen_by_key_overlap_is_not_called_its_overlap(rng: np.random.Generator) -> None:
+    """A page said "Least key overlap, L0H2 (…, mean |cos| 0.984), rank 29 of 36 heads by KL increase, is … bits"."""
+    pick = "L0H1 (inputs / weights, mean |cos| 0.123); L1H2 (inputs / activation, mean |cos| 0.200)"
+    first, second = picked(reported(scores(rng, noise=0.001), pick=pick))
+    assert numbers(first).startswith("KL increase of L0H1 is ")
+    assert numbers(second).startswith(
+        "KL increase of the head with the least key overlap, L1H2 (inputs / activation, mean |cos| 0.200), rank 6 of 6 "
+        f"heads by KL increase, is {second.value_text}"
+    )
+    _, unknown = picked(reported(scores(rng, [0.4, 0.1, 0.2]), OTHERS, pick=pick))
+    assert unknown.short_label.endswith("mean |cos| 0.200), not ablated alone")
 
 
 def test_a_pick_that_was_not_ablated_alone_has_no_kl_increase(rng: np.random.Generator) -> None:

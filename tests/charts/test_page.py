@@ -251,6 +251,9 @@ def test_undecided_without_an_interval_says_so() -> None:
         ("R² of the belief, last layer", "R² of the belief, last layer, is 0.25."),
         ("largest KL increase: L0 block (of 6)", "Largest KL increase, L0 block (of 6), is 0.25."),
         ("SGD 0.1: final loss", "Final loss (SGD 0.1) is 0.25."),
+        ("off-answer probability", "Off-answer probability is 0.25."),
+        ("held-out R² of the belief, last layer", "Held-out R² of the belief, last layer, is 0.25."),
+        ("hmm-lstm, share closed", "hmm-lstm, share closed, is 0.25."),
         ("swap (belief, given position)", "Swap (belief, given position) is 0.25."),
     ],
 )

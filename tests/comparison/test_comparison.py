@@ -302,7 +302,9 @@ def test_a_page_opens_with_what_is_decided_and_counts_the_rest(rng: np.random.Ge
     )
     assert [own.verdict for own in others] == ["not decided (realized)", "not decided", "not testable on this task"]
     assert first.numbers.startswith("Lowest share of the gap closed (recall-mamba) is 0.9")
-    assert [line.label.split(",")[0] for line in report.headlines()[: len(row)]] == list(report.checkpoints)
+    lines = report.headlines()[: len(row)]
+    assert [line.label.split(",")[0] for line in lines] == list(report.checkpoints)
+    assert all(line.short_label.endswith(f"hare of the gap closed ({line.label.split(',')[0]})") for line in lines)
     assert " ".join(report.summary().split()).find("2 are not decided") > 0
 
 

@@ -100,6 +100,8 @@ def test_where_a_shortcut_is_exact_there_is_no_comparison_to_fail() -> None:
     assert second.caveat == "the uniform predictor is exact here"
     assert "not applicable" in str(found) and "floor=0.5: the uniform predictor is exact here" in str(found)
     beaten = int(first.verdict == "yes")
+    subjects = {line.short_label for line in found.headlines() if line.metric.endswith("_tokens")}
+    assert f"number of tokens until the model converges at {found.vary}={found.values[0]}" in subjects
     told = " ".join(line.finding for line in found.headlines())
     assert f"At {beaten} of 1 values of floor the model's KL is below that of the strongest shortcut" in told
     assert "; at floor=0.5 the uniform predictor is exact here. At " in told

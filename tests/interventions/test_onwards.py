@@ -88,7 +88,7 @@ def test_each_verdict_and_reason_has_one_finding_and_then_scale_and_rest_are_sta
     assert "that of replacing the whole activation in layer 1 by its mean" in scale.sentence
     share = report.kl_increase_bits.value[1] / report.kl_increase_bits.ceiling[1]
     assert share > 1 and f"the KL increase exceeds, by a factor of {share:.4g}, that of replacing" in scale.sentence
-    assert scale.line.label.startswith("from layer 1 on, relative to") and scale.line.value == share
+    assert scale.line.short_label.startswith("KL increase from layer 1 on, relative to") and scale.line.value == share
     assert rest.sentence.startswith("R² of a linear map to the belief is ")
     assert rest.sentence.endswith("not more than 0.01 above shuffled values.")
     both = replace(

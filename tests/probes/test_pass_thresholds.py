@@ -12,6 +12,7 @@ from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.pass_thresholds import CHANCE, MEASURES, PassThresholds, PassThresholdsReport
 from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.findings import numbers
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
 from tests.figures import assert_one_meaning_per_color
 
@@ -98,6 +99,9 @@ def test_overlaps_are_means_over_pairs_then_heads(rng: np.random.Generator) -> N
         assert report.column_overlap[layer] == pytest.approx(np.mean(cosines), abs=1e-6)
     apart = at(report, "layers with keys apart")
     assert float(report.measured[apart]) == pytest.approx((report.key_overlap < 0.2).mean())
+    (line,) = (own for own in report.headlines() if own.label == "layers with keys apart")
+    stated = f"Share of layers with keys apart is {line.value_text};"
+    assert line.finding.startswith(stated) and numbers(line).startswith(stated)
     rows = np.array(
         [[slow_key_overlap(run, layer, shares) for layer in range(LAYERS)] for shares in jackknife_weights(N)]
     )
