@@ -95,7 +95,7 @@ def percentile_interval(
 
 
 def mean_difference(
-    first: Float[np.ndarray, "sequence *rest"], second: Float[np.ndarray, "sequence *rest"]
+    first: Float[np.ndarray, "sequence *#rest"], second: Float[np.ndarray, "sequence *#rest"]
 ) -> Float[np.ndarray, "*rest"]:
     """Return the mean over sequences of second − first; exactly 0 where only rounding makes it differ from 0.
 
