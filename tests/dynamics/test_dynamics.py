@@ -275,13 +275,13 @@ def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator)
     axes = np.linalg.svd(flat[-1].reshape(-1, 13), full_matrices=False)[2][:2].T
     shares = [float(((own @ axes) ** 2).sum() / (own**2).sum()) for own in flat]
     assert shares[-1] > max(*shares[:-1], 2 / 13)
-    share = Estimate.of(shares, (np.array(shares) - 0.01, np.array(shares) + 0.01), n=11)
+    share = Estimate.of(np.array(shares), (np.array(shares) - 0.01, np.array(shares) + 0.01), n=11)
     report = ManifoldFilmReport(
         run="small",
         steps=("0", "30", "300"),
         cloud=np.zeros((3, 7, 2)),
         entropy_bits=np.zeros(7),
-        final_axes_share=replace(share, baselines=(Baseline.of("chance", RANDOM_PLANE, [2 / 13] * 3),)),
+        final_axes_share=replace(share, baselines=(Baseline.of("chance", RANDOM_PLANE, np.full(3, 2 / 13)),)),
         n=11,
     )
     lines = report.headlines()
