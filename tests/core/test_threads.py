@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 import bayesgeom
+from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.core.threads import limited, side_by_side
 from bayesgeom.results.storage import parts_of
 
@@ -141,12 +142,12 @@ def test_a_diagnosis_is_the_same_with_any_number_of_threads_for_its_probes(monke
 
     def diagnosed(do: Callable[..., object]) -> dict[str, object]:
         monkeypatch.setattr(measuring, "side_by_side", do)
-        found = bayesgeom.diagnose("mess3-small", n=48, n_untrained=1)
+        found = bayesgeom.diagnose("mess3-small", n=N_RECORDED + 32, n_untrained=1)
         return {name: parts_of(report) for name, report in found.items()}
 
-    def three_at_a_time(works: list[Callable[[], object]]) -> Iterator[tuple[int, object]]:
+    def three_at_a_time(works: list[Callable[[], object]], meanwhile: Iterable[object]) -> Iterator[tuple[int, object]]:
         with limited(3):
-            yield from side_by_side(works)
+            yield from side_by_side(works, meanwhile)
 
     one, three = diagnosed(side_by_side), diagnosed(three_at_a_time)
     assert list(one) == list(three) and len(one) > 4
