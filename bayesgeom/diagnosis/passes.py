@@ -24,6 +24,7 @@ from bayesgeom.models.server.model import ServedModel
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 _PART = 16  # sequences that a large model runs at once
+_STEP = 64  # sequences of a step: when probes end, the other threads wait for the end of the step
 
 
 @final
@@ -119,7 +120,7 @@ class Passes:
 
     def others(self) -> Iterator[None]:
         """Run the other sequences, a pass per step, and keep their scores."""
-        for block in self._others:
+        for block in (part for whole in self._others for part in whole.batches(at_most=_STEP)):
             # Nothing is recorded; a run that keeps fewer of its sequences would be cut into two passes.
             found = self._model.run(
                 [block], n_recorded=len(block), baseline_predictives=self._sequences.task.baseline_predictives
