@@ -115,7 +115,7 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
             waiting = {pool.submit(done, work): place for place, work in enumerate(works)}
             while waiting:
                 if next(steps, _OVER) is _OVER:
-                    if own := next((future for future in waiting if future.cancel()), None):  # nobody has begun it
+                    if own := next((future for future in waiting if future.cancel()), None):  # it has not begun
                         yield (place := waiting.pop(own)), works[place]()
                     else:
                         wait(waiting, return_when=FIRST_COMPLETED)
