@@ -127,7 +127,7 @@ class Model(ABC):
     @final
     @alone()
     def foreign_hooks(self) -> tuple[str, ...]:
-        """Return the names of submodules with forward hooks that bayesgeom did not set. Call it outside of a run.
+        """Return the names of submodules with forward hooks; during a pass, those of bayesgeom are among them.
 
         Such hooks may edit activations, so every report's provenance lists them. Hooks that torch calls for every
         module of the process are named first, as `EVERY_MODULE`.
