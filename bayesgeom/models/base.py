@@ -127,9 +127,9 @@ class Model(ABC):
     @final
     @alone()
     def foreign_hooks(self) -> tuple[str, ...]:
-        """Return the names of submodules with forward hooks; during a pass, those of bayesgeom are among them.
+        """Return the names of submodules with forward hooks that bayesgeom did not set; during a pass, its own as well.
 
-        Such hooks may edit activations, so every report's provenance lists them. Hooks that torch calls for every
+        Hooks of others may edit activations, so every report's provenance lists them. Hooks that torch calls for every
         module of the process are named first, as `EVERY_MODULE`.
         """
         found = [
