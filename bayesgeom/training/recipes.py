@@ -10,7 +10,7 @@ from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.training.compared import compared, untied
 from bayesgeom.training.construction import constructed
-from bayesgeom.training.rates import MULTIPLES, at_rates, sweep
+from bayesgeom.training.rates import MULTIPLES, at_rates, quartered, sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.variants import all_variants
 
@@ -181,6 +181,8 @@ RECIPES = {
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
 }
+_SHORTENED = "-quarter"
+_RATED = re.compile(rf"(?P<base>.+)-lr(?P<multiple>{'|'.join(f'{own:g}' for own in MULTIPLES)})")
 _CHECK = re.compile(r"(?P<name>.+)-seed(?P<seed>[1-9]\d*)-x2")
 RECIPES |= {
     own.name: own
@@ -198,8 +200,9 @@ RECIPES |= {
 def recipe(name: str) -> Recipe:
     """Return the committed recipe of this name, or a variant of it.
 
-    Variants are `<name>-lr0.3` and `<name>-lr3`, with multiplied rates, and `<name>-seed1-x2`, with another seed and
-    twice the budget, which `compare` lists as a check.
+    Variants are `<name>-lr0.3` and `<name>-lr3`, with multiplied rates; `<name>-quarter`, with a quarter of the steps
+    in every stage, also at multiplied rates (`<name>-quarter-lr3`); and `<name>-seed1-x2`, with another seed and twice
+    the budget, which `compare` lists as a check.
 
     Raises:
         UnknownName: There is no such recipe. The message lists the known names.
@@ -212,9 +215,13 @@ def recipe(name: str) -> Recipe:
         return RECIPES[name]
     if name in (added := plugin_recipes()):
         return added[name]
-    base, _, multiple = name.rpartition("-lr")
-    if base in RECIPES and multiple in {f"{own:g}" for own in MULTIPLES}:
-        return at_rates(RECIPES[base], float(multiple))
+    base, multiple = name, ""
+    if (rated := _RATED.fullmatch(name)) is not None:
+        base, multiple = rated["base"], rated["multiple"]
+    whole = base.removesuffix(_SHORTENED)
+    if whole in RECIPES:
+        shortened = RECIPES[whole] if whole == base else quartered(RECIPES[whole])
+        return at_rates(shortened, float(multiple)) if multiple else shortened
     if (found := _CHECK.fullmatch(name)) is not None and found["name"] in RECIPES:
         return RECIPES[found["name"]].reseeded(int(found["seed"])).lengthened(2)
     raise unknown_name("recipe", name, {**RECIPES, **added})

@@ -3,16 +3,18 @@
 import itertools
 import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import erf
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesgeom.core.errors import TaskMismatch
 from bayesgeom.models.native.positions import alibi_bias, rotated, sinusoids
 from bayesgeom.models.native.transformer import (
+    FUSED_TRAINING_FROM,
     NORMS,
     POSITIONS,
     Attention,
@@ -22,6 +24,7 @@ from bayesgeom.models.native.transformer import (
 )
 
 SMALL = TransformerConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
+FUSED = nn.functional.scaled_dot_product_attention
 KINDS = [
     replace(SMALL, positions=positions, norm=norm, tied=tied)
     for positions, norm, tied in itertools.product(POSITIONS, NORMS, (True, False))
@@ -124,6 +127,26 @@ def test_eager_and_sdpa_agree(config: TransformerConfig) -> None:
     eager, sdpa = lively(config, "eager"), lively(config, "sdpa")
     with torch.no_grad():
         torch.testing.assert_close(eager(some_tokens()), sdpa(some_tokens()), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["learned", "alibi", "rotary"])
+def test_long_sequences_are_trained_with_fused_attention(kind: str) -> None:
+    """Fused gradients equal eager ones up to rounding; without training mode, gradients stay eager."""
+    n_pos = FUSED_TRAINING_FROM
+    config = replace(SMALL, positions=kind, n_ctx=n_pos)
+    tokens = torch.randint(config.d_vocab, (1, n_pos), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for attention in ("auto", "eager"):
+        module = lively(config, attention).train()
+        with mock.patch.object(nn.functional, "scaled_dot_product_attention", wraps=FUSED) as fused:
+            module(tokens).square().mean().backward()
+            assert bool(fused.call_count) is (attention == "auto")
+            fused.reset_mock()
+            module(tokens[:, :-1])
+            module.eval()(tokens)
+            assert not fused.call_count, "neither shorter sequences nor gradients of a finished network"
+        gradients.append([parameter.grad for parameter in module.parameters()])
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -92,6 +92,17 @@ def test_any_recipe_is_found_at_the_rates_of_the_sweep() -> None:
         recipe("repeats-rnn-lr3")
 
 
+def test_any_recipe_is_found_at_a_quarter_of_its_budget() -> None:
+    quarter, whole = recipe("recall-64-mamba2-quarter-lr3"), recipe("recall-64-mamba2")
+    assert quarter.name == "recall-64-mamba2-quarter-lr3" and quarter.task == whole.task
+    assert [own.steps * 4 for own in stages(quarter)] == [own.steps for own in stages(whole)]
+    assert all(a.lr == 3 * b.lr for a, b in zip(stages(quarter), stages(whole), strict=True))
+    assert recipe("recall-64-mamba2-quarter").lr == whole.lr
+    for name in ("recall-64-rnn-quarter", "recall-64-mamba2-quarter-lr7", "recall-64-mamba2-lr3-quarter"):
+        with pytest.raises(UnknownName, match=name):
+            recipe(name)
+
+
 def test_a_check_is_found_by_its_name() -> None:
     """Checks do not ship: another seed at twice the budget, as `compare` names it."""
     for task, architecture in (("recall", "lstm"), ("recall", "mamba"), ("hmm", "lstm")):
