@@ -1,7 +1,7 @@
 """The learning-rate sweep: one row at a quarter of its budget, with three multiples of the rates per architecture.
 
-`<row>-<architecture>-quarter-lr<multiple>` is one run of the sweep. `<recipe>-lr<multiple>` is a recipe of the
-comparison at its full budget with multiplied rates, for rows that use the result of the sweep.
+`<row>-<architecture>-quarter-lr<multiple>` is one run of the sweep. `<recipe>-lr<multiple>` is a recipe at its full
+budget with multiplied rates.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,13 @@ from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, compared
 from bayesgeom.training.recipe import Recipe
 
 MULTIPLES = (0.3, 1.0, 3.0)
-# The best multiple per architecture, once all three runs of the sweep are done; the comparison then uses it.
+# The multiple at which `compare` trains all rows of an architecture. Empty, although the sweep is complete: no row was
+# trained again at another rate at full budget (docs/comparison.md, "Learning rates", gives reason and cost).
 CHOSEN: Mapping[str, float] = {}
 _COMMON = "none: one setting for all, chosen on the transformer"
 _STAGED = "none: rates and the pooled first stage were tuned on the transformer"
 _DECAY = "none: the decay schedule was tuned on the transformer"
-SEARCHED: Mapping[str, str] = {  # how the hyperparameters of each row were found, while there is no sweep
+SEARCHED: Mapping[str, str] = {  # how the hyperparameters of each row were found, without a chosen multiple
     "bijection": _COMMON,
     "repeats": _STAGED,
     "recall": _STAGED,
