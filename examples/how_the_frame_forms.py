@@ -43,12 +43,13 @@ print(curves.table())
 # %% [markdown]
 # ## What settles first?
 #
-# The frame has settled once patterns are within a tenth of their first distance from the last snapshot. Precision has
-# settled once KL is at most twice the last one. The second threshold is harder to reach, so the report also times
-# precision by the frame's rule. One training decides nothing, and the report says so.
+# There are two fixed thresholds. `frame_step` is the first snapshot whose pattern distance is at most a tenth of the
+# first one's. `precision_step` is the first whose KL is at most twice the last one's. The second is harder to reach, so
+# the report also times precision by the frame's rule. The verdict uses another rule, *settled* (docs/dynamics.md). One
+# training decides nothing, and the report says so.
 
 # %%
-print(f"frame settles at step             {settled.frame_step[0]:g}")
+print(f"frame threshold reached at step   {settled.frame_step[0]:g}")
 print(f"precision, twice the last KL      {settled.precision_step[0, 0]:g}")
 print(f"precision, by the frame's rule    {settled.precision_step[1, 0]:g}")
 print(f"verdict: {settled.conclusion()}")

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bayesgeom.claims.claim import Claim, Value, Verdict
+from bayesgeom.claims.claim import Claim, Number, Value, Verdict
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reproduction_report import reason, short, text
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import with_unit
 from bayesgeom.results.tables import markdown
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
@@ -114,6 +115,7 @@ def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("id", "verdict", "time", "measured [95 % interval]", "claim")]
     for c in claims:
         first = "–" if c.measured is None else _number(c, c.shown[0])
+        first = first if first == "–" else f"{c.numbers[c.shown[0]].label}: {first}"
         rows.append((c.id, str(verdict(c)), c.duration or "–", first, _clipped(c.claim)))
     return rows
 
@@ -144,7 +146,8 @@ def _detail(claim: Claim) -> str:
             below.append(f"- Trainings: {_seeds(claim)}.")
     if claim.duration:
         below.append(f"- `bayesgeom reproduce {claim.id}` takes about {claim.duration} of one CPU core.")
-    return "\n".join([*lines, *below, "", "```sh", *dict.fromkeys(claim.commands), "```"])
+    commands = ["", "```sh", *dict.fromkeys(claim.commands), "```"] if claim.commands else []
+    return "\n".join([*lines, *below, *commands])
 
 
 def _values(claim: Claim) -> str:
@@ -156,16 +159,22 @@ def _values(claim: Claim) -> str:
         interval = f"{short(value.lo)} … {short(value.hi)}{value.scope and f' ({value.scope})'}"
         if math.isnan(value.lo):
             interval = f"none: {value.why_not}" if value.why_not else "–"
-        baseline = f"{short(value.baseline)} ({number.baseline_label or 'strongest baseline'})"
+        baseline = f"{short(value.baseline)} ({number.baseline_label or _strongest(number)})"
         rows.append(
             (
                 number.label,
-                f"{short(value.value)} {number.unit}".strip(),
+                with_unit(short(value.value), number.unit),
                 interval,
                 "–" if math.isnan(value.baseline) else baseline,
             )
         )
     return markdown(("measured", "value", "95 % interval", "baseline"), rows)
+
+
+def _strongest(number: Number) -> str:
+    """What the strongest baseline of a number is called where the claim names none."""
+    named = {"kl_increase_bits": "no effect", "speedup": "plain SGD"}
+    return "strongest control" if number.probe == "intervention" else named.get(number.metric, "strongest baseline")
 
 
 def _missing(claim: Claim) -> list[str]:

@@ -39,7 +39,8 @@ class Intervene(Command):
     kind: Literal["swap", "remove", "keep", "rotate", "add"] = "swap"
     """What to do with the subspace. A swap takes it from another sequence; only a swap can show use."""
     donors: Literal["auto", "paired", "independent"] = "auto"
-    """Sequences to swap from: the task's pairs, independent sequences, or pairs that differ in the quantity."""
+    """Sequences to swap from. paired: the task's pairs; independent: independent sequences; auto: the pairs if they
+    differ in the quantity, otherwise independent sequences."""
     positions: Literal["all", "scored"] | None = None
     """Positions to intervene at. Default: scored for subspaces of a quantity, all for others."""
     score_after: bool = False

@@ -30,7 +30,7 @@ class Sweep(Command):
     """The task, as NAME or NAME:key=value,key=value: hmm, sticky-markov:length=40, evidence. If NAME is the
     checkpoint's own task, other parameters keep the checkpoint's values; otherwise they take their defaults."""
     vary: Varied
-    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. One parameter at a time."""
+    """The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. Give the option once."""
     checkpoint: str | None = None
     """A checkpoint to compare with the exact posterior: a name, a directory, or owner/name on Hugging Face's hub.
     Default: only the exact posterior is measured."""

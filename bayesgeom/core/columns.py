@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 WIDTH = 100
-_USUAL = (("measured", 30), ("baseline", 16), ("report", 12), ("measured", 22), ("verdict", 11))  # least widths of text
+_USUAL = (("measured", 30), ("baseline", 16), ("report", 12), ("measured", 22), ("verdict", 13))  # least widths of text
 _LEAST = (*_USUAL, ("baseline", 12), ("measured", 16))  # in the order in which columns are narrowed
 _DEEPEST = 3  # most lines of one row
 _CELLS = (40, 32, 24)  # widths at which the cells of a wide table wrap; the first that lets it fit is used

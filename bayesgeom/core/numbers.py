@@ -6,6 +6,7 @@ from typing import SupportsFloat
 
 MINUS = "−"
 DIGITS = 4
+_COUNTED = ("bits", "tokens", "symbols", "steps")  # units with a singular
 _THOUSAND, _LARGE = 1e3, 1e7  # commas and no decimals from the first on, a power of ten from the second on
 
 
@@ -52,6 +53,16 @@ def with_minus(text: str) -> str:
     return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\d[eE])-(?=\d)", MINUS, text)
 
 
+def with_unit(number: str, unit: str) -> str:
+    """Return a number as text with its unit, which has a singular.
+
+    Example:
+        >>> with_unit("1", "symbols"), with_unit("0.5", "bits"), with_unit("3", "")
+        ('1 symbol', '0.5 bits', '3')
+    """
+    return f"{number} {unit[:-1] if number == '1' and unit in _COUNTED else unit}".rstrip()
+
+
 def measured_text(value: SupportsFloat, unit: str = "") -> str:
     """Return a number with its unit, or a dash if it is NaN.
 
@@ -59,7 +70,7 @@ def measured_text(value: SupportsFloat, unit: str = "") -> str:
         >>> measured_text(-0.25, "bits"), measured_text(float("nan"), "bits")
         ('−0.25 bits', '–')
     """
-    return "–" if math.isnan(value) else f"{number_text(value)} {unit}".rstrip()
+    return "–" if math.isnan(value) else with_unit(number_text(value), unit)
 
 
 def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:

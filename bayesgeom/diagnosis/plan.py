@@ -251,4 +251,7 @@ def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> No
         )
     if needs.groups and len(trials.group_names) < 2:
         kinds = ", ".join(trials.group_names) or "one kind"
-        raise TaskMismatch(f"{by} requires sequences of several kinds; task {task.name!r} has {kinds}.")
+        raise TaskMismatch(
+            f"{by} requires sequences of several kinds; task {task.name!r} has only {kinds}. Use a task with two or "
+            f"more, such as prompts of several domains."
+        )

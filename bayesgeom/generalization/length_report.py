@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.numbers import number_text, with_unit
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.results.estimate import Estimate, NonNegative, Quantity, Unit
@@ -256,7 +256,7 @@ class LengthReport(Report):
     def _memories(self) -> list[str]:
         found = zip(self.models, *self.effective_memory_symbols.ends, strict=True)
         notes = [
-            f"{model}: effective memory {number_text(low)} … {number_text(high)} symbols"
+            f"{model}: effective memory {number_text(low)} … {with_unit(number_text(high), 'symbols')}"
             for model, low, high in found
             if not math.isnan(low)
         ]

@@ -100,7 +100,7 @@ class GradientMovementReport(Report):
     def headlines(self) -> Sequence[Headline]:
         routing, values = self._stable()
         found = lag(values, routing)
-        ratio = f"stable step of values / of routing (spacing of snapshots allows {found.reach})"
+        ratio = f"stable steps, values / routing (snapshots allow {found.reach})"
         return (
             replace(
                 headline_of(self, "stable_ratio", label=ratio),

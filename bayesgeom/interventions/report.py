@@ -50,7 +50,7 @@ SOURCES = (
     "quantity, after removal",
     *(f"{target}, from the coordinates alone" for target in TARGETS),
 )
-NOT_FIXED = "Position and answer were not held fixed; leace and covariance do so with given=position or given=answer"
+NOT_FIXED = "Position and answer were not held fixed; only leace and covariance can do so (given=position+answer)"
 BEFORE, AFTER = range(2)  # entries of `r2`; then those of `TARGETS`
 PARTS = (
     "of the site's variance",
@@ -269,7 +269,7 @@ class InterventionReport(Report):
         """Return the headline of one layer: its effect, verdict and reason."""
         label, metric, row = f"KL increase, layer {layer}, {self.subspace}", "change_bits", [KL]
         if self.is_swap:
-            label = f"movement in layer {layer} toward the donor's {self.quantity}, {self.subspace}"
+            label = f"layer {layer}: movement toward the donor's {self.quantity}"
             metric, row = "movement", []
         at = (*row, layer, 0)
         own, remark = _chosen(self.estimate(metric)[at], len(self.layers) if layer == self.strongest() else 1)

@@ -24,7 +24,7 @@ RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 ROUNDING = 1e-6  # of exact values: two keys without their mean are opposite, like two random directions
-HEADS_DIFFER = "heads lie within the range of a level, or on different sides of it"
+HEADS_DIFFER = "some heads are within the range of a baseline, or heads are on both sides of one"
 WHY_NOT = f"mean keys are noise in part; or {FEW_OR_BIASED}"
 _RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
 

@@ -144,15 +144,17 @@ class EMReport(Report):
         fastest = max(controls, key=lambda i: np.nan_to_num(self.speedup.value[TRAINED, 0, i], nan=-np.inf))
 
         def line(metric: str, sequence: int, condition: int, label: str) -> Headline:
-            name = self.conditions[condition]
-            own = headline_of(self, metric, at=(sequence, 0, condition), label=f"{name}: {label}")
-            return replace(own, short_label=f"{label} ({name})")
+            return headline_of(
+                self, metric, at=(sequence, 0, condition), label=label.format(self.conditions[condition])
+            )
 
-        held_out = line("em_margin_bits", HELD_OUT, closest_held_out, "held-out loss minus EM-like's")
+        trained_margin, held_out_margin = (f"advantage of EM-like over {{}}, {of} loss" for of in ("final", "held-out"))
+        speedup = "speed-up of {} to SGD's final loss"
+        held_out = line("em_margin_bits", HELD_OUT, closest_held_out, held_out_margin)
         return (
             replace(
-                line("em_margin_bits", TRAINED, closest, "final loss minus EM-like's"),
-                ruling=self.verdict(),
+                line("em_margin_bits", TRAINED, closest, trained_margin),
+                ruling=f"EM-like {self.verdict()}",
                 finding=f"The control with the lowest final loss is {self.conditions[closest]}.",
             ),
             replace(
@@ -161,19 +163,15 @@ class EMReport(Report):
                 f"{self.conditions[closest_held_out]}.",
             ),
             replace(
-                line("speedup", TRAINED, _EM, "speed-up to SGD's final loss"),
+                line("speedup", TRAINED, _EM, speedup),
                 finding=f"Compared with {BASELINE} alone, {_EM_SHORT} is "
                 f"{number_text(self.speedup.value[TRAINED, 0, _EM])} times as fast; the fastest control, "
                 f"{self.conditions[fastest]}, {number_text(self.speedup.value[TRAINED, 0, fastest])} times.",
             ),
             # The controls are not under test: that they are faster than the baseline is no verdict.
-            *(replace(line("speedup", TRAINED, i, "speed-up to SGD's final loss"), verdict="") for i in controls),
-            *(line("em_margin_bits", TRAINED, i, "final loss minus EM-like's") for i in controls if i != closest),
-            *(
-                line("em_margin_bits", HELD_OUT, i, "held-out loss minus EM-like's")
-                for i in controls
-                if i != closest_held_out
-            ),
+            *(replace(line("speedup", TRAINED, i, speedup), verdict="") for i in controls),
+            *(line("em_margin_bits", TRAINED, i, trained_margin) for i in controls if i != closest),
+            *(line("em_margin_bits", HELD_OUT, i, held_out_margin) for i in controls if i != closest_held_out),
         )
 
     def plot(self) -> "Figure":
