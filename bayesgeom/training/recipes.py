@@ -182,8 +182,8 @@ RECIPES = {
     )
 }
 _SHORTENED = "-quarter"
-_RATED = re.compile(rf"(?P<base>.+)-lr(?P<multiple>{'|'.join(f'{own:g}' for own in MULTIPLES)})")
-_CHECK = re.compile(r"(?P<name>.+)-seed(?P<seed>[1-9]\d*)-x2")
+_RATED = re.compile(rf"(?P<base>.+)-lr(?P<multiple>{'|'.join(re.escape(f'{own:g}') for own in MULTIPLES)})")
+_CHECK = re.compile(r"(?P<name>.+)-seed(?P<seed>[1-9][0-9]*)-x2")
 RECIPES |= {
     own.name: own
     for own in (

@@ -86,10 +86,9 @@ def test_the_sweep_has_three_rates_at_a_quarter_of_the_budget() -> None:
 def test_any_recipe_is_found_at_the_rates_of_the_sweep() -> None:
     fast, whole = recipe("repeats-lstm-lr3"), recipe("repeats-lstm")
     assert fast.n_sequences == whole.n_sequences and fast.lr == 3 * whole.lr and fast.name == "repeats-lstm-lr3"
-    with pytest.raises(UnknownName, match="repeats-lstm-lr7"):
-        recipe("repeats-lstm-lr7")
-    with pytest.raises(UnknownName, match="repeats-rnn-lr3"):
-        recipe("repeats-rnn-lr3")
+    for name in ("repeats-lstm-lr7", "repeats-rnn-lr3", "recall-lstm-lr013", "recall-lstm-lr0x3", "recall-lstm-lr03"):
+        with pytest.raises(UnknownName, match=name):
+            recipe(name)
 
 
 def test_any_recipe_is_found_at_a_quarter_of_its_budget() -> None:
