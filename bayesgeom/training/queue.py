@@ -6,27 +6,27 @@ Times are from `duration.typical_seconds`. Run one training at a time, in this o
 
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
+from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.construction import constructed
 from bayesgeom.training.duration import SHORT, as_duration, typical_seconds
-from bayesgeom.training.loop import BEFORE, RECIPE
+from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.rates import sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from bayesgeom.training.state import LOG, STATE, read_log
+from bayesgeom.training.state import LOCK, LOG, read_log
 
-State = Literal["finished", "shipped", "reported", "running", "stopped", "waiting"]
+State = Literal["finished", "shipped", "reported", "running", "stopped", "waiting", "another recipe"]
 DONE: tuple[State, ...] = ("finished", "shipped", "reported")
 # Finished trainings whose weights do not ship: KL in bits, from the report in `docs/readings/seeds-TASK/NAME` or, for
 # the sweep of learning rates, from the card `docs/readings/rates/NAME.md`.
@@ -87,7 +87,6 @@ REPORTED: Mapping[str, float] = {
     "recall-mlp-prefix-quarter-lr1": 3.069,
     "recall-mlp-prefix-quarter-lr3": 3.068,
 }
-_ALIVE_SECONDS = 300.0  # a run saves its state every minute
 
 
 @final
@@ -152,24 +151,26 @@ def queue() -> tuple[Queued, ...]:
 
 
 def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list[Progress]:
-    """Return the state of each training: finished, shipped, reported, running, stopped or waiting.
+    """Return the state of each training: finished, shipped, reported, running, stopped, waiting or another recipe.
 
     Reported trainings are finished and scored, but their weights do not ship; `bayesgeom train` makes them again.
-    Shipped and reported ones count as such also while their finished run is in the folder; others are finished.
+    Shipped and reported ones count as such also while their finished run is in the folder; others are finished. A run
+    is running if a process holds its lock. It is of another recipe if it was started with other options, such as
+    `--steps`, or if its recipe cannot be read: `bayesgeom train` refuses to continue it.
 
     Args:
         runs: The folder in which `bayesgeom train` writes.
         entries: Trainings to look for; by default the queue.
 
     Returns:
-        One entry per training, in the queue's order. A run whose state was written in the last five minutes is running.
+        One entry per training, in the queue's order.
     """
     shipped = checkpoints()
     return [_progress(own, runs, shipped) for own in (queue() if entries is None else entries)]
 
 
 def status_table(found: Sequence[Progress]) -> str:
-    """Return a table with one line per training, then the next training and the remaining time."""
+    """Return a table with one line per training, then the remaining time and the next training."""
     rows: list[tuple[str, ...]] = [("training", "state", "steps", "time left", "KL (bits)")]
     for own in found:
         steps = f"{own.steps_done:,} of {own.steps:,}"
@@ -189,30 +190,60 @@ def status_table(found: Sequence[Progress]) -> str:
     next_one = f"next: {waiting[0].queued.command}{resumed}" if waiting else "nothing is waiting"
     n_done = sum(own.state in DONE for own in found)
     below = f"{n_done} of {len(found)} finished; about {time} left on two cores in float32"
-    return "\n".join([*aligned(rows), "", below, next_one])
+    others = [own.queued.reseeded.name for own in found if own.state == "another recipe"]
+    told = [f"another recipe: move these runs away to train the queue's: {', '.join(others)}"] if others else []
+    return "\n".join([*aligned(rows), "", *told, below, next_one])
 
 
 def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
     chosen = own.reseeded
     folder, steps = runs / chosen.name, sum(stage.steps for stage in _stages(chosen))
+
+    def done(state: State, kl_bits: float) -> Progress:
+        return Progress(queued=own, state=state, steps_done=steps, steps=steps, kl_bits=kl_bits)
+
     is_begun, is_finished = (folder / RECIPE).exists(), (folder / FINISHED / CONFIG).exists()
-    if chosen.name not in shipped and chosen.name in REPORTED and (is_finished or not is_begun):
-        return Progress(queued=own, state="reported", steps_done=steps, steps=steps, kl_bits=REPORTED[chosen.name])
-    places: tuple[tuple[State, Path], ...] = (
-        ("shipped", shipped.get(chosen.name, folder)),
-        ("finished", folder / FINISHED),
-    )
-    for state, path in places:
-        if (path / CONFIG).exists():
-            kl_bits = float(read_description(path).get("scores", {}).get("kl_bits", math.nan))
-            return Progress(queued=own, state=state, steps_done=steps, steps=steps, kl_bits=kl_bits)
+    is_other = not _is_run_of(chosen, folder)
+    if chosen.name in shipped:
+        return done("shipped", _kl_bits(shipped[chosen.name]))
+    if chosen.name in REPORTED and (is_finished or is_other or not is_begun):
+        return done("reported", REPORTED[chosen.name])
+    if is_other:
+        return Progress(queued=own, state="another recipe", steps_done=0, steps=steps)
+    if is_finished:
+        return done("finished", _kl_bits(folder / FINISHED))
     if not is_begun:
         return Progress(queued=own, state="waiting", steps_done=0, steps=steps)
-    states = [*folder.glob(f"**/{STATE}"), folder / RECIPE]
-    is_alive = time.time() - max(file.stat().st_mtime for file in states) < _ALIVE_SECONDS
-    return Progress(
-        queued=own, state="running" if is_alive else "stopped", steps_done=_steps_done(chosen, folder), steps=steps
-    )
+    state: State = "running" if _is_locked(folder) else "stopped"
+    return Progress(queued=own, state=state, steps_done=_steps_done(chosen, folder), steps=steps)
+
+
+def _kl_bits(checkpoint: Path) -> float:
+    return float(read_description(checkpoint).get("scores", {}).get("kl_bits", math.nan))
+
+
+def _is_run_of(chosen: Recipe, folder: Path) -> bool:
+    """Whether the run in the folder, if there is one, can be continued with this recipe."""
+    try:
+        check_run(chosen, folder)
+    except CheckpointFault:
+        return False
+    return True
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process trains in the folder: whether its lock cannot be had. A lock that was had is released."""
+    from filelock import FileLock, Timeout
+
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # another user's folder, for example
+        return False
 
 
 def _stages(chosen: Recipe | None) -> Iterator[Recipe]:

@@ -1,6 +1,6 @@
 """The training queue and its status: read from a folder of runs, without loading a model."""
 
-import os
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -20,7 +20,7 @@ from bayesgeom.training.queue import REPORTED, Queued, network_of, progress, que
 from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from bayesgeom.training.state import LOG, append_log
+from bayesgeom.training.state import LOG, append_log, locked
 from tests.pages import READINGS, section
 
 # Minutes on two cores without AVX-512 in float32, from the processor time of single steps, by recipe.
@@ -47,13 +47,16 @@ ENTRIES = (
 )
 
 
-def begun(runs: Path, name: str, step: int, *, before: bool = False) -> None:
-    folder = runs / name
+def begun(runs: Path, own: Queued, step: int, *, before: bool = False, steps: int | None = None) -> Path:
+    """The folder of a run of this training, or of one with other `steps`."""
+    chosen = own.reseeded if steps is None else replace(own.reseeded, steps=steps)
+    folder = runs / chosen.name
     inner = folder / "before" if before else folder
     inner.mkdir(parents=True)
-    (folder / RECIPE).write_text("{}")
+    (folder / RECIPE).write_text(json.dumps(chosen.to_dict()))
     for at in (100, step):
         append_log(inner / LOG, {"step": at})
+    return folder
 
 
 def test_every_entry_is_a_recipe_and_stands_once() -> None:
@@ -107,45 +110,69 @@ def test_no_stage_but_one_takes_more_than_two_hours() -> None:
 
 def test_what_is_done_running_and_next_is_read_from_the_folder(tmp_path: Path) -> None:
     assert [own.state for own in progress(tmp_path, ENTRIES)] == ["shipped", "waiting", "waiting"]
-    begun(tmp_path, "recall-lstm-seed7", 1_000, before=True)
-    shipped, running, waiting = progress(tmp_path, ENTRIES)
+    folder = begun(tmp_path, ENTRIES[1], 1_000, before=True)
+    with locked(folder):
+        shipped, running, waiting = progress(tmp_path, ENTRIES)
     assert (running.state, running.steps_done, running.steps) == ("running", 1_000, 5_000)
     assert running.minutes_left == pytest.approx(0.8 * ENTRIES[1].minutes) and shipped.minutes_left == 0
     assert shipped.kl_bits < 1e-3
     table = status_table([shipped, running, waiting])
     assert "recall-lstm-seed7" in table and table.endswith("next: bayesgeom train recall-mlp --seed 7")
-    append_log(tmp_path / "recall-lstm-seed7" / LOG, {"step": 1_500})
+    append_log(folder / LOG, {"step": 1_500})
     assert progress(tmp_path, ENTRIES)[1].steps_done == 1_500 + recipe("recall-lstm").after.steps  # type: ignore[union-attr]
 
 
 def test_a_run_whose_report_is_committed_is_reported_also_while_its_checkpoint_is_in_the_folder(tmp_path: Path) -> None:
     entries = (Queued(recipe="recall-16-lstm"), Queued(recipe="sticky-small"), Queued(recipe="recall-lstm", seed=7))
     for own in entries:
-        begun(tmp_path, own.reseeded.name, 100)
-        shutil.copytree(checkpoints()["bijection-mlp"], tmp_path / own.reseeded.name / FINISHED)
+        shutil.copytree(checkpoints()["bijection-mlp"], begun(tmp_path, own, 100) / FINISHED)
     found = progress(tmp_path, entries)
     assert [own.state for own in found] == ["reported", "shipped", "finished"], "once all were finished"
     assert found[0].kl_bits == REPORTED["recall-16-lstm"], "the report's, not that of the run's card"
     assert found[1].kl_bits < 1e-3 < 1 < found[2].kl_bits, "the shipped checkpoint's; the run's"
     shutil.rmtree(tmp_path / "recall-16-lstm" / FINISHED)
-    assert progress(tmp_path, entries)[0].state == "running", "it is trained again"
+    assert progress(tmp_path, entries)[0].state == "stopped", "it is trained again"
 
 
 def test_half_a_log_line_does_not_cost_the_status(tmp_path: Path) -> None:
-    begun(tmp_path, "recall-mlp-seed7", 1_000)
-    with (tmp_path / "recall-mlp-seed7" / LOG).open("a") as file:
+    with (begun(tmp_path, ENTRIES[2], 1_000) / LOG).open("a") as file:
         file.write('{"step": 11')
     with pytest.warns(UserWarning, match="skipped 1 corrupt or incomplete line"):
         found = progress(tmp_path, ENTRIES)[2]
     assert found.steps_done == 1_000 + recipe("recall-mlp").after.steps  # type: ignore[union-attr]
 
 
-def test_a_run_that_was_not_touched_for_long_has_stopped(tmp_path: Path) -> None:
-    begun(tmp_path, "recall-lstm-seed7", 1_000)
-    os.utime(tmp_path / "recall-lstm-seed7" / RECIPE, (0, 0))
+def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path) -> None:
+    """A resumed run was shown as stopped, and as next, until it saved its first state."""
+    folder = begun(tmp_path, ENTRIES[1], 1_000)
+    assert progress(tmp_path, ENTRIES)[1].state == "stopped", "its files are new"
+    with locked(folder):
+        found = progress(tmp_path, ENTRIES)
+        assert found[1].state == progress(tmp_path, ENTRIES)[1].state == "running", "looking takes no lock away"
+        assert status_table(found).endswith("next: bayesgeom train recall-mlp --seed 7")
+    with locked(folder):
+        pass  # nor is it kept
     found = progress(tmp_path, ENTRIES)
     assert found[1].state == "stopped"
     assert status_table(found).endswith("next: bayesgeom train recall-lstm --seed 7 --resume")
+
+
+def test_a_run_of_another_recipe_is_neither_done_nor_next(tmp_path: Path) -> None:
+    """`--steps 3` was shown as finished with its KL, and `--steps 20000` as 20,000 of 5,000 steps."""
+    short = begun(tmp_path, ENTRIES[1], 3, steps=3)
+    shutil.copytree(checkpoints()["bijection-mlp"], short / FINISHED)
+    begun(tmp_path, ENTRIES[2], 20_000, steps=20_000)
+    found = progress(tmp_path, ENTRIES)
+    assert [own.state for own in found] == ["shipped", "another recipe", "another recipe"]
+    assert [(own.steps_done, own.minutes_left) for own in found[1:]] == [(0, own.minutes) for own in ENTRIES[1:]]
+    table = status_table(found)
+    assert "move these runs away to train the queue's: recall-lstm-seed7, recall-mlp-seed7" in table
+    assert "1 of 3 finished" in table and table.endswith("nothing is waiting")
+    own = Queued(recipe="recall-16-lstm")
+    begun(tmp_path, own, 3, steps=3)
+    assert progress(tmp_path, [own])[0].state == "reported", "its report is there, whatever is in the folder"
+    (short / RECIPE).write_text("{}")
+    assert progress(tmp_path, ENTRIES)[1].state == "another recipe", "a recipe that cannot be read"
 
 
 def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
