@@ -81,7 +81,7 @@ def train(
         InvalidArgument: `out` already contains a run and `resume` is false, `precision` differs from that of the run
             or has no kernel for the architecture, or another process trains in `out`.
         CheckpointFault: `out` contains a run of another recipe, or a corrupt state.
-        NonFinite: The loss is NaN or infinite.
+        NonFinite: Loss, gradients or weights are NaN or infinite. The saved state is from before that step.
         OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
     check_startable(recipe, out, resume=resume)
@@ -242,7 +242,7 @@ def training_step(
     device: str | torch.device,
     precision: Precision,
 ) -> float:
-    """Train the module on this step's batch and return the loss in nats.
+    """Train the module on this step's batch and return the loss in nats, before the update.
 
     Args:
         recipe: The recipe.
@@ -253,7 +253,7 @@ def training_step(
         precision: Precision of matrix products.
 
     Raises:
-        NonFinite: The loss is NaN or infinite.
+        NonFinite: The loss or the gradient norm is NaN or infinite. The weights are not changed.
     """
     trials = recipe.task_at(step).sample(recipe.batch_size_at(step), seed=batch_seed(recipe, step), device=device)
     is_half = precision == "bfloat16" and not recipe.is_float32_at(step)
@@ -262,11 +262,14 @@ def training_step(
         logits = module(trials.tokens)
     loss = loss_nats(recipe, logits.float(), labeled(recipe, trials, step))
     loss.backward()
-    nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP)
-    optimizers.step(step)
+    norm = float(nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP))
     value = float(loss.detach())
-    if not np.isfinite(value):
-        raise NonFinite(f"the loss of {recipe.name} is {value} at step {step:,}; lower lr or matrix_lr in the recipe.")
+    if not (np.isfinite(value) and np.isfinite(norm)):  # the weights are still those before this step
+        raise NonFinite(
+            f"the gradient norm is {norm} and the loss of {recipe.name} is {value} at step {step:,}; lower lr or "
+            f"matrix_lr in the recipe."
+        )
+    optimizers.step(step)
     return value
 
 

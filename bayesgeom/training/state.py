@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
 from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
 from bayesgeom.core.reading import check_regular
 from bayesgeom.models.checkpoint import weights_hash
@@ -60,8 +60,14 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimi
     """Write weights, optimizer state and step atomically.
 
     Raises:
+        NonFinite: A weight is NaN or infinite. The former state is not replaced.
         OutputFault: The file cannot be written.
     """
+    if not all(bool(parameter.isfinite().all()) for parameter in module.parameters()):
+        raise NonFinite(
+            f"weights of {recipe.name} are not finite after {counted(step, 'step')}; lower lr or matrix_lr in the "
+            f"recipe."
+        )
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with atomic_file(path) as temporary:

@@ -307,6 +307,31 @@ def test_a_place_that_cannot_be_written_is_an_output_fault(tmp_path: Path) -> No
         train(TINY, tmp_path / "file" / "run", pace=QUIET)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(NonFinite, match=r"the loss of tiny is nan at step 1; lower lr or matrix_lr"):
-        train(replace(TINY, lr=math.inf), tmp_path / "run", pace=QUIET)
+@pytest.mark.parametrize("bad", ["loss", "gradients"])
+@pytest.mark.parametrize("at", [STOP_AT, TINY.steps - 1])
+def test_a_step_that_diverges_ends_the_run_and_spoils_no_state(
+    bad: str, at: int, uninterrupted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients can be infinite while the loss is finite, also in the last step, after which no loss is computed."""
+    losses = list[Tensor]()
+
+    def spoiled(recipe: Recipe, logits: Tensor, trials: Trials) -> Tensor:
+        losses.append(loss_nats(recipe, logits, trials))
+        if len(losses) == at + 1 and bad == "gradients":
+            losses[-1].register_hook(lambda gradient: gradient * math.inf)
+        return losses[-1] * (math.nan if len(losses) == at + 1 and bad == "loss" else 1)
+
+    norm, loss = ("nan", "nan") if bad == "loss" else (r"(nan|inf)", r"\d\.\d+")
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(NonFinite, match=f"{norm} and the loss of tiny is {loss} at step {at};"),
+    ):
+        patch.setattr(loop, "loss_nats", spoiled)
+        train(TINY, tmp_path / "run", pace=SAVING)
+    assert_same_weights(train(TINY, tmp_path / "run", resume=True, pace=QUIET), last_weights(uninterrupted["muon"]))
+
+
+def test_weights_that_are_not_finite_replace_no_state(tmp_path: Path) -> None:
+    with pytest.raises(NonFinite, match=r"weights of tiny are not finite after 1 step;"):
+        train(replace(TINY, steps=1, lr=1e39), tmp_path / "run", pace=QUIET)
+    assert not (tmp_path / "run" / "state.safetensors").exists()
