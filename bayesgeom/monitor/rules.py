@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Literal, final
 
@@ -28,7 +29,7 @@ class Thresholds:
     Orthogonality that falls below `degenerate_orthogonality` is a sign of degeneration.
 
     Args:
-        key_orthogonality: Least orthogonality of keys, 1 − mean |cos|.
+        key_orthogonality: Least orthogonality of keys: 1 − the root mean square of their cosines.
         coverage: Least share of hypotheses whose key stands apart from all others.
         separation: Least rank correlation of distances between values and between posteriors.
         kl_bits: Largest KL(exact ‖ model), in bits.
@@ -156,8 +157,9 @@ class RisingKL:
         return has_risen
 
     def is_near_best(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
-        """Return whether one measurement is within a factor of 1.5 of the best level."""
-        return self._best is None or _level(kl_bits[None]) <= _level(self._best) + math.log(LEAST_RISE)
+        """Return whether one measurement is within a factor of 1.5 of the best level, or of all before there is one."""
+        known = [kl[None] for kl in self._recent] if self._best is None else [self._best]
+        return all(_level(kl_bits[None]) <= _level(own) + math.log(LEAST_RISE) for own in known)
 
     def forget_recent(self) -> None:
         """Discard recent measurements, but keep the best level, after a rollback."""
@@ -196,7 +198,8 @@ class Rules:
             "kl_bits": thresholds.kl_bits,
         }
         self._sides = {name: Side() for name in self._limits}
-        self._frame, self._marked = Side(), set[str]()
+        self._frame, self._marked, self._is_falling = Side(), set[str](), False
+        self._kept = deepcopy((self._sides, self._frame, self._marked))
 
     def update(
         self,
@@ -223,12 +226,20 @@ class Rules:
         return events + self._degeneration(step, summary, kl_bits)
 
     def is_healthy(self, kl_bits: Float64[np.ndarray, " sequence"], on: frozenset[str]) -> bool:
-        """Return whether the state is good: no measurement in `on` is degenerate and KL is near its best."""
-        return not self._marked & on and self.rising.is_near_best(kl_bits)
+        """Return whether the state is good: KL is near its best, and no measurement in `on` is degenerate.
 
-    def clear_degeneration(self) -> None:
-        """Forget degeneration after a rollback, but keep the best level."""
-        self._marked.clear()
+        One bad measurement is enough here, which an event is not raised for.
+        """
+        bad = self._marked | ({"key_orthogonality"} if self._is_falling else set())
+        return not bad & on and self.rising.is_near_best(kl_bits)
+
+    def keep(self) -> None:
+        """Store the sides and the degeneration of a good state."""
+        self._kept = deepcopy((self._sides, self._frame, self._marked))
+
+    def put_back(self) -> None:
+        """Restore those of the last good state after a rollback to it, but keep the best level of KL."""
+        self._sides, self._frame, self._marked = deepcopy(self._kept)
         self.rising.forget_recent()
 
     def _degeneration(
@@ -238,6 +249,7 @@ class Rules:
         found = dict[str, tuple[bool, float]]()
         if not math.isnan(frame) and self._frame.moved(frame >= floor):
             found["key_orthogonality"] = (not self._frame.is_good, floor)
+        self._is_falling = self._frame.is_good and not frame >= floor  # NaN is no sign of a good frame
         if np.isfinite(kl_bits).all():
             found["kl_bits"] = (self.rising.update(kl_bits), self.thresholds.kl_bits)
         events = []

@@ -255,13 +255,14 @@ class Monitor:
         bad = [event for event in noticed if _calls_for_action(event, response.acted_on)]
         if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.acted_on):
             self._good.keep(step)
+            self._rules.keep()
         if not bad or response.action == "warn":
             return []
         cause = bad[0]
         if response.action == "roll_back" and self._good.step is not None and self._rollbacks < response.most:
             self._rollbacks += 1
             back = self._good.put_back()
-            self._rules.clear_degeneration()
+            self._rules.put_back()
             return [self._done(step, "rolled back", cause, float(back))]
         self.should_stop = True
         return [self._done(step, "stopped", cause, cause.value)]

@@ -19,6 +19,7 @@ from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.monitor.measures import measured
 from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
+from bayesgeom.monitor.rules import Thresholds
 from bayesgeom.monitor.watch import Monitor, Response, Settings, trainer_callback
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.tidy import Record
@@ -189,6 +190,24 @@ def test_it_goes_back_to_the_last_good_state_and_stops_when_that_does_not_help(o
         level = measured(watch.model, watch._trials, seed=0).kl_bits.mean()
         at = watch.report().steps.index(str(back))
         assert level == pytest.approx(watch.report().kl_bits.value[at])
+
+
+def test_keys_that_collapse_again_and_again_go_back_to_the_state_before() -> None:
+    module = tiny()
+    response, floor = Response(action="roll_back", on="key_orthogonality"), 0.2
+    thresholds = Thresholds(degenerate_orthogonality=floor)
+    watch = Monitor(module, TASK, every=1, settings=QUICK, thresholds=thresholds, response=response)
+    for step in range(12):
+        if step in (4, 8):
+            good = copy.deepcopy(module.state_dict())
+            with torch.no_grad():
+                module.embed.weight.copy_(module.embed.weight.mean(0, keepdim=True))
+        events = watch(step)
+        if step in (5, 9):  # a fall needs two measurements
+            assert [event.kind for event in events] == ["degenerated", "rolled back"]
+            assert events[1].value == step - 2
+            assert all(torch.equal(good[name], value) for name, value in module.state_dict().items())
+    assert not watch.should_stop and watch._measures[-1].summary()["key_orthogonality"] > floor
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

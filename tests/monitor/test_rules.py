@@ -121,6 +121,39 @@ def test_health_is_about_the_marks_that_are_acted_on() -> None:
     assert not rules.is_healthy(2 * kl, frozenset({"kl_bits"}))  # not marked, and no state to go back to either
 
 
+def rollbacks(values: list[float], metric: str) -> list[tuple[int, int]]:
+    """The step of every fall of a metric, and the step of the good state that a rollback then restores."""
+    rules, kept, found = Rules(Thresholds()), -1, list[tuple[int, int]]()
+    for step, value in enumerate(values):
+        summary = GOOD | {metric: value}
+        kl = spread(summary["kl_bits"], np.random.default_rng(step))
+        if any(e.kind == "degenerated" for e in rules.update(step, summary, kl, CHANCE)):
+            rules.put_back()
+            found.append((step, kept))
+        elif rules.is_healthy(kl, frozenset({metric})):
+            rules.keep()
+            kept = step
+    return found
+
+
+@pytest.mark.parametrize("n_good", [3, 12])
+@pytest.mark.parametrize(("metric", "good", "bad"), [("key_orthogonality", 0.95, 0.5), ("kl_bits", 0.001, 1.0)])
+def test_every_fall_goes_back_to_a_good_state(metric: str, good: float, bad: float, n_good: int) -> None:
+    """A fall is an event after several bad measurements: none of them is stored, and a second fall is an event too."""
+    values = [good] * n_good + [bad] * 6 + [good] * 6 + [bad] * 6
+    found = rollbacks(values, metric)
+    assert found[0][1] == n_good - 1 and found[-1][0] > n_good + 12
+    assert [values[kept] for _, kept in found] == [good] * len(found)
+
+
+def test_unknown_orthogonality_is_not_stored_as_good() -> None:
+    rules, kl = Rules(Thresholds()), np.full(N, 0.001)
+    for i, value in enumerate([0.95, 0.95, np.nan]):
+        rules.update(i, GOOD | {"key_orthogonality": value}, kl, CHANCE)
+    assert not rules.is_healthy(kl, frozenset({"key_orthogonality"}))
+    assert rules.is_healthy(kl, frozenset({"kl_bits"}))
+
+
 def test_thresholds_that_cannot_be_are_refused() -> None:
     for changes in ({"kl_bits": 0.0}, {"coverage": float("nan")}):
         with pytest.raises(InvalidArgument, match="finite numbers"):
