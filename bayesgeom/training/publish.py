@@ -1,14 +1,18 @@
 """Publishing of a trained module as a checkpoint with its recipe and scores."""
 
 import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.files import atomic_file
+from bayesgeom.core.errors import CheckpointFault, UnknownName
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.reading import read_json
 from bayesgeom.models.base import Model
@@ -18,9 +22,11 @@ from bayesgeom.models.description import CARD, CONFIG, OURS, hashed
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.precision import Precision
-from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
+from bayesgeom.training.recipes import recipe as committed
 
 N_SCORED = 2_000
 _MADE = "## How it was made"
@@ -85,9 +91,10 @@ def rescore(path: Path) -> CalibrationReport:
     made = made.replace("{weights_hash}", found.weights_hash)
     if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
         made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
-    for name, text in ((CONFIG, json.dumps(hashed(whole), indent=2) + "\n"), (CARD, made)):
-        with atomic_file(path / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    with atomic_directory(path) as temporary:  # config and card change together
+        shutil.copytree(path, temporary, symlinks=True, dirs_exist_ok=True)
+        for name, text in ((CONFIG, json.dumps(hashed(whole), indent=2) + "\n"), (CARD, made)):
+            (temporary / name).write_text(text, encoding="utf-8")
     return scores
 
 
@@ -129,6 +136,8 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     mae, kl = _bold(scores.entropy_mae_bits), _bold(scores.kl_bits)
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
+    made_by = command(recipe)
+    how = f"`{made_by}`" if made_by else "The recipe is none of those that `bayesgeom train` knows"
     return f"""# {recipe.name}
 
 Task: `{recipe.task}`
@@ -149,10 +158,48 @@ outside the answers: {number_text(elsewhere)}.
 
 {_MADE}
 
-`bayesgeom train {recipe.name}`. The whole recipe is in `config.json`; in short:
+{how}. The whole recipe is in `config.json`; in short:
 
 {_story(recipe, precision)}
 """
+
+
+def command(recipe: Recipe) -> str | None:
+    """Return the command that trains this recipe: of a committed one, with its seed and options; None if none does.
+
+    Example:
+        >>> command(replace(committed("recall-lstm").reseeded(1), steps=300))
+        'bayesgeom train recall-lstm --seed 1 --steps 300'
+    """
+    whole, _, number = recipe.name.rpartition("-seed")
+    name, seed = (whole, int(number)) if number.isdecimal() else (recipe.name, 0)
+    base, changes = _committed(recipe, name)
+    if base is None or not (seed or name == recipe.name):
+        return None
+    options = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in changes]
+    options += [f"--seed {seed}"] if seed else []
+    options += [f"--steps {recipe.steps}"] if recipe.steps != base.steps else []
+    made = replace(base.reseeded(seed), steps=recipe.steps)
+    if changes:
+        changed = ("name", "task", "also", "sizes", "batch_size", "late_batch_size", "after")
+        made = replace(made, **{field: vars(recipe)[field] for field in changed})
+    is_it = deciding(made.to_dict()) == deciding(recipe.to_dict())
+    return " ".join([f"bayesgeom train {base.name}", *options]) if is_it else None
+
+
+def _committed(recipe: Recipe, name: str) -> tuple[Recipe | None, list[tuple[str, str]]]:
+    """The committed recipe with the longest name that begins `name`, and the changes that the rest of it states."""
+    keys = "|".join(sorted({*recipe.sizes, *recipe.task.config(), "batch_size", "late_batch_size"}, key=len)[::-1])
+    change = re.compile(rf"-({keys})(.+?)(?=-(?:{keys})|$)")
+    for end in (len(name), *(dash.start() for dash in reversed(list(re.finditer("-", name))))):
+        try:
+            base = committed(name[:end])
+        except UnknownName:
+            continue
+        changes = change.findall(name[end:])
+        if "".join(f"-{key}{value}" for key, value in changes) == name[end:]:
+            return base, changes
+    return None, []
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
@@ -175,10 +222,18 @@ def _story(recipe: Recipe, precision: Precision | None) -> str:
     until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
     return (
         f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {turns}"
-        f"{recipe.targets} targets; {recipe.optimizer}, lr {recipe.lr:g} (matrices {recipe.matrix_lr:g}), weight decay "
-        f"{recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a cosine to zero; "
-        f"gradient norm clipped at 1; {_products(recipe, precision)}; seed {recipe.seed}."
+        f"{recipe.targets} targets; {_loss(recipe)}{recipe.optimizer}, lr {recipe.lr:g} (matrices "
+        f"{recipe.matrix_lr:g}), weight decay {recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a "
+        f"cosine to zero; gradient norm clipped at 1; {_products(recipe, precision)}; seed {recipe.seed}."
     )
+
+
+def _loss(recipe: Recipe) -> str:
+    if recipe.loss_positions is None:
+        return ""
+    share = number_text(recipe.label_share)
+    later = f" and at each later one with probability {share}" if recipe.label_share else " only"
+    return f"loss at the first {counted(recipe.loss_positions, 'scored position')}{later}; "
 
 
 def _products(recipe: Recipe, precision: Precision | None) -> str:

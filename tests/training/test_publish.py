@@ -3,12 +3,16 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bayesgeom.cli import main
+from bayesgeom.commands.train import resized
+from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.numbers import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.description import hashed, read_description
@@ -17,11 +21,12 @@ from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish as module
-from bayesgeom.training.publish import publish
+from bayesgeom.training.loop import batch_seed, held_out_seed
+from bayesgeom.training.publish import command, publish, rescore
 from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import RECIPES, recipe
 
 # Shipped, and no better than a window observer on the same sequences; see claims H1 and P3.
 NEAR_A_BASELINE = ("hmm-s5", "hmm-lstm", "hmm-mamba", "slow-hmm-lstm", "slow-hmm-mamba", "sticky-small")
@@ -79,11 +84,19 @@ def test_the_scores_can_be_found_again(published: tuple[Path, CalibrationReport]
     assert (float(again.entropy_mae_bits), float(again.kl_bits)) == (stored["entropy_mae_bits"], stored["kl_bits"])
 
 
-def test_scoring_uses_sequences_that_training_never_saw(published: tuple[Path, CalibrationReport]) -> None:
-    stored = json.loads((published[0] / "config.json").read_text())["scores"]
-    training = {derived_seed(3, 0, step) for step in range(1_234)} | {derived_seed(3, 1)}
-    assert stored["seed"] not in training
-    assert published[1].n == module.N_SCORED == 2_000
+def test_scoring_uses_sequences_that_training_never_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block of the stream has a seed of the loop; the test compared with seeds that the loop does not use."""
+    drawn, sample = set(), Bijection.sample
+
+    def watched(task: Bijection, n: int, *, seed: int, **given: Any) -> Any:
+        drawn.add(seed)
+        return sample(task, n, seed=seed, **given)
+
+    monkeypatch.setattr(Bijection, "sample", watched)
+    monkeypatch.setattr(module, "N_SCORED", 600)
+    publish(TINY, built(), tmp_path / "tiny")
+    training = {batch_seed(TINY, step) for step in range(TINY.steps)} | {held_out_seed(TINY)}
+    assert len(drawn) > 1 and not training & drawn
 
 
 def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationReport]) -> None:
@@ -97,6 +110,7 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
     measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
     assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits))}**" in card
     assert "On 2,000 fresh sequences" in card
+    assert "\nThe recipe is none of those that `bayesgeom train` knows. The whole recipe is in" in card
     for words in (
         "1,234 steps",
         " 7 sequences",
@@ -107,6 +121,41 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
         "seed 3",
     ):
         assert words in card, words
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: recipe("recall-lstm"), "recall-lstm"),
+        (lambda: recipe("recall-lstm").reseeded(1), "recall-lstm --seed 1"),
+        (lambda: recipe("repeats-lstm-quarter-lr3"), "repeats-lstm-quarter-lr3"),
+        (lambda: recipe("recall-lstm-seed1-x2"), "recall-lstm-seed1-x2"),
+        (lambda: replace(recipe("recall-mlp").reseeded(7), steps=3), "recall-mlp --seed 7 --steps 3"),
+        (lambda: replace(recipe("recall-mlp"), snapshots=3), "recall-mlp"),
+        (
+            lambda: resized(recipe("mess3-small"), {"n_layers": 2, "x": 0.1, "batch_size": 7}).reseeded(2),
+            "mess3-small --set n_layers=2 --set x=0.1 --set batch_size=7 --seed 2",
+        ),
+        (
+            lambda: resized(recipe("recall-lstm"), {"n_keys": 16, "d_model": 64}),
+            "recall-lstm --set n_keys=16 --set d_model=64",
+        ),
+        (lambda: replace(recipe("recall-lstm"), lr=0.1), None),
+        (lambda: replace(resized(recipe("mess3-small"), {"n_layers": 2}), lr=0.1), None),
+        (lambda: replace(recipe("recall-lstm"), name="recall-lstm-mine"), None),
+        (lambda: TINY.reseeded(1), None),
+    ],
+)
+def test_the_card_states_the_command_that_trains_it(made: Any, expected: str | None) -> None:
+    """Of further seeds it stated `bayesgeom train recall-lstm-seed1`, an unknown name."""
+    assert command(made()) == (None if expected is None else f"bayesgeom train {expected}")
+
+
+def test_the_card_states_where_there_is_a_loss() -> None:
+    horizon = [module._story(RECIPES[f"recurrence{form}"], None) for form in ("", "-first5", "-first5-labels5")]
+    stated = [re.findall(r"sampled targets; (?:(loss [^;]+); )?muon", own) for own in horizon]
+    only, share = "loss at the first 5 scored positions", " and at each later one with probability 0.05"
+    assert stated == [["", ""], [f"{only} only"] * 2, [only + share] * 2]
 
 
 def test_the_card_lists_every_baseline(published: tuple[Path, CalibrationReport]) -> None:
@@ -148,6 +197,29 @@ def test_a_checkpoint_can_be_scored_again(tmp_path: Path, monkeypatch: pytest.Mo
     )
     (path / "card.md").unlink()
     assert main(["checkpoints", "--rescore", str(path)]) == 2
+
+
+def test_a_failed_rescoring_changes_neither_config_nor_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk left the config of new scores with the card of old ones."""
+    monkeypatch.setattr(module, "N_SCORED", 64)
+    path, write = tmp_path / "tiny", Path.write_text
+    publish(TINY, built(), path)
+    (path / "config.json").write_text(json.dumps(hashed({**read_description(path), "scores": {}})))
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+
+    def full(file: Path, text: str, **given: Any) -> int:
+        if "card.md" in file.name:
+            raise OSError(28, "No space left on device")
+        return write(file, text, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OutputFault, match="No space left on device"):
+            rescore(path)
+    assert before == {file.name: file.read_bytes() for file in path.iterdir()}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
+    rescore(path)
+    assert {file.name for file in path.iterdir()} == before.keys() and read_description(path)["scores"]["n"] == 64
 
 
 def test_publishing_again_replaces_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
