@@ -104,7 +104,7 @@ class Renaming:
                 entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
                 answers=_with_first_names(given, names).cpu().numpy(),
             ),
-            uniform_kl_bits=_uniform_kl_bits(before, given.shape[-1]),
+            uniform_kl_bits=_uniform_kl_bits(before, given),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(report, provenance(self.model, self.task, {"n": self.n, "seed": self.seed}))
@@ -137,9 +137,10 @@ def _scored(run: Run, answers: Tensor) -> Scored:
     )
 
 
-def _uniform_kl_bits(run: Run, n_answers: int) -> float:
+def _uniform_kl_bits(run: Run, answers: Tensor) -> float:
     """Return the KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
-    return float(np.log2(n_answers) - run.behavior.exact_entropy_bits.mean(dtype=np.float64))
+    entropies_bits = run.behavior.exact_entropy_bits[: len(answers)]
+    return float(np.log2(answers.shape[-1]) - entropies_bits.mean(dtype=np.float64))
 
 
 def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:

@@ -307,3 +307,4 @@ def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: 
     assert isinstance(found, RelabelingReport) and passes == [True]
     np.testing.assert_allclose(float(found.kl_difference_size_bits), float(known.kl_difference_size_bits), rtol=1e-4)
     np.testing.assert_allclose(found.kl_difference_bits.ends, known.kl_difference_bits.ends, rtol=1e-4)
+    assert found.bound_bits == pytest.approx(known.bound_bits, rel=1e-6), "of the same sequences, of which n is more"
