@@ -92,9 +92,11 @@ def plan_replication(recipe: str | Recipe, *, seeds: int = N_SEEDS, runs: str | 
 
     Raises:
         UnknownName: As in `replicate`.
+        InvalidArgument: As in `replicate`.
         CheckpointFault: As in `replicate`.
     """
     chosen = committed(recipe) if isinstance(recipe, str) else recipe
+    check_counts(seeds=seeds, n=N_SCORED, seed=0)
     return TrainedModels(runs=Path(runs), train_missing=True, is_run_first=True).plan(_recipes(chosen, seeds))
 
 

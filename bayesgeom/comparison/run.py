@@ -106,6 +106,7 @@ def plan_comparison(
         CheckpointFault: As in `compare`.
     """
     _check_names(architectures=architectures, tasks=tasks)
+    check_counts(seeds=seeds, n=N_SCORED, seed=0)
     wanted = _cells(architectures, tasks, seeds)
     return _planned(wanted, _checks(wanted), TrainedModels(runs=Path(runs), train_missing=True))
 

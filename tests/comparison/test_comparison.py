@@ -17,9 +17,9 @@ from bayesgeom.cli import main
 from bayesgeom.comparison import cell as cells
 from bayesgeom.comparison.again import joinable, restated, with_rows_of
 from bayesgeom.comparison.cell import cell
-from bayesgeom.comparison.replication import replicate
+from bayesgeom.comparison.replication import plan_replication, replicate
 from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, comparison_report
-from bayesgeom.comparison.run import compare
+from bayesgeom.comparison.run import compare, plan_comparison
 from bayesgeom.comparison.verdict import (
     NOT_TESTABLE,
     cell_verdict,
@@ -599,6 +599,14 @@ def test_counts_that_are_none_are_named(asked: dict[str, Any], message: str) -> 
             ask(**asked)
     with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, .* got \[0, 1\]"):
         check_counts(seeds=[0, 1], n=5, seed=0)
+
+
+@pytest.mark.parametrize("seeds", [0, -1])
+def test_a_plan_without_seeds_is_refused(seeds: int) -> None:
+    """It was a plan of no training."""
+    for plan in (partial(plan_comparison, "lstm", "bijection"), partial(plan_replication, "bijection-lstm")):
+        with pytest.raises(InvalidArgument, match=rf"seeds, the number of trainings, .* at least 1, got {seeds}"):
+            plan(seeds=seeds)
 
 
 @pytest.mark.parametrize(
