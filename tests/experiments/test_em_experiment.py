@@ -1,5 +1,6 @@
 """The experiment: conditions that differ in step size alone, honest speeds, and the way to a saved report."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,18 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
     np.testing.assert_array_equal(found.filter_bits[:, 0], [1 / NATS_PER_BIT, 1.5 / NATS_PER_BIT])
 
 
+def test_a_baseline_that_overfits_is_as_fast_as_itself() -> None:
+    """It passes its final held-out loss at step 20 and again at the end; its own speed-up was 5."""
+    at = np.arange(0.0, 101.0, 10.0)
+    falls = np.array([0.01, 0.02, 0.01, 0.005, 0.01])[:, None] * at
+    unseen = 2 - falls + np.where(at > 50, 0.016 * (at - 50), 0.0)
+    curves = [replace(own, held_out=unseen + i) for i, own in enumerate(planted([0.1] * 5, [0.0, 0.3, -0.2]))]
+    found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
+    expected = [1, 2, 1, 0.5, 1]
+    np.testing.assert_allclose(found.speedup.value[HELD_OUT, 0], expected, rtol=1e-9)
+    np.testing.assert_allclose(expected[1] / found.em_speed_ratio.value[HELD_OUT, 0], expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("rates", "generalizes", "beginning"),
     [
@@ -127,7 +140,7 @@ def test_the_conclusion_is_on_the_controls_and_both_sequences(
     found = em_report([CHAIN], [1, 2, 3], [curves], recorded_steps(100, 10))
     assert found.conclusion().startswith(beginning)
     first, *others = found.headlines()
-    assert first.ruling == found.verdict() == beginning.partition(":")[0]
+    assert found.verdict() == beginning.partition(":")[0] and first.ruling == f"EM-like {found.verdict()}"
     margins = found.em_margin_bits.value[TRAINED, 0, found._controls()]
     assert first.metric == "em_margin_bits" and first.value == margins.min(), "the control that decides"
     assert not any(line.verdict for line in others if line.metric == "speedup" and not line.finding)

@@ -44,10 +44,11 @@ class EMReport(Report):
     """Loss and speed-up of every condition, for each chain and sequence (training and held-out).
 
     - `floor_bits`: entropy rate of the chain; `filter_bits`: loss of the exact filter on the two sequences.
-    - `speedup`: steps of the baseline, divided by the steps that the condition needs to reach the baseline's final loss
-      on the same sequence; geometric mean over seeds. NaN if a seed never reaches it; `reached` counts those that do.
-    - `speedup_authors`: the same with the *mean* final loss of the baseline, as in the authors' code; training sequence
-      only.
+    - `speedup`: steps until the baseline's loss is first as low as its final loss, divided by the steps that the
+      condition needs to reach that loss on the same sequence; geometric mean over seeds. NaN if a seed never reaches
+      it; `reached` counts those that do.
+    - `speedup_authors`: steps of the training, divided by the steps that the condition needs to reach the *mean* final
+      loss of the baseline, as in the authors' code; training sequence only.
     - `em_speed_ratio`: speed-up of the EM-like condition, divided by that of the condition, paired; geometric mean over
       seeds. Above 1, EM-like is faster. Read from the losses at recorded steps.
     - `em_margin_bits`: final loss of the condition minus that of the EM-like one, paired. Above 0, EM-like is better.
@@ -250,7 +251,7 @@ def em_report(
         final_entropy_bits=_stacked(curves, lambda c: c.entropy).mean(axis=1) / NATS_PER_BIT,
         accuracy=np.stack([own.mean(axis=1) for own in accuracies]),
         em_margin_bits=_mean(last - last[..., _EM : _EM + 1], Baseline.of("baseline", EM_LIKE, 0.0)),
-        speedup=_speedup(np.stack([every_step[-1] / trained, at[-1] / elsewhere])),
+        speedup=_speedup(np.stack([own[..., _BASE : _BASE + 1] / own for own in (trained, elsewhere)])),
         em_speed_ratio=em_speed_ratio(by_step, at),
         reached=np.stack([np.isfinite(took).sum(axis=1) for took in (trained, elsewhere)]),
         speedup_authors=_speedup(every_step[-1] / _steps_to(loss, every_step, mean_of_base)),
@@ -282,7 +283,7 @@ def _mean(values: Float[np.ndarray, "*rest seed condition"], *baselines: Baselin
 
 
 def _speedup(times: Float[np.ndarray, "*rest seed condition"], *, against: str = BASELINE) -> Estimate:
-    """Return the geometric mean over seeds with its interval; the condition `against` has 1."""
+    """Return the geometric mean over seeds with its interval; at 1, a condition is as fast as `against`."""
     with np.errstate(divide="ignore"):
         logs = _mean(np.log(times))
     low, high = logs.ends
