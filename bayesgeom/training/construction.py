@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training.compared import sizes_of
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, staged
 
 HORIZON = 5  # positions with a loss
 PERCENT = (1, 5, 25)  # of the later positions with a label
@@ -22,7 +22,7 @@ PERCENT = (1, 5, 25)  # of the later positions with a label
 _EARLY = Recipe(
     name="recurrence-early",
     task=ModularRecurrence(),
-    sizes={},
+    sizes=sizes_of("bijection", "transformer"),
     lr=2e-3,
     matrix_lr=0.01,
     steps=15_000,
@@ -44,13 +44,13 @@ def constructed() -> dict[str, Recipe]:
     """
     horizon = tuple(replace(stage, loss_positions=HORIZON) for stage in _STAGES)
     first = f"first{HORIZON}"
-    made = [
-        _transformer(_STAGES),
-        _transformer(_of(ModularRecurrence(opaque=True)), "opaque"),
-        _transformer(horizon, first),
-        *(_transformer(_labeled(horizon, percent), f"{first}-labels{percent}") for percent in PERCENT),
-        _transformer(_of(ModularRecurrence(modulus=31, prefixes="trained")), "p31"),
-    ]
+    forms = {
+        "opaque": _of(ModularRecurrence(opaque=True)),
+        first: horizon,
+        **{f"{first}-labels{percent}": _labeled(horizon, percent) for percent in PERCENT},
+        "p31": _of(ModularRecurrence(modulus=31, prefixes="trained")),
+    }
+    made = [replace(_LATE, after=_EARLY), *(staged(stages, form, _LATE.sizes) for form, stages in forms.items())]
     return {own.name: own for own in made}
 
 
@@ -60,13 +60,3 @@ def _of(task: ModularRecurrence) -> tuple[Recipe, ...]:
 
 def _labeled(stages: tuple[Recipe, ...], percent: int) -> tuple[Recipe, ...]:
     return tuple(replace(stage, label_share=percent / 100) for stage in stages)
-
-
-def _transformer(stages: tuple[Recipe, ...], form: str = "") -> Recipe:
-    """The stages with the sizes of the comparison's transformer, and the form in their names."""
-    trained = None
-    for stage in stages:
-        sizes = sizes_of("bijection", "transformer")
-        trained = replace(stage, name="-".join(filter(None, (stage.name, form))), sizes=sizes, after=trained)
-    assert trained is not None, "there are two stages"
-    return trained

@@ -6,7 +6,7 @@ missing checkpoint. `estimated_seconds` times a few steps when a training starts
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -55,12 +55,32 @@ def typical_seconds(recipe: Recipe, size: int | None = None) -> float:
         size = n_parameters(recipe.model_config())
     architecture = str(recipe.sizes.get("architecture"))
     rate = _RATES.get(architecture, _SLOWEST) * (size / _RATED_PARAMETERS) ** _GROWTHS.get(architecture, _GROWTH)
-    n_tokens = 0
-    stage: Recipe | None = recipe
-    while stage is not None:
-        n_tokens += sum(map(stage.batch_size_at, range(stage.steps))) * stage.task.n_pos
-        stage = stage.after
-    return float(6 * size * n_tokens / rate)
+    return float(6 * size * n_tokens(recipe) / rate)
+
+
+def n_tokens(recipe: Recipe, steps: int | None = None) -> int:
+    """Return the number of tokens in the first `steps` steps of a training, counted from its first stage, or in all.
+
+    Example:
+        >>> from bayesgeom.training.recipes import recipe
+        >>> n_tokens(recipe("bijection-lstm"), 10)
+        23680
+    """
+    sizes = (stage.batch_size_at(step) * stage.task.n_pos for stage in stages(recipe) for step in range(stage.steps))
+    return sum(itertools.islice(sizes, steps))
+
+
+def stages(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield the stages of a training in their order; the last one is the recipe itself.
+
+    Example:
+        >>> from bayesgeom.training.recipes import recipe
+        >>> [stage.name for stage in stages(recipe("recall-lstm"))]
+        ['recall-pooled-lstm', 'recall-lstm']
+    """
+    if recipe.after is not None:
+        yield from stages(recipe.after)
+    yield recipe
 
 
 def estimated_seconds(

@@ -18,7 +18,7 @@ from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.construction import constructed
-from bayesgeom.training.duration import SHORT, as_duration, typical_seconds
+from bayesgeom.training.duration import SHORT, as_duration, n_tokens, stages, typical_seconds
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.queued_sizes import PARAMETERS
 from bayesgeom.training.rates import sweep
@@ -126,8 +126,11 @@ class Progress:
 
     @property
     def minutes_left(self) -> float:
-        """Estimated remaining minutes."""
-        return 0.0 if self.state in DONE else self.queued.minutes * (1 - self.steps_done / self.steps)
+        """Estimated remaining minutes; a step takes as long as it has tokens."""
+        if self.state in DONE:
+            return 0.0
+        chosen, done = self.queued.reseeded, self.steps_done
+        return self.queued.minutes * (1 - n_tokens(chosen, done) / n_tokens(chosen) if done else 1)
 
 
 def network_of(name: str) -> str:
@@ -197,7 +200,7 @@ def status_table(found: Sequence[Progress]) -> str:
 
 def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
     chosen = own.reseeded
-    folder, steps = runs / chosen.name, sum(stage.steps for stage in _stages(chosen))
+    folder, steps = runs / chosen.name, sum(stage.steps for stage in stages(chosen))
 
     def done(state: State, kl_bits: float) -> Progress:
         return Progress(queued=own, state=state, steps_done=steps, steps=steps, kl_bits=kl_bits)
@@ -246,16 +249,10 @@ def _is_locked(folder: Path) -> bool:
         return False
 
 
-def _stages(chosen: Recipe | None) -> Iterator[Recipe]:
-    while chosen is not None:
-        yield chosen
-        chosen = chosen.after
-
-
 def _steps_done(chosen: Recipe, folder: Path) -> int:
     """Logged steps of this stage and the earlier ones; earlier stages are finished if a later one has a log."""
     if lines := read_log(folder / LOG):
-        return int(lines[-1]["step"]) + sum(stage.steps for stage in _stages(chosen.after))
+        return int(lines[-1]["step"]) + sum(stage.steps for stage in stages(chosen) if stage is not chosen)
     return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
 
 

@@ -13,6 +13,7 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.training.duration import stages
 from bayesgeom.training.loop import RECIPE, Pace, check_run, run_precision, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
@@ -36,7 +37,8 @@ class Plan:
             lines.append(f"to be trained, in {str(self.runs)!r}:")
             for own in self.to_train:
                 begun = ", continues where it stopped" if (self.runs / own.name / RECIPE).exists() else ""
-                lines.append(f"  {own.name}: {own.n_sequences:,} sequences in {_n_steps(own):,} steps{begun}")
+                n_steps = sum(stage.steps for stage in stages(own))
+                lines.append(f"  {own.name}: {own.n_sequences:,} sequences in {n_steps:,} steps{begun}")
         return "\n".join(lines)
 
 
@@ -111,7 +113,3 @@ class TrainedModels:
 
 def _names(recipes: Iterable[Recipe]) -> str:
     return ", ".join(own.name for own in recipes) or "nothing"
-
-
-def _n_steps(recipe: Recipe) -> int:
-    return recipe.steps + (0 if recipe.after is None else _n_steps(recipe.after))

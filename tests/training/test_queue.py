@@ -134,6 +134,17 @@ def test_a_run_whose_report_is_committed_is_reported_also_while_its_checkpoint_i
     assert progress(tmp_path, entries)[0].state == "stopped", "it is trained again"
 
 
+def test_steps_of_more_tokens_take_longer(tmp_path: Path) -> None:
+    """Before its last stage, with 31 % of the steps and 34 % of the tokens, 31 % of the time were left."""
+    own, last = Queued(recipe="recall-64-lstm"), recipe("recall-64-lstm")
+    assert last.after is not None and last.after.after is not None
+    begun(tmp_path, own, last.after.steps, before=True)
+    (found,) = progress(tmp_path, [own])
+    assert found.steps - found.steps_done == last.steps
+    tokens = [s.steps * s.batch_size * s.task.n_pos for s in (last, last.after, last.after.after)]
+    assert found.minutes_left == pytest.approx(own.minutes * tokens[0] / sum(tokens))
+
+
 def test_half_a_log_line_does_not_cost_the_status(tmp_path: Path) -> None:
     with (begun(tmp_path, ENTRIES[2], 1_000) / LOG).open("a") as file:
         file.write('{"step": 11')
