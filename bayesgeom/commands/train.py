@@ -22,7 +22,8 @@ BATCHES = frozenset({"batch_size", "late_batch_size"})
 class Train(Command):
     """Train a recipe, or show the training queue.
 
-    An interrupted run continues with --resume and ends with the same weights. Recipes take between five minutes and
+    An interrupted run continues with --resume. It ends with the same weights on the same kind of CPU, with the same
+    number of threads and the same libraries; a warning names what differs. Recipes take between five minutes and
     several hours on two CPU cores. The estimate for this machine is printed before the training starts; --status lists
     those of the training queue.
     """
@@ -76,7 +77,7 @@ class Train(Command):
         kept = committed.snapshots if self.keep is None else self.keep
         chosen = replace(committed, steps=steps, snapshots=kept)
         out = self.out or RUNS / committed.name
-        check_startable(chosen, out, resume=self.resume)
+        check_startable(chosen, out, resume=self.resume, device=self.device)
         check_directory(out)
         precision = run_precision(chosen, out, self.precision, self.device)
         stages = remaining_stages(chosen, out)

@@ -1,7 +1,8 @@
 """The training loop: new data every step, atomic state, and resumption to the same weights.
 
 The seed of a step's batch depends only on the recipe's seed and the step. So a run that was stopped, even by SIGKILL,
-repeats at most the steps since its last state, and ends with the weights of an uninterrupted run.
+repeats at most the steps since its last state, and ends with the weights of an uninterrupted run in its environment
+(`training.environment`).
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.gradients import with_gradients
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
+from bayesgeom.training.environment import check_device_kind, record_environment, warn_of_changes
 from bayesgeom.training.labels import labeled
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import (
@@ -35,9 +37,20 @@ from bayesgeom.training.precision import (
     record_precision,
     recorded_precision,
     resolve_precision,
+    without_autocast,
 )
 from bayesgeom.training.recipe import Recipe, deciding
-from bayesgeom.training.state import LOG, STATE, append_log, cut_log, locked, restore_state, save_state, steps_done
+from bayesgeom.training.state import (
+    LOCK,
+    LOG,
+    STATE,
+    append_log,
+    cut_log,
+    locked,
+    restore_state,
+    save_state,
+    steps_done,
+)
 from bayesgeom.training.warm_start import start_from_shipped
 
 RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
@@ -71,23 +84,26 @@ def train(
     Args:
         recipe: The recipe.
         out: Directory of the run.
-        resume: Whether to continue the run in `out`.
-        device: Device of the training.
+        resume: Whether to continue the run in `out`. The weights equal those of an uninterrupted run on the same
+            kind of CPU, with the same number of threads and the same libraries; a warning names what differs.
+        device: Device of the training. A resumed run keeps its kind.
         precision: Precision of matrix products. "auto": bfloat16 if `device` computes it natively, else float32. A
             resumed run keeps its precision.
         pace: How often the run reports and saves.
 
     Raises:
-        InvalidArgument: `out` already contains a run and `resume` is false, `precision` differs from that of the run
-            or has no kernel for the architecture, or another process trains in `out`.
+        InvalidArgument: `out` already contains a run and `resume` is false, `precision` or the kind of `device`
+            differs from that of the run, `precision` has no kernel for the architecture, or another process trains in
+            `out`.
         CheckpointFault: `out` contains a run of another recipe, or a corrupt state.
         NonFinite: Loss, gradients or weights are NaN or infinite. The saved state is from before that step.
         OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
-    check_startable(recipe, out, resume=resume)
-    precision = run_precision(recipe, out, precision, device)
-    _record(recipe, out, precision)
-    with locked(out):
+    check_startable(recipe, out, resume=resume, device=device)
+    with without_autocast(device), locked(out):
+        _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
+        precision = run_precision(recipe, out, precision, device)
+        _record(recipe, out, resume=resume, device=device, precision=precision)
         return _trained(recipe, out, resume=resume, device=device, precision=precision, pace=pace)
 
 
@@ -140,8 +156,16 @@ def _trained(
     return module.eval()
 
 
-def check_startable(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Check that a run can be started or resumed in a directory. Errors are those of `train`."""
+def check_startable(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device = "cpu") -> None:
+    """Check that a run can be started or resumed in a directory, and create nothing. Errors are those of `train`."""
+    if (out / LOCK).exists():
+        with locked(out):
+            pass
+    _check_run_in(recipe, out, resume=resume, device=device)
+
+
+def _check_run_in(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device) -> None:
+    """Check the run in a directory, or its absence, against what is requested."""
     if (out / RECIPE).exists():
         if not resume:
             raise InvalidArgument(
@@ -149,10 +173,21 @@ def check_startable(recipe: Recipe, out: Path, *, resume: bool) -> None:
                 f"directory."
             )
         check_run(recipe, out)
+        if (stage := _continued_stage(recipe, out)) is not None:
+            check_device_kind(stage, device)
     elif resume:
         raise InvalidArgument(
             f"nothing to resume: {out} contains no run. Name its directory with --out, or leave out --resume."
         )
+
+
+def _continued_stage(recipe: Recipe, out: Path) -> Path | None:
+    """Directory of the stage whose saved weights the next step of this stage trains; None without such a step."""
+    if (out / STATE).exists():
+        return out if steps_done(out / STATE, recipe) < recipe.steps else None
+    before, earlier = out / BEFORE, recipe.after
+    is_next = earlier is not None and (before / STATE).exists() and steps_done(before / STATE, earlier) == earlier.steps
+    return before if is_next else None
 
 
 def run_precision(
@@ -290,8 +325,15 @@ def scored_kl_bits(module: nn.Module, trials: Trials) -> Float64[Tensor, " score
     return kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1))
 
 
-def _record(recipe: Recipe, out: Path, precision: Precision) -> None:
-    """Write precision and recipe of a new run. The recipe comes last, because its file marks a run."""
+def _record(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device, precision: Precision) -> None:
+    """Write environment, precision and recipe of a new run. The recipe comes last, because its file marks a run.
+
+    A stage without a saved state starts over in the present environment. One with a state keeps its record.
+    """
+    if resume and (stage := _continued_stage(recipe, out)) is not None:
+        warn_of_changes(stage, device)
+    if not (resume and (out / STATE).exists()):
+        record_environment(out, device)
     if not (out / RECIPE).exists():
         record_precision(out, precision)
         with atomic_file(out / RECIPE) as temporary:

@@ -5,6 +5,7 @@ decision is made by a timed product instead of by instruction set names, because
 variable or another library can disable instructions.
 """
 
+import contextlib
 import functools
 import json
 import time
@@ -71,11 +72,14 @@ def is_bfloat16_fast(kind: str) -> bool:
 
 
 def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
-    """Return torch's message if a kernel is missing to train on one sequence in bfloat16, else ""."""
+    """Return torch's message if a kernel is missing to train on one full-length sequence in bfloat16, else "".
+
+    The length matters: on a CPU, long sequences are trained with fused attention.
+    """
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices):
         module = config.build(seed=0).to(device)
-    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    tokens = torch.zeros(1, config.n_ctx, dtype=torch.int64, device=device)
     try:
         with torch.autocast(torch.device(device).type, torch.bfloat16):
             logits = module(tokens)
@@ -86,6 +90,20 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
             raise
         return found.split(". ", maxsplit=1)[0].rstrip(".")
     return ""
+
+
+def without_autocast(device: str | torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context manager that turns off an autocast of the caller for this kind of device.
+
+    Example:
+        >>> ones = torch.ones(2, 2)
+        >>> with torch.autocast("cpu", torch.bfloat16), without_autocast("cpu"):
+        ...     (ones @ ones).dtype
+        torch.float32
+    """
+    kind = torch.device(device).type
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
 
 
 def recorded_precision(out: Path) -> Precision | None:

@@ -25,6 +25,7 @@ from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe, deciding
 
 STATE, LOG, LOCK = "state.safetensors", "log.jsonl", ".lock"
+_PATIENCE = 0.5  # seconds; to find out whether a run is locked, other processes hold its lock for a moment
 _CHECK = "check"  # the key of a log line's checksum
 _OWN, _WEIGHTS, _OPTIMIZER = "state", "weights.", "optimizer."
 _RECIPE = "recipe"  # key of what of the recipe determines the weights
@@ -32,18 +33,20 @@ _RECIPE = "recipe"  # key of what of the recipe determines the weights
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Lock the run's directory, so that no second process trains in it.
+    """Lock the run's directory, which is created if missing, so that no second process trains in it.
 
     The operating system releases the lock of a killed process.
 
     Raises:
         InvalidArgument: Another process holds the lock.
+        OutputFault: The directory cannot be created or written.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(out / LOCK)
     try:
-        lock.acquire(timeout=0)
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=_PATIENCE)
     except Timeout as error:
         raise InvalidArgument(
             f"another process is training in {out}: wait for it to end, or use another directory."

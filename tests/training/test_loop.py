@@ -1,11 +1,14 @@
 """Training: the loss against a loop, what a run leaves, and the same weights however it was interrupted."""
 
+import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,10 @@ from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits
 from bayesgeom.tasks.base import BLOCK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
-from bayesgeom.training.loop import Pace, loss_nats, snapshot_steps, train
+from bayesgeom.training.loop import Pace, check_startable, loss_nats, snapshot_steps, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
-from bayesgeom.training.state import read_log
+from bayesgeom.training.state import locked, read_log
 
 TINY = Recipe(
     name="tiny",
@@ -182,7 +185,8 @@ def test_training_nears_the_posterior(tmp_path: Path) -> None:
 
 def test_a_run_leaves_its_recipe_log_state_and_snapshots(finished: Path) -> None:
     left = {entry.name for entry in finished.iterdir()}
-    assert left == {"recipe.json", "precision.json", "log.jsonl", "state.safetensors", "snapshots", ".lock"}
+    records = {"recipe.json", "precision.json", "environment.json"}
+    assert left == {*records, "log.jsonl", "state.safetensors", "snapshots", ".lock"}
     assert recipe_from_dict(json.loads((finished / "recipe.json").read_text())) == TINY
     assert [line["step"] for line in log_lines(finished)] == [4, 8, 11]
     assert all(line.keys() == {"step", "loss_nats", "kl_bits"} for line in log_lines(finished))
@@ -301,9 +305,41 @@ def test_nothing_cannot_be_resumed(tmp_path: Path) -> None:
     assert tree(tmp_path) == {}
 
 
+def test_a_directory_in_which_another_process_trains_is_refused_and_unchanged(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"):
+        for start in (train, check_startable):
+            with pytest.raises(InvalidArgument, match=r"another process is training in .*run"):
+                start(TINY, tmp_path / "run", resume=False)
+        assert tree(tmp_path / "run").keys() == {".lock"}
+
+
+def test_a_run_that_another_process_starts_meanwhile_is_not_continued(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run starts and ends between the check and the lock."""
+    before = tree(finished)
+
+    @contextlib.contextmanager
+    def late(out: Path) -> Iterator[None]:
+        shutil.copytree(finished, out)
+        with locked(out):
+            yield
+
+    monkeypatch.setattr(loop, "locked", late)
+    with pytest.raises(InvalidArgument, match="already contains a run"):
+        train(TINY, tmp_path / "run", pace=QUIET)
+    assert tree(tmp_path / "run") == before
+
+
+def test_an_autocast_of_the_caller_does_not_change_the_weights(tmp_path: Path) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = train(TINY, tmp_path / "run", precision="float32", pace=QUIET)
+    assert_same_weights(weights, train(TINY, tmp_path / "plain", precision="float32", pace=QUIET))
+
+
 def test_a_place_that_cannot_be_written_is_an_output_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(OutputFault, match=r"cannot make the folder .*file"):
+    with pytest.raises(OutputFault, match=r"cannot write .*file/run/\.lock: Not a directory"):
         train(TINY, tmp_path / "file" / "run", pace=QUIET)
 
 
