@@ -14,7 +14,7 @@ from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import atomic_file, read_safetensors, write_arrays
 from bayesgeom.dynamics.measure import Measured
 
-_METHOD = 6  # version of the measurements: increase it when they or their names change
+_METHOD = 7  # version of the measurements: increase it when they or their names change
 
 
 @final

@@ -26,11 +26,14 @@ from bayesgeom.geometry.manifold import EntropyScale, cloud_statistics, shuffled
 from bayesgeom.geometry.mean_overlap import overlap_rows
 from bayesgeom.geometry.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.models.base import Model
+from bayesgeom.models.budget import recording_bytes
+from bayesgeom.models.recorder import bytes_per_sequence
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
+from bayesgeom.subspaces.jacobian import N_SEQUENCES
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 ROWS, MAX_POINTS, MAX_PAIRS = 1 + MAX_GROUPS, 3_072, 128
@@ -62,16 +65,27 @@ SCALARS = (
     "chance_key_overlap",
     "uniform_kl_bits",
 )
+COUNTED = {  # numbers that are not of all sequences, and the name under which a snapshot stores of how many they are
+    "pattern_distance_bits": "n_patterns",
+    "key_overlap": "n_keys",
+    "pc1_share": "n_points",
+    "curve_share": "n_points",
+    "final_axes_share": "n_points",
+    "belief_r2": "n_read",
+    "answer_shift_bits": "n_pairs",
+    "frame_ratio": "n_gradients",
+}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The task, n and seed that every snapshot of every training shares."""
+    """The task, n and seed that every snapshot of every training shares, and of how many sequences they record."""
 
     task: WindTunnel
     n: int
     seed: int
+    n_recorded: int
 
     def stream(self, device: str) -> Iterator[Trials]:
         """Return the fixed trials in blocks."""
@@ -95,21 +109,42 @@ class Measured:
     numbers: Arrays
     missing: Mapping[str, str]
 
+    def count(self, name: str, n: int) -> int:
+        """Return of how many of the `n` sequences a number is."""
+        return int(self.numbers[COUNTED[name]][0]) if COUNTED.get(name) in self.numbers else n
+
 
 def sites_of(model: Model) -> tuple[Site, ...]:
     """Return the sites to record."""
     return tuple(site for site in (K, V, PATTERN, RESID_POST) if site in model.sites)
 
 
-def passed(model: Model, bench: Bench) -> Run:
-    """Run the model on the fixed trials."""
-    run = model.run(bench.stream(model.spec.device), record=sites_of(model), n_recorded=bench.n)
-    if run.n_recorded < 2:
+def bench_of(model: Model, task: WindTunnel, *, n: int, seed: int, budget_bytes: int) -> Bench:
+    """Return the bench of all snapshots of an architecture, with as many recorded sequences as fit into a budget.
+
+    Raises:
+        InvalidArgument: Fewer than two fit.
+    """
+    n_recorded = min(n, budget_bytes // _bytes_recorded(model, task))
+    if n_recorded < 2:
         raise InvalidArgument(
-            f"one sequence of {bench.task}, of {bench.task.n_pos} tokens, fills the recording budget: it is too long "
+            f"one sequence of {task}, of {task.n_pos} tokens, fills the recording budget: it is too long "
             f"for training dynamics. Use a task with shorter sequences."
         )
-    return run
+    return Bench(task=task, n=n, seed=seed, n_recorded=n_recorded)
+
+
+def passed(model: Model, bench: Bench) -> Run:
+    """Run the model on the fixed trials; the free memory decides the size of passes, not what is recorded."""
+    device, n = model.spec.device, bench.n_recorded
+    budget = max(recording_bytes(device), n * _bytes_recorded(model, bench.task))
+    return model.run(bench.stream(device), record=sites_of(model), n_recorded=n, budget_bytes=budget)
+
+
+def _bytes_recorded(model: Model, task: WindTunnel) -> int:
+    """Return the bytes of one recorded sequence."""
+    layers = {site: model.layers_of(site) for site in sites_of(model)}
+    return max(1, bytes_per_sequence(model.spec, layers, task.sample(1, seed=0)))
 
 
 def reference_of(bench: Bench, run: Run) -> Reference:
@@ -172,7 +207,8 @@ def _patterns(at: Setting) -> Arrays:
     own = at.run.at(PATTERN)[:, :n]
     pairs = zip(own, at.reference.patterns.to(own.device), strict=True)
     apart = torch.stack([jensen_shannon_bits(p.double(), q.double()).mean(dim=(1, 2)) for p, q in pairs])
-    return {"pattern_distance_bits": jackknife_weights(n) @ apart.clamp_min(0).T.cpu().numpy()}
+    rows = jackknife_weights(n) @ apart.clamp_min(0).T.cpu().numpy()
+    return {"pattern_distance_bits": rows, "n_patterns": np.array([n])}
 
 
 def _maps(at: Setting) -> Arrays:
@@ -205,6 +241,7 @@ def _keys(at: Setting) -> Arrays:
         "key_overlap": np.stack(rows, axis=1),
         "key_overlap_kink": np.array(kinks)[None],
         "chance_key_overlap": _alone(chance_overlap(at.model.spec.d_head)),
+        "n_keys": np.array([at.run.n_recorded]),
     }
 
 
@@ -231,6 +268,7 @@ def _manifold(at: Setting) -> Arrays:
         "shuffled_curve_share": _alone(float(curve_shares[1:].mean())),
         "points": placed[chosen],
         "point_entropy_bits": entropy.ravel()[chosen],
+        "n_points": np.array([len(points)]),
     }
 
 
@@ -258,6 +296,7 @@ def _belief(at: Setting) -> Arrays:
     return {
         "belief_r2": held_out_scores(found, targets, jackknife_weights(len(targets.held_out)))["r2"],
         "random_belief_r2": _alone(float(found.r2[1:].mean())),
+        "n_read": np.array([len(points)]),
     }
 
 
@@ -266,7 +305,8 @@ def _frame(at: Setting) -> Arrays:
     found = frame.answer_shifts()
     by_pair = found.pop("answer_shift_bits")
     alone = {name: _alone(values) for name, values in (found | {"frame_ratio": frame.ratios(at.run)}).items()}
-    return {"answer_shift_bits": jackknife_weights(len(by_pair)) @ by_pair, **alone}
+    counts = {"n_pairs": np.array([len(by_pair)]), "n_gradients": np.array([min(at.run.n_recorded, N_SEQUENCES)])}
+    return {"answer_shift_bits": jackknife_weights(len(by_pair)) @ by_pair, **alone, **counts}
 
 
 PARTS: Mapping[str, Callable[[Setting], Arrays]] = {

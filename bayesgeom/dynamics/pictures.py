@@ -43,6 +43,8 @@ class ManifoldFilmReport(Report):
         "verdict: they are fitted to the last snapshot, so it holds more than others by construction."
     )
 
+    limit: ClassVar[str] = "at most 3,072 scored positions are read"
+
     run: str
     steps: tuple[str, ...]
     cloud: Annotated[Float[np.ndarray, "step point component"], Unit("1")]
@@ -131,6 +133,7 @@ def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> M
     """Return the film of a training; None if its architecture provides no vectors."""
     if "points" not in found[-1].numbers:
         return None
+    n = found[-1].count("final_axes_share", n)
     share = np.stack([own.numbers["final_axes_share"] for own in found])
     ends = interval_of(share.T, seed=seed, scale="share")
     plane = np.array([own.numbers["random_final_axes_share"][0] for own in found])

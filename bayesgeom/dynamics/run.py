@@ -12,13 +12,14 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.dynamics.cache import SnapshotCache
-from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, measured, passed, reference_of
+from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, bench_of, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
 from bayesgeom.dynamics.runs import CACHE, Source, TrainingRun, runs_of
 from bayesgeom.dynamics.sent import measure_missing
 from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
+from bayesgeom.models.budget import recording_bytes
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
 from bayesgeom.results.diagnosis import Diagnosis
@@ -58,8 +59,8 @@ def training_dynamics(
         "attention_maps".
 
     Raises:
-        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, or they differ in
-            architecture, task or recipe.
+        InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, they differ in
+            architecture, task or recipe, two trainings have the same seed, or a sequence is too long to record two.
         UnknownName: There is no such training.
         CheckpointFault: A checkpoint is missing or altered.
         ExecutorFault: A job failed; the others' results are kept.
@@ -84,7 +85,9 @@ def training_dynamics(
     if unknown := [step for step in maps_at or () if step not in steps]:
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
-    bench = Bench(task=found[0].wind_tunnel(), n=n, seed=checked_seed(seed))
+    # Read once: free memory changes while snapshots are measured. Workers may have a device that is not here.
+    budget = recording_bytes(device if batch is None else "cpu")
+    bench = bench_of(found[0].blank(), found[0].wind_tunnel(), n=n, seed=checked_seed(seed), budget_bytes=budget)
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
     return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)
@@ -112,7 +115,8 @@ class _Analysis:
             each = [self._measured(run, cached, shown) for run, cached in zip(self.runs, before, strict=True)]
         found, specs = [own for own, _ in each], [spec for _, spec in each]
         numbers = stacked(found)
-        curves = dynamics_report(self.runs, numbers, n=self.bench.n, seed=self.bench.seed)
+        counts = {name: found[0][0].count(name, self.bench.n) for name in numbers}
+        curves = dynamics_report(self.runs, numbers, counts, n=self.bench.n, seed=self.bench.seed)
         settled = settling_report(curves)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
@@ -177,6 +181,8 @@ class _Analysis:
         settings = {
             "n": self.bench.n,
             "seed": self.bench.seed,
+            "n_recorded": self.bench.n_recorded,
+            "device": torch.device(self.device).type,
             "task": self.bench.task.config(),
             "torch": torch.__version__,
         }
@@ -189,4 +195,4 @@ class _Analysis:
         arguments = {"n": self.bench.n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
         where = provenance(spec, self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
-        return {**where, "weights": weights, "recipe": first.recipe}
+        return {**where, "n_recorded": self.bench.n_recorded, "weights": weights, "recipe": first.recipe}

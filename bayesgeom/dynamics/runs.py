@@ -14,7 +14,7 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.description import CONFIG, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
-from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.models.resolve import from_checkpoint, of_module
 from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
@@ -47,6 +47,10 @@ class TrainingRun:
         """Return the model of one snapshot."""
         return model_at(self.paths[index], device=device)
 
+    def blank(self) -> Model:
+        """Return an untrained model of the architecture: it has a snapshot's sites and sizes."""
+        return of_module(config_from_dict(self.model).build(seed=0))
+
     def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
         """Return the spec of the last snapshot, with the name of the training."""
         return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
@@ -67,8 +71,8 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
     Several trainings must be seeds of the same recipe.
 
     Raises:
-        InvalidArgument: There are fewer than two snapshots, architectures, tasks or recipes differ, or a training is
-            given twice.
+        InvalidArgument: There are fewer than two snapshots, architectures, tasks or recipes differ, a training is
+            given twice, or two have the same seed.
         UnknownName: There is no such training.
     """
     if not sources:
@@ -104,7 +108,7 @@ def _distinguished(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
     """Return the runs with seeds added to the names if names are equal."""
     if len({run.name for run in runs}) == len(runs):
         return runs
-    return tuple(replace(run, name=f"{run.name}, seed {run.recipe['seed']}") for run in runs)
+    return tuple(replace(run, name=f"{run.name}, seed {_seeds(run.recipe)}") for run in runs)
 
 
 def _place(source: object) -> Path:
@@ -217,6 +221,12 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     for index, run in enumerate(runs):
         if any(run.hashes == other.hashes for other in runs[:index]):
             raise InvalidArgument(f"{run.name} is given twice: a second seed must be another training.")
+        for other in runs[:index]:
+            if _seeds(run.recipe) == _seeds(other.recipe):
+                raise InvalidArgument(
+                    f"{_directory(other)} and {_directory(run)} are both of seed {_seeds(run.recipe)}, so they are not "
+                    f"independent trainings: pass one of them."
+                )
 
 
 def _described(run: TrainingRun) -> Mapping[str, Any]:
@@ -227,6 +237,16 @@ def _seedless(recipe: Mapping[str, Any]) -> Any:
     """Return a recipe without seeds and names, in every stage."""
     after = recipe.get("after")
     return {**deciding(recipe), "seed": 0, "name": "", "after": None if after is None else _seedless(after)}
+
+
+def _seeds(recipe: Mapping[str, Any]) -> str:
+    """Return the seeds of a recipe's stages as text, such as "0" or "1000 after 0"."""
+    after = deciding(recipe)["after"]
+    return f"{deciding(recipe)['seed']}" + ("" if after is None else f" after {_seeds(after)}")
+
+
+def _directory(run: TrainingRun) -> Path:
+    return run.folder or run.paths[0].parent
 
 
 def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str], fault: str) -> None:

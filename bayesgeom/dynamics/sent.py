@@ -30,13 +30,13 @@ def measure_missing(batch: Batch, missing: Missing, bench: Bench, *, device: str
     Raises:
         ExecutorFault: A job failed.
     """
-    shared = {"task": bench.task.config(), "n": bench.n, "seed": bench.seed, "device": device}
+    shared = {"bench": {**vars(bench), "task": bench.task.config()}, "device": device}
     wanted = [(run, indices) for run, indices in missing if indices]
     ends = [_job(reference_at, run, len(run.steps) - 1, shared) for run, _ in wanted]
-    references = dict(zip((run.name for run, _ in wanted), batch.run(ends, desc="references"), strict=True))
+    references = batch.run(ends, desc="references")
     jobs = [
-        _job(snapshot_at, run, index, {**shared, "reference": str(references[run.name])})
-        for run, indices in wanted
+        _job(snapshot_at, run, index, {**shared, "reference": str(reference)})
+        for (run, indices), reference in zip(wanted, references, strict=True)
         for index in indices
     ]
     found = iter(batch.results(jobs, desc="snapshots"))
@@ -49,25 +49,25 @@ def _job(function: Callable[..., Any], run: TrainingRun, index: int, shared: Map
     return Job(name=name, function=path_of(function), arguments={**shared, **own})
 
 
-def reference_at(
-    *, path: str, weights: str, task: Mapping[str, Any], n: int, seed: int, device: str
-) -> dict[str, np.ndarray | None]:
+def reference_at(*, path: str, weights: str, bench: Mapping[str, Any], device: str) -> dict[str, np.ndarray | None]:
     """Do the job of the last snapshot, with which the others are compared."""
-    bench = Bench(task=task_from_config(task), n=n, seed=seed)
-    found = reference_of(bench, passed(_model(path, weights, device), bench))
+    shared = _bench(bench)
+    found = reference_of(shared, passed(_model(path, weights, device), shared))
     patterns = None if found.patterns is None else found.patterns.cpu().numpy()
     return {"patterns": patterns, "axes": found.axes.numpy()}
 
 
-def snapshot_at(
-    *, path: str, weights: str, task: Mapping[str, Any], n: int, seed: int, device: str, reference: str
-) -> Measured:
+def snapshot_at(*, path: str, weights: str, bench: Mapping[str, Any], device: str, reference: str) -> Measured:
     """Do the job of one snapshot."""
-    bench, stored = Bench(task=task_from_config(task), n=n, seed=seed), read_parcel(Path(reference))
+    shared, stored = _bench(bench), read_parcel(Path(reference))
     model = _model(path, weights, device)
     patterns = None if stored["patterns"] is None else torch.from_numpy(stored["patterns"]).to(device)
     kept = Reference(patterns=patterns, axes=torch.from_numpy(stored["axes"]))
-    return measured(Setting(model=model, bench=bench, run=passed(model, bench), reference=kept))
+    return measured(Setting(model=model, bench=shared, run=passed(model, shared), reference=kept))
+
+
+def _bench(sent: Mapping[str, Any]) -> Bench:
+    return Bench(**{**sent, "task": task_from_config(sent["task"])})
 
 
 def _model(path: str, weights: str, device: str) -> Model:

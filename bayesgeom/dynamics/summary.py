@@ -36,8 +36,18 @@ def stacked(found: Sequence[Sequence[Measured]]) -> Stacked:
     return {name: np.stack([np.stack([own.numbers[name] for own in run]) for run in found]) for name in names}
 
 
-def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, seed: int) -> DynamicsReport:
-    """Return the report: every diagnostic over snapshots, with intervals and baselines."""
+def dynamics_report(
+    runs: Sequence[TrainingRun], numbers: Stacked, counts: Mapping[str, int], *, n: int, seed: int
+) -> DynamicsReport:
+    """Return the report: every diagnostic over snapshots, with intervals and baselines.
+
+    Args:
+        runs: The trainings.
+        numbers: What `stacked` returned.
+        counts: For each number, of how many sequences it is.
+        n: Number of all sequences.
+        seed: Seed of the resamples.
+    """
 
     def value(name: str) -> Float[np.ndarray, "run step *layer"]:
         return numbers[name][:, :, 0]
@@ -49,7 +59,8 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
 
     def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain", why: str = "") -> Estimate:
         ends = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
-        return Estimate.of(value(name), (ends.lo, ends.hi), n=n, baselines=baselines, why_not=why or why_not_of(ends))
+        why = why or why_not_of(ends)
+        return Estimate.of(value(name), (ends.lo, ends.hi), n=counts[name], baselines=baselines, why_not=why)
 
     uniform = level("baseline", UNIFORM, float(value("uniform_kl_bits")[0, 0]))
     directions = level("chance", DIRECTIONS, float(value("chance_key_overlap")[0, 0]))
@@ -61,18 +72,26 @@ def dynamics_report(runs: Sequence[TrainingRun], numbers: Stacked, *, n: int, se
         kl_bits=estimate("kl_bits", uniform),
         kl_bits_mean=over_trainings(kl.mean(axis=0), seed_interval(kl), n=len(runs), baselines=uniform),
         entropy_mae_bits=estimate("entropy_mae_bits"),
-        pattern_distance_bits=_distance(numbers["pattern_distance_bits"].mean(axis=-1), n, seed),
+        pattern_distance_bits=_distance(
+            numbers["pattern_distance_bits"].mean(axis=-1), counts["pattern_distance_bits"], seed
+        ),
         pattern_distance_bits_by_layer=value("pattern_distance_bits"),
-        key_overlap=Estimate.of(rows[0], (ends.lo, ends.hi), n=n, baselines=directions, why_not=why_not_of(ends)),
+        key_overlap=Estimate.of(
+            rows[0], (ends.lo, ends.hi), n=counts["key_overlap"], baselines=directions, why_not=why_not_of(ends)
+        ),
         pc1_share=estimate("pc1_share", scale="share", why=FLAT_OR_BIASED),
         curve_share=Estimate.of(
-            value("curve_share"), n=n, baselines=level("permutation", SHUFFLED, value("shuffled_curve_share"))
+            value("curve_share"),
+            n=counts["curve_share"],
+            baselines=level("permutation", SHUFFLED, value("shuffled_curve_share")),
         ),
         belief_r2=estimate("belief_r2", level("chance", SUBSPACES, value("random_belief_r2"))),
         answer_shift_bits=estimate(
             "answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))
         ).with_ceiling(value("whole_answer_shift_bits")),
-        frame_ratio=Estimate.of(value("frame_ratio"), n=n, baselines=level("chance", DIRECTIONS, 1.0)),
+        frame_ratio=Estimate.of(
+            value("frame_ratio"), n=counts["frame_ratio"], baselines=level("chance", DIRECTIONS, 1.0)
+        ),
         n=n,
     )
 

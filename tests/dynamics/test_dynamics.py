@@ -1,6 +1,7 @@
 """Dynamics: paired numbers of every snapshot, what is kept between runs, and what cannot be put together."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.frame import Frame
+from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
+from bayesgeom.dynamics.sent import measure_missing
 from bayesgeom.dynamics.settling_report import SettlingReport
+from bayesgeom.engines.executor import Batch
 from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.resolve import load
@@ -208,6 +212,25 @@ def test_seeds_are_put_together(tmp_path: Path) -> None:
 def test_runs_of_one_name_show_their_seeds(run: Path, tmp_path: Path) -> None:
     other = a_run(tmp_path / "other", a_recipe(seed=7))
     assert [own.name for own in runs_of([run, other])] == ["small, seed 0", "small, seed 7"]
+
+
+def test_trainings_of_one_seed_are_refused(run: Path, tmp_path: Path) -> None:
+    """Half precision gives other weights, but no second training."""
+    pack(run, tmp_path / "packed", keep=len(STEPS))
+    with pytest.raises(InvalidArgument, match=rf"{run} and {tmp_path / 'packed'} are both of seed 0, so"):
+        training_dynamics(run, tmp_path / "packed")
+    stages = [a_run(tmp_path / str(seed), a_recipe(after=a_recipe(seed=seed)), draw=seed) for seed in (5, 7)]
+    assert [own.name for own in runs_of(stages)] == ["small, seed 0 after 5", "small, seed 0 after 7"]
+
+
+def test_jobs_compare_each_training_with_its_own_last_snapshot(run: Path, tmp_path: Path) -> None:
+    """Also under one name: names are for messages."""
+    other = a_run(tmp_path / "other", a_recipe(seed=7))
+    missing = [(replace(own, name="small"), [len(STEPS) - 1]) for own in runs_of([run, other])]
+    bench = Bench(task=TASK, n=8, seed=0, n_recorded=8)
+    with ThreadPoolExecutor(1) as pool:
+        found = measure_missing(Batch(executor=pool, folder=tmp_path / "jobs"), missing, bench, device="cpu")
+    assert [own[len(STEPS) - 1].numbers["pattern_distance_bits"][0].max() for own in found] == [0, 0]
 
 
 @pytest.mark.parametrize("architecture", ["lstm", pytest.param("mamba", marks=pytest.mark.exhaustive), "mlp"])

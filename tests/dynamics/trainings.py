@@ -19,12 +19,13 @@ def a_recipe(seed: int = 0, **others: object) -> Recipe:
     return Recipe(**{"name": "small", "task": TASK, "sizes": SIZES, "steps": 100, "seed": seed} | others)
 
 
-def a_run(folder: Path, recipe: Recipe | None = None, steps: Sequence[int] = STEPS) -> Path:
-    """A run's directory, as the training loop leaves it."""
+def a_run(folder: Path, recipe: Recipe | None = None, steps: Sequence[int] = STEPS, *, draw: int | None = None) -> Path:
+    """A run's directory, as the training loop leaves it; weights follow from the recipe's seed, or from `draw`."""
     made = recipe or a_recipe()
-    module = made.model_config().build(seed=made.seed)
+    seed = made.seed if draw is None else draw
+    module = made.model_config().build(seed=seed)
     start = {name: value.clone() for name, value in module.state_dict().items()}
-    end = made.model_config().build(seed=made.seed + 1).state_dict()
+    end = made.model_config().build(seed=seed + 1).state_dict()
     for step in steps:
         share = WAY.get(step, step / max(steps))
         module.load_state_dict({k: torch.lerp(start[k], 3 * end[k], share) for k in start})

@@ -197,6 +197,7 @@ def test_keys_that_collapse_again_and_again_go_back_to_the_state_before() -> Non
     response, floor = Response(action="roll_back", on="key_orthogonality"), 0.2
     thresholds = Thresholds(degenerate_orthogonality=floor)
     watch = Monitor(module, TASK, every=1, settings=QUICK, thresholds=thresholds, response=response)
+    good = copy.deepcopy(module.state_dict())
     for step in range(12):
         if step in (4, 8):
             good = copy.deepcopy(module.state_dict())
