@@ -1,11 +1,12 @@
-"""Recipes: frozen values that determine the weights of a trained checkpoint."""
+"""Recipes: frozen values that determine the training of a checkpoint."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.checks.arguments import fits
+from bayesgeom.checks.arguments import check_fields
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
@@ -14,8 +15,10 @@ from bayesgeom.tasks.base import WindTunnel, task_from_config
 @final
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Task, model and optimization of a training. On one machine, recipe and precision determine the weights.
+    """Task, model and optimization of a training. Recipe, precision and environment of a run determine the weights.
 
+    The environment is the kind of device and processor, the number of threads and the versions (see
+    `training.environment`). Other ones change the last digits of sums, and another kind of device changes the data.
     Matrix products run in the precision of the run (see `training.precision`), which is not part of the recipe, and in
     float32 at the end. Weight decay bounds the logits and so limits calibration: with 0.1 throughout, the bijection
     stayed 0.03 bits too uncertain.
@@ -64,6 +67,8 @@ class Recipe:
     label_share: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(type(self), vars(self), of=f"recipe {self.name!r}: ")
+        self._check_rates()
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
             raise InvalidArgument(
                 f"steps and batch sizes must be at least 1, warmup and snapshots at least 0: {self.name} has "
@@ -74,11 +79,6 @@ class Recipe:
             raise InvalidArgument(
                 f"late_from and float32_share must be between 0 and 1: {self.name} has late_from={self.late_from} and "
                 f"float32_share={self.float32_share}."
-            )
-        if self.targets not in ("sampled", "exact") or self.optimizer not in ("adamw", "muon"):
-            raise InvalidArgument(
-                f"targets must be sampled or exact, and optimizer adamw or muon: {self.name} has "
-                f"targets={self.targets!r} and optimizer={self.optimizer!r}."
             )
         if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
             raise InvalidArgument(
@@ -93,6 +93,12 @@ class Recipe:
             )
         self._check_loss()
 
+    def _check_rates(self) -> None:
+        for name in ("lr", "matrix_lr", "weight_decay", "decay_steps", "seed"):
+            value = vars(self)[name]
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidArgument(f"recipe {self.name!r}: {name} must be finite and at least 0, got {value}.")
+
     def _check_loss(self) -> None:
         if not 0 <= self.label_share <= 1 or (self.label_share and self.loss_positions is None):
             raise InvalidArgument(
@@ -101,7 +107,7 @@ class Recipe:
             )
         if self.loss_positions is not None:
             n_scored = min(task.sample(1, seed=0).n_scored for task in (self.task, *self.also))
-            if not fits(self.loss_positions, int) or not 1 <= self.loss_positions <= n_scored:
+            if not 1 <= self.loss_positions <= n_scored:
                 raise InvalidArgument(
                     f"loss_positions must be an integer between 1 and {n_scored}, the number of scored positions of "
                     f"the task; {self.name} has {self.loss_positions!r}."
@@ -131,6 +137,9 @@ class Recipe:
 
     def reseeded(self, by: int) -> "Recipe":
         """Return the recipe with other data and another initialization: 1,000 · `by` is added to all stages' seeds.
+
+        A recipe with `warm_start`, in any stage, starts from the same trained weights with every seed, so that its
+        trainings differ in data only.
 
         Args:
             by: Number of the seed; 0 is the recipe itself.

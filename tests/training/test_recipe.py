@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bayesgeom.commands.train import resized
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
@@ -138,14 +139,41 @@ def test_impossible_recipes_are_refused(change: dict[str, int], message: str) ->
         replace(TINY, **change)
 
 
-@pytest.mark.parametrize("field", ["targets", "optimizer"])
-def test_kinds_that_do_not_exist_are_refused(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("targets", "other", r"must be 'sampled' or 'exact', got 'other'"),
+        ("optimizer", "other", r"must be 'adamw' or 'muon', got 'other'"),
+        ("steps", 5.5, r"must be an integer, got 5\.5"),
+        ("batch_size", 7.5, r"must be an integer, got 7\.5"),
+        ("warmup", True, r"must be an integer, got True"),
+        ("decay_steps", 2.5, r"must be an integer or None, got 2\.5"),
+        ("loss_positions", 1.5, r"must be an integer or None, got 1\.5"),
+        ("lr", math.nan, r"must be a number, got nan"),
+        ("after", "tiny", r"must be Recipe or None, got 'tiny'"),
+    ],
+)
+def test_values_of_another_type_are_refused(field: str, value: object, message: str) -> None:
     changed = replace(TINY)
-    object.__setattr__(changed, field, "other")  # past the type checks that only the tests switch on
-    with pytest.raises(
-        InvalidArgument, match=rf"sampled or exact, and optimizer adamw or muon: tiny has .*{field}='other'"
-    ):
+    object.__setattr__(changed, field, value)  # past the type checks that only the tests switch on
+    with pytest.raises(InvalidArgument, match=rf"recipe 'tiny': {field} {message}"):
         changed.__post_init__()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("lr", -1.0), ("lr", math.inf), ("matrix_lr", -0.1), ("weight_decay", -0.1), ("decay_steps", -5), ("seed", -1)],
+)
+def test_negative_and_infinite_rates_are_refused(field: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=rf"recipe 'tiny': {field} must be finite and at least 0, got {value}\."):
+        replace(TINY, **{field: value})
+
+
+def test_a_size_of_another_type_on_the_command_line_names_its_field() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"recipe 'mess3-small-batch_size7\.5': batch_size must be an integer, got"
+    ):
+        resized(recipe("mess3-small"), {"batch_size": 7.5})
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
