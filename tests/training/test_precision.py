@@ -69,6 +69,17 @@ def test_a_missing_kernel_is_float32_where_left_open_and_refused_where_not(monke
         resolve_precision("bfloat16", CONFIG, "cpu")
 
 
+def test_kernels_are_looked_for_at_the_length_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = list[int]()
+
+    def without(module: torch.nn.LSTM, vectors: torch.Tensor, *given: object) -> None:
+        lengths.append(vectors.shape[1])
+        raise RuntimeError("lstm not implemented for 'BFloat16'")
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", without)
+    assert missing_kernel(CONFIG, "cpu") and lengths == [TINY.task.n_pos] == [5]
+
+
 def test_other_errors_of_a_pass_are_not_taken_for_a_missing_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: object) -> None:
         raise RuntimeError("shapes do not fit")
