@@ -60,7 +60,9 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
   this use is not shown to be more than use of what correlates with it
   ([details](../../interventions.md#correlated-quantities)). *R² left*: held-out R² of the whole quantity after this
   edit is removed, layer by layer. Where it is high, the edit changed little of the quantity, so *undecided* says
-  little. *Given position alone*: answer log-odds were not held fixed. *No such fit*: the fit of this subspace has no
+  little. *Given position alone*: answer log-odds were not held fixed.
+  *Given … known*: it was also held fixed whether the posterior leaves a single answer. With returning keys this bit is
+  nearly the entropy, and on recall it is all of it, so a *yes* there is use of that bit. *No such fit*: the fit of this subspace has no
   `given`.
 """
 _RULES = """## Rules of the stored readings
@@ -262,8 +264,12 @@ def _survives(report: InterventionReport, reports: Sequence[InterventionReport |
     swaps = [own for own in reports if isinstance(own, InterventionReport) and _place(own) == _place(report)]
     given = [(found[1], own) for own in swaps if (found := _GIVEN.search(own.subspace))]
     held = {names: _verdicts(own, used) for names, own in given if _GIVEN.sub(")", own.subspace) == report.subspace}
-    both, alone = held.pop(_BOTH, ""), [f"given {names} alone: {text}" for names, text in held.items()]
+    both, alone = held.pop(_BOTH, ""), [_held(names, text) for names, text in held.items()]
     return "; ".join([both, *alone] if both else alone) or NOT_MEASURED
+
+
+def _held(names: str, text: str) -> str:
+    return f"given {names}{'' if ' and ' in names else ' alone'}: {text}"
 
 
 def _used(report: InterventionReport) -> list[int]:

@@ -33,7 +33,7 @@ class Intervene(Command):
 
     source: Of
     subspace: str = "frame"
-    """covariance:QUANTITY, leace:QUANTITY (both also with ,given=position+answer), trained_swap:RANK,QUANTITY,
+    """covariance:QUANTITY, leace:QUANTITY (both also with ,given=position+answer+known), trained_swap:RANK,QUANTITY,
     decoder:QUANTITY, entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardized, frame, frame:keys,HEAD,
     frame:ov,HEAD, belief_readout, top_jacobian:RANK, random:RANK. QUANTITY: entropy, belief or log_odds:HYPOTHESIS."""
     kind: Literal["swap", "remove", "keep", "rotate", "add"] = "swap"

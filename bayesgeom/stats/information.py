@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 NATS_PER_BIT = math.log(2)
+KNOWN_BITS = 1e-6  # an answer is known if the entropy of the exact posterior is below this
 
 
 def entropy_bits(p: Float[Tensor, "*batch outcome"]) -> Float[Tensor, "*batch"]:

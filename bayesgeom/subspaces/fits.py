@@ -66,7 +66,8 @@ def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = (
 
     Args:
         quantity: "entropy", "belief" or "log_odds:H".
-        given: Correlated quantities to erase first: "position" and "answer" (log answer probabilities).
+        given: Correlated quantities to erase first: "position", "answer" (log answer probabilities) and "known"
+            (whether the exact posterior leaves a single answer).
 
     Returns:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.

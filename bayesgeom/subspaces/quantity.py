@@ -13,12 +13,12 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import Trials
-from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
+from bayesgeom.stats.information import KNOWN_BITS, NATS_PER_BIT, entropy_bits
 
 QuantityName = Literal["entropy", "belief", "log_odds"]
 FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS")
 CLIP_BITS = 10.0  # log-odds and log probabilities of excluded hypotheses would be infinite
-CONFOUNDS = ("position", "answer")
+CONFOUNDS = ("position", "answer", "known")
 _CONSTANT = 1e-9  # share of the variance below which a difference is rounding error
 
 
@@ -114,9 +114,10 @@ def is_function_of_position(values: Float64[Tensor, "batch query_pos component"]
 
 
 def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch query_pos column"]:
-    """Return the confounds of a quantity: dummies of the position, or relative log probabilities of the answers.
+    """Return the confounds of a quantity: dummies of the position, relative log probabilities of the answers, "known".
 
-    The latter are clipped log2 probabilities minus their mean over the answers, because the mean is nearly the entropy.
+    Log probabilities are clipped log2 probabilities minus their mean over the answers, because the mean is nearly the
+    entropy. "known" is 1 where the exact posterior leaves a single answer, such as where a stored key returns, else 0.
     """
     n, p = len(trials), trials.n_scored
     columns = []
@@ -127,6 +128,8 @@ def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch 
             exact = trials.at_scored(trials.predictive)
             bits = (exact.clamp_min(1e-300).log() / NATS_PER_BIT).clamp_min(-CLIP_BITS)
             columns.append(bits - bits.mean(dim=-1, keepdim=True))
+        elif name == "known":
+            columns.append((entropy_bits(trials.at_scored(trials.predictive)) < KNOWN_BITS)[..., None].double())
         else:
             raise unknown_name("quantity to hold fixed", name, CONFOUNDS)
     return torch.cat(columns, dim=-1)

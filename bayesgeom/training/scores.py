@@ -15,7 +15,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.information import KNOWN_BITS, entropy_bits
 from bayesgeom.stats.memory import (
     TRANSPORT_WINDOW,
     WindowScores,
@@ -31,7 +31,6 @@ from bayesgeom.training.baselines import context_aware
 
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
-KNOWN_BITS = 1e-6  # an answer is known if the entropy of the exact posterior is below this
 _REFERENCE = 1  # branch of the seed
 CONTEXT_FREE = "context-free"
 _AVERAGE, _UNIFORM = f"{CONTEXT_FREE}: average predictive", f"{CONTEXT_FREE}: uniform"

@@ -1,4 +1,4 @@
-"""Make the readings of SmolLM2-135M (4-bit, dequantized), each by its command; the model is loaded once.
+"""Make the readings of SmolLM2-135M-Instruct (4-bit, dequantized), each by its command; the model is loaded once.
 
     make real-model
     python docs/readings/smollm2.py                    # every reading that is not there yet

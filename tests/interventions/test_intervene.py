@@ -40,6 +40,7 @@ from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.overlap import WHY_NOT
+from bayesgeom.subspaces.quantity import confounds
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import WindTunnel, derived_seed
@@ -333,8 +334,18 @@ def test_fits_have_names_on_the_command_line() -> None:
         UnknownName, match=r"no quantity named 'surprise'\. There are: belief, entropy, log_odds:HYPOTH"
     ):
         fits.fit_from_text("covariance:surprise")
-    with pytest.raises(UnknownName, match=r"no quantity to hold fixed named 'length'\. There are: answer, position"):
+    with pytest.raises(
+        UnknownName, match=r"no quantity to hold fixed named 'length'\. There are: answer, known, position"
+    ):
         fits.fit_from_text("covariance:entropy,given=length")
+
+
+def test_known_marks_the_positions_where_the_posterior_leaves_one_answer() -> None:
+    """With returning keys, entropy is nearly this one bit: a swap of entropy may swap nothing else."""
+    trials = Bijection(n_values=5, n_pairs=6, repeats=True).sample(200, seed=0)
+    known, exact = confounds(trials, ("known",)), trials.at_scored(trials.predictive)
+    assert known.shape == (200, trials.n_scored, 1) and set(known.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(known[..., 0] == 1, exact.max(dim=-1).values > 1 - 1e-9)
 
 
 class Alone(Echo):  # type: ignore[misc]
