@@ -85,8 +85,7 @@ def training_dynamics(
     if unknown := [step for step in maps_at or () if step not in steps]:
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
-    # Read once: free memory changes while snapshots are measured. Workers may have a device that is not here.
-    budget = recording_bytes(device if batch is None else "cpu")
+    budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
     bench = bench_of(found[0].blank(), found[0].wind_tunnel(), n=n, seed=checked_seed(seed), budget_bytes=budget)
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
