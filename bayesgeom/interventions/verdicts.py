@@ -179,7 +179,7 @@ def explained(layers: Sequence[int], verdict: str, reasons: Sequence[str]) -> st
 
     Example:
         >>> explained([2, 3], "undecided", ["use not shown: too small; disuse not shown: still there (R² 0.2)"] * 2)
-        'Layers 2, 3: "used" is not shown (too small), and "not used" is not shown either (still there).'
+        'Layers 2, 3: "used" is not shown (too small), nor is "not used" (still there).'
         >>> explained([0], "by construction", ["donor and recipient are the same (controls: 19)"])
         'Layer 0: donor and recipient are the same.'
     """
@@ -188,8 +188,7 @@ def explained(layers: Sequence[int], verdict: str, reasons: Sequence[str]) -> st
     if verdict != UNDECIDED or not use:
         return f"{where}: {_without_numbers(reasons[0])}."
     use = use.replace(_UNMATCHED, f"{_UNMATCHED}; figures and tables show the whole complement instead")
-    other = "; or ".join(filter(None, disuse))
-    return f'{where}: "{USED}" is not shown ({use}), and "{NOT_USED}" is not shown either ({other}).'
+    return f'{where}: "{USED}" is not shown ({use}), nor is "{NOT_USED}" ({"; or ".join(filter(None, disuse))}).'
 
 
 def against(reason: str, start: str = "use not shown: ") -> str:

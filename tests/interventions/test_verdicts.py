@@ -305,10 +305,7 @@ def test_layers_with_the_same_reason_are_one_finding() -> None:
     undecided = replace(report, verdict_by_layer=("undecided",) * 2, reason_by_layer=(reason, reason))
     first, second, *_ = findings([section_of("intervention", undecided)])
     assert first.sentence.startswith("Verdicts on frame (embedding) are: undecided in layers 0, 1.")
-    assert (
-        second.sentence
-        == 'Layers 0, 1: "used" is not shown (too small), and "not used" is not shown either (still there).'
-    )
+    assert second.sentence == 'Layers 0, 1: "used" is not shown (too small), nor is "not used" (still there).'
     assert all(own.verdict == "undecided" and "eats every" not in own.numbers for own in (first, second))
     other = replace(undecided, reason_by_layer=(reason, reason.replace("too small", "too late")))
     sentences = [own.sentence for own in findings([section_of("intervention", other)])]
@@ -331,9 +328,7 @@ def test_a_semicolon_in_brackets_does_not_end_a_reason() -> None:
     brackets = "(R² 0.058 before removal; a verdict needs 0.1) (variance-matched controls: 1 (the whole); 1 distinct)"
     reason = f"use not shown: too small; disuse not shown: hardly decodable here {brackets}"
     told = explained([1], "undecided", [reason])
-    assert told == (
-        'Layer 1: "used" is not shown (too small), and "not used" is not shown either (hardly decodable here).'
-    )
+    assert told == ('Layer 1: "used" is not shown (too small), nor is "not used" (hardly decodable here).')
     assert ";" not in hardly_decodable(0.058)
 
 
