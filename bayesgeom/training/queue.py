@@ -61,6 +61,8 @@ REPORTED: Mapping[str, float] = {
     "recall-lstm-seed1": 0.6846,
     "recall-mlp-seed1": 3.23,
     "recall-mamba2": 0.002207,
+    "recall-rwkv": 0.007651,
+    "recall-64-transformer-quarter-lr0.3": 5.946,
     "recall-16-transformer": 3.811,
     "recall-16-lstm": 3.375,
     "hmm-sampled-lstm": 0.1978,
