@@ -62,8 +62,8 @@ Each number is the value in layers 0, 1, 2, …, with one layer edited at a time
   edit is removed, layer by layer. Where it is high, the edit changed little of the quantity, so *undecided* says
   little. *Given position alone*: answer log-odds were not held fixed.
   *Given … known*: it was also held fixed whether the posterior leaves a single answer. With returning keys this bit is
-  nearly the entropy, and on recall it is all of it, so a *yes* there is use of that bit. *No such fit*: the fit of this
-  subspace has no `given`.
+  nearly the entropy, and on recall it is all of it, so a *yes* without it may be use of that bit. *No such fit*: the
+  fit of this subspace has no `given`.
 """
 _RULES = """## Rules of the stored readings
 

@@ -47,7 +47,8 @@ class ReplicationReport(Report):
     name: ClassVar[str] = "replication"
     title: ClassVar[str] = "The same training under several seeds"
     about: ClassVar[str] = (
-        "Data and initialization differ by seed (only data, if the recipe starts from shipped weights). Dots are single trainings with "
+        "Data and initialization differ by seed (only data, if the recipe starts from shipped weights). "
+        "Dots are single trainings with "
         "intervals over sequences, which do not cover other seeds. The interval of the mean is over seeds (Student's). "
         "The baseline is the best context-free predictor. The curves are from the training logs."
     )

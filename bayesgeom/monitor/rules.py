@@ -141,6 +141,7 @@ class RisingKL:
         self._changes: deque[float] = deque(maxlen=_N_CHANGES)
         self._best: Float64[np.ndarray, "measurement sequence"] | None = None
         self._n = 0
+        self._good: Float64[np.ndarray, " sequence"] | None = None  # of the last good state
 
     def update(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
         """Add the next measurement and return whether KL has risen."""
@@ -158,11 +159,16 @@ class RisingKL:
 
     def is_near_best(self, kl_bits: Float64[np.ndarray, " sequence"]) -> bool:
         """Return whether one measurement is within a factor of 1.5 of the best level, or of all before there is one."""
-        known = [kl[None] for kl in self._recent] if self._best is None else [self._best]
+        good = [] if self._good is None else [self._good]
+        known = [kl[None] for kl in (*self._recent, *good)] if self._best is None else [self._best]
         return all(_level(kl_bits[None]) <= _level(own) + math.log(LEAST_RISE) for own in known)
 
+    def keep(self) -> None:
+        """Store the last measurement as that of a good state: the reference after a rollback before a best level."""
+        self._good = self._recent[-1] if self._recent else None
+
     def forget_recent(self) -> None:
-        """Discard recent measurements, but keep the best level, after a rollback."""
+        """Discard recent measurements, but keep the best level and that of the good state, after a rollback."""
         self._recent.clear()
         self._n = 0
 
@@ -236,6 +242,7 @@ class Rules:
     def keep(self) -> None:
         """Store the sides and the degeneration of a good state."""
         self._kept = deepcopy((self._sides, self._frame, self._marked))
+        self.rising.keep()
 
     def put_back(self) -> None:
         """Restore those of the last good state after a rollback to it, but keep the best level of KL."""

@@ -45,6 +45,7 @@ from bayesgeom.training.state import (
     LOG,
     STATE,
     append_log,
+    check_finite,
     cut_log,
     locked,
     restore_state,
@@ -100,6 +101,7 @@ def train(
         OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
     check_startable(recipe, out, resume=resume, device=device)
+    precision = run_precision(recipe, out, precision, device)  # before the lock, which makes the directory
     with without_autocast(device), locked(out):
         _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
         precision = run_precision(recipe, out, precision, device)
@@ -175,6 +177,8 @@ def _check_run_in(recipe: Recipe, out: Path, *, resume: bool, device: str | torc
         check_run(recipe, out)
         if (stage := _continued_stage(recipe, out)) is not None:
             check_device_kind(stage, device)
+        elif recipe.after is not None and not (out / STATE).exists() and (out / BEFORE / RECIPE).exists():
+            _check_run_in(recipe.after, out / BEFORE, resume=True, device=device)
     elif resume:
         raise InvalidArgument(
             f"nothing to resume: {out} contains no run. Name its directory with --out, or leave out --resume."
@@ -343,6 +347,7 @@ def _record(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.devi
 def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision: Precision) -> None:
     path = out / SNAPSHOTS / f"step-{step:07d}"
     if not path.exists():
+        check_finite(recipe, module, step)
         card = f"# {recipe.name} at step {step}\n\nA snapshot of training; weights {{weights_hash}}.\n"
         save_checkpoint(
             path,

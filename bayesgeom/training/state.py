@@ -59,6 +59,19 @@ def locked(out: Path) -> Iterator[None]:
         lock.release()
 
 
+def check_finite(recipe: Recipe, module: nn.Module, step: int) -> None:
+    """Check the weights after a number of steps.
+
+    Raises:
+        NonFinite: A weight is NaN or infinite.
+    """
+    if not all(bool(parameter.isfinite().all()) for parameter in module.parameters()):
+        raise NonFinite(
+            f"weights of {recipe.name} are not finite after {counted(step, 'step')}; lower lr or matrix_lr in the "
+            f"recipe."
+        )
+
+
 def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers, step: int) -> None:
     """Write weights, optimizer state and step atomically.
 
@@ -66,11 +79,7 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimi
         NonFinite: A weight is NaN or infinite. The former state is not replaced.
         OutputFault: The file cannot be written.
     """
-    if not all(bool(parameter.isfinite().all()) for parameter in module.parameters()):
-        raise NonFinite(
-            f"weights of {recipe.name} are not finite after {counted(step, 'step')}; lower lr or matrix_lr in the "
-            f"recipe."
-        )
+    check_finite(recipe, module, step)
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with atomic_file(path) as temporary:

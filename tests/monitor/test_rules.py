@@ -146,6 +146,21 @@ def test_every_fall_goes_back_to_a_good_state(metric: str, good: float, bad: flo
     assert [values[kept] for _, kept in found] == [good] * len(found)
 
 
+def test_after_an_early_rollback_a_higher_kl_is_not_good() -> None:
+    """Before five measurements there is no best level: the KL of the good state is the reference then."""
+    rules, kl = Rules(Thresholds()), np.full(N, 0.001)
+    for step, orthogonality in enumerate((0.95, 0.95, 0.5, 0.5)):
+        rules.update(step, GOOD | {"key_orthogonality": orthogonality}, kl, CHANCE)
+        if rules.is_healthy(kl, frozenset({"key_orthogonality"})):
+            rules.keep()
+    rules.put_back()
+    rules.update(4, GOOD, 1_000 * kl, CHANCE)
+    assert not rules.is_healthy(1_000 * kl, frozenset({"key_orthogonality"}))
+    rules.update(5, GOOD, kl, CHANCE)
+    rules.put_back()
+    assert rules.is_healthy(kl, frozenset({"key_orthogonality"}))
+
+
 def test_unknown_orthogonality_is_not_stored_as_good() -> None:
     rules, kl = Rules(Thresholds()), np.full(N, 0.001)
     for i, value in enumerate([0.95, 0.95, np.nan]):
