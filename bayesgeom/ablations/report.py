@@ -260,7 +260,7 @@ class AblationReport(Report):
         none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
         overall = Headline(
             metric="criteria",
-            label=f"criteria on this checkpoint: {verdicts}",
+            label=f"criteria {verdicts}",
             value=math.nan,
             ruling="not tested" if reason else "",
             finding=none if reason else "",

@@ -137,7 +137,7 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
     made_by = command(recipe)
-    how = f"`{made_by}`" if made_by else "The recipe is none of those that `bayesgeom train` knows"
+    how = f"`{made_by}`" if made_by else "No `bayesgeom train` command makes this recipe"
     return f"""# {recipe.name}
 
 Task: `{recipe.task}`

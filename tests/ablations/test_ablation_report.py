@@ -200,7 +200,7 @@ def test_a_printed_report_has_the_largest_first_then_verdicts_if_there_are_any(n
     lines = str(report).splitlines()
     assert lines[2] == "The largest KL increase is that of L0 block."
     table = [line.split("  ")[0] for line in lines[6:13]]
-    assert [row.startswith("claim A") for row in table[2:]] == [n == 512] * 5 and table[1].startswith("claims A")
+    assert [row.startswith("claim A") for row in table[2:]] == [n == 512] * 5 and table[1].startswith("criteria A")
     assert f"54 mean ablations, each alone; {n} sequences; KL without ablation 0.002159 bits" in lines
     assert any("the criterion needs 512 sequences" in line for line in lines) == (n < 512)
 

@@ -256,4 +256,4 @@ def test_a_printed_diagnosis_names_all_verdicts_and_not_only_the_first(name: str
     report = committed(name)
     printed = str(Diagnosis(reports={"one": report, "ablation": report}, provenance=report.provenance, skipped={}))
     assert told in " ".join(printed.replace("–", "").split())
-    assert report.headlines()[1].label == f"claims {told}"
+    assert report.headlines()[1].label == f"criteria {told}"

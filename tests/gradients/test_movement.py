@@ -157,7 +157,7 @@ def test_what_is_within_a_tenth_at_the_last_snapshot_alone_is_not_stable() -> No
     assert float(found.routing_stable_step) == 20 and found.stable_ratio.baselines == ()
     assert math.isnan(float(found.values_stable_step)) and math.isnan(float(found.stable_ratio))
     ratio, patterns, values, _ = map(str, found.headlines())
-    assert "spacing of snapshots allows 2 or more" in ratio and "together" not in ratio
+    assert "snapshots allow 2 or more" in ratio and "together" not in ratio
     assert patterns.endswith("first distance 20 steps")
     assert "values within a tenth of their first distance: not stable before the last snapshot, at step 80" in values
 

@@ -474,9 +474,9 @@ def test_printed_labels_keep_the_layer() -> None:
             rows = [
                 line
                 for line in str(InterventionReport.load(path.parent)).splitlines()
-                if re.match("movement|indirect|KL increase", line)
+                if re.match(r"(layer \d+: )?movement|indirect|KL increase", line)
             ]
-            named = {re.match(r"(movement|indirect|KL increase),? \D*\d+", row)[0] for row in rows}
+            named = {re.match(r"layer \d+: movement|(indirect|KL increase),? \D*\d+", row)[0] for row in rows}
             assert rows and len(named) == len(rows), path
 
 

@@ -184,7 +184,7 @@ def test_the_verdict_of_a_row_agrees_with_its_sentence(heads: tuple[int, int], v
         assert report.verdict(name)[view, 0].tolist() == list(heads)
     line = report.headlines()[view]
     assert (line.verdict, report.headlines()[0].verdict) == (verdict, verdict), "recorded keys are the same"
-    assert ("lie within the range" in line.caveat) == (verdict == "undecided")
+    assert ("within the range of a baseline" in line.caveat) == (verdict == "undecided")
     assert "Without an interval nothing is decided" not in numbers(line)
     words = {-1: "below", 0: "at", 1: "above"}
     assert all(f"{words[sign]} " in line.finding for sign in heads), line.finding
@@ -375,7 +375,7 @@ def test_recorded_keys_are_judged_by_head(heads: tuple[int, int], of_mean: str, 
     assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == list(heads)
     mean, line = report.mean_overlap[0, 0], report.headlines()[0]
     assert float(mean.ends[1] - mean.ends[0]) > 1e-6 and str(mean.clears("lower")) == of_mean
-    assert line.verdict == verdict and ("lie within the range" in line.caveat) == (verdict == "undecided")
+    assert line.verdict == verdict and ("within the range of a baseline" in line.caveat) == (verdict == "undecided")
 
 
 def test_a_head_without_an_interval_is_not_below_every_level(

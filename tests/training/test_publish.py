@@ -110,7 +110,7 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
     measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
     assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits))}**" in card
     assert "On 2,000 fresh sequences" in card
-    assert "\nThe recipe is none of those that `bayesgeom train` knows. The whole recipe is in" in card
+    assert "\nNo `bayesgeom train` command makes this recipe. The whole recipe is in" in card
     for words in (
         "1,234 steps",
         " 7 sequences",
