@@ -64,6 +64,8 @@ REPORTED: Mapping[str, float] = {
     "recall-rwkv": 0.007651,
     "recall-64-transformer-quarter-lr0.3": 5.946,
     "recall-64-lstm-quarter-lr1": 6.057,
+    "recall-64-mamba2-quarter-lr3": 4.771,
+    "recall-16-transformer-quarter-lr0.3": 3.793,
     "recall-16-transformer": 3.811,
     "recall-16-lstm": 3.375,
     "hmm-sampled-lstm": 0.1978,
