@@ -17,6 +17,7 @@ from bayesgeom.training.compared import ARCHITECTURES, TASKS, compared
 from bayesgeom.training.optimizers import Optimizers, schedule
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.recipes import RECIPES, recipe
+from tests.shape_checks import ARE_ON
 
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}
 TINY = Recipe(
@@ -169,6 +170,7 @@ def test_negative_and_infinite_rates_are_refused(field: str, value: float) -> No
         replace(TINY, **{field: value})
 
 
+@pytest.mark.skipif(ARE_ON, reason="shape checks refuse it first")
 def test_a_size_of_another_type_on_the_command_line_names_its_field() -> None:
     with pytest.raises(
         InvalidArgument, match=r"recipe 'mess3-small-batch_size7\.5': batch_size must be an integer, got"
