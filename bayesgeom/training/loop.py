@@ -101,12 +101,14 @@ def train(
         OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
     check_startable(recipe, out, resume=resume, device=device)
-    precision = run_precision(recipe, out, precision, device)  # before the lock, which makes the directory
-    with without_autocast(device), locked(out):
-        _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
-        precision = run_precision(recipe, out, precision, device)
-        _record(recipe, out, resume=resume, device=device, precision=precision)
-        return _trained(recipe, out, resume=resume, device=device, precision=precision, pace=pace)
+    with without_autocast(device):
+        chosen = run_precision(recipe, out, precision, device)  # before the lock, which makes the directory
+        with locked(out):
+            _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
+            if (out / RECIPE).exists():
+                chosen = run_precision(recipe, out, precision, device)
+            _record(recipe, out, resume=resume, device=device, precision=chosen)
+            return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace)
 
 
 def _trained(

@@ -337,6 +337,22 @@ def test_an_autocast_of_the_caller_does_not_change_the_weights(tmp_path: Path) -
     assert_same_weights(weights, train(TINY, tmp_path / "plain", precision="float32", pace=QUIET))
 
 
+def test_the_precision_is_chosen_once_and_without_an_autocast_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice times a product in float32 against one in bfloat16, and an autocast makes both the same."""
+    resolve, is_cast = loop.resolve_precision, list[bool]()
+
+    def watched(*given: Any) -> Any:
+        is_cast.append(torch.is_autocast_enabled("cpu"))
+        return resolve(*given)
+
+    monkeypatch.setattr(loop, "resolve_precision", watched)
+    with torch.autocast("cpu", torch.bfloat16):
+        train(TINY, tmp_path / "run", pace=QUIET)
+    assert is_cast == [False]
+
+
 def test_a_place_that_cannot_be_written_is_an_output_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     with pytest.raises(OutputFault, match=r"cannot write .*file/run/\.lock: Not a directory"):
