@@ -6,7 +6,7 @@ missing checkpoint. `estimated_seconds` times a few steps when a training starts
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -66,21 +66,8 @@ def n_tokens(recipe: Recipe, steps: int | None = None) -> int:
         >>> n_tokens(recipe("bijection-lstm"), 10)
         23680
     """
-    sizes = (stage.batch_size_at(step) * stage.task.n_pos for stage in stages(recipe) for step in range(stage.steps))
+    sizes = (stage.batch_size_at(step) * stage.task.n_pos for stage in recipe.stages() for step in range(stage.steps))
     return sum(itertools.islice(sizes, steps))
-
-
-def stages(recipe: Recipe) -> Iterator[Recipe]:
-    """Yield the stages of a training in their order; the last one is the recipe itself.
-
-    Example:
-        >>> from bayesgeom.training.recipes import recipe
-        >>> [stage.name for stage in stages(recipe("recall-lstm"))]
-        ['recall-pooled-lstm', 'recall-lstm']
-    """
-    if recipe.after is not None:
-        yield from stages(recipe.after)
-    yield recipe
 
 
 def estimated_seconds(

@@ -5,7 +5,6 @@ Times are from `duration.typical_seconds`. Run one training at a time, in this o
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +17,13 @@ from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.construction import constructed
-from bayesgeom.training.duration import SHORT, as_duration, n_tokens, stages, typical_seconds
+from bayesgeom.training.duration import SHORT, as_duration, n_tokens, typical_seconds
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.queued_sizes import PARAMETERS
-from bayesgeom.training.rates import sweep
+from bayesgeom.training.rates import network_of, sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
-from bayesgeom.training.state import LOCK, LOG, read_log
+from bayesgeom.training.state import LOG, is_locked, read_log
 
 State = Literal["finished", "shipped", "reported", "running", "stopped", "waiting", "another recipe"]
 DONE: tuple[State, ...] = ("finished", "shipped", "reported")
@@ -138,16 +137,6 @@ class Progress:
         return self.queued.minutes * (1 - n_tokens(chosen, done) / n_tokens(chosen) if done else 1)
 
 
-def network_of(name: str) -> str:
-    """Return the recipe after which a variant's network is named: a quarter of the budget or other rates keep it.
-
-    Example:
-        >>> network_of("recall-64-mamba2-quarter-lr3"), network_of("slow-hmm-mamba-lr3")
-        ('recall-64-mamba2', 'slow-hmm-mamba')
-    """
-    return re.sub(r"(-quarter)?(-lr[\d.]+)?$", "", name)
-
-
 def queue() -> tuple[Queued, ...]:
     """Return the trainings in order.
 
@@ -205,7 +194,7 @@ def status_table(found: Sequence[Progress]) -> str:
 
 def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
     chosen = own.reseeded
-    folder, steps = runs / chosen.name, sum(stage.steps for stage in stages(chosen))
+    folder, steps = runs / chosen.name, sum(stage.steps for stage in chosen.stages())
 
     def done(state: State, kl_bits: float) -> Progress:
         return Progress(queued=own, state=state, steps_done=steps, steps=steps, kl_bits=kl_bits)
@@ -222,7 +211,7 @@ def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
         return done("finished", _kl_bits(folder / FINISHED))
     if not is_begun:
         return Progress(queued=own, state="waiting", steps_done=0, steps=steps)
-    state: State = "running" if _is_locked(folder) else "stopped"
+    state: State = "running" if is_locked(folder) else "stopped"
     return Progress(queued=own, state=state, steps_done=_steps_done(chosen, folder), steps=steps)
 
 
@@ -239,25 +228,10 @@ def _is_run_of(chosen: Recipe, folder: Path) -> bool:
     return True
 
 
-def _is_locked(folder: Path) -> bool:
-    """Whether a process trains in the folder: whether its lock cannot be had. A lock that was had is released."""
-    from filelock import FileLock, Timeout
-
-    if not (folder / LOCK).exists():
-        return False
-    try:
-        with FileLock(folder / LOCK).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:  # another user's folder, for example
-        return False
-
-
 def _steps_done(chosen: Recipe, folder: Path) -> int:
     """Logged steps of this stage and the earlier ones; earlier stages are finished if a later one has a log."""
     if lines := read_log(folder / LOG):
-        return int(lines[-1]["step"]) + sum(stage.steps for stage in stages(chosen) if stage is not chosen)
+        return int(lines[-1]["step"]) + sum(stage.steps for stage in chosen.stages() if stage is not chosen)
     return 0 if chosen.after is None else _steps_done(chosen.after, folder / BEFORE)
 
 

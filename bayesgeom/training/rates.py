@@ -4,6 +4,7 @@
 budget with multiplied rates.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -29,6 +30,9 @@ SEARCHED: Mapping[str, str] = {  # how the hyperparameters of each row were foun
 }
 SWEPT_ROW = "recall"
 _QUARTER = 4
+_MULTIPLES = "|".join(re.escape(f"{own:g}") for own in MULTIPLES)
+# Name of a recipe, or of a variant of it at a quarter of the budget or at other rates.
+VARIANT = re.compile(rf"(?P<whole>.+?)(?P<quarter>-quarter)?(?:-lr(?P<multiple>{_MULTIPLES}))?")
 
 
 def at_rates(recipe: Recipe, multiple: float) -> Recipe:
@@ -65,6 +69,17 @@ def quartered(recipe: Recipe) -> Recipe:
         warmup=recipe.warmup // _QUARTER,
         decay_steps=decay,
     )
+
+
+def network_of(name: str) -> str:
+    """Return the recipe of a variant: a quarter of the budget and other rates keep its network.
+
+    Example:
+        >>> network_of("recall-64-mamba2-quarter-lr3"), network_of("slow-hmm-mamba-lr3")
+        ('recall-64-mamba2', 'slow-hmm-mamba')
+    """
+    found = VARIANT.fullmatch(name)
+    return name if found is None else found["whole"]
 
 
 def sweep() -> Mapping[str, Recipe]:

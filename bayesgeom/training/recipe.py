@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
@@ -132,8 +132,19 @@ class Recipe:
     @property
     def n_sequences(self) -> int:
         """Number of training sequences, including earlier stages."""
-        own = sum(self.batch_size_at(step) for step in range(self.steps))
-        return own + (0 if self.after is None else self.after.n_sequences)
+        return sum(stage.batch_size_at(step) for stage in self.stages() for step in range(stage.steps))
+
+    def stages(self) -> "Iterator[Recipe]":
+        """Yield the stages of the training in their order; the last one is the recipe itself.
+
+        Example:
+            >>> from bayesgeom.training.recipes import recipe
+            >>> [stage.name for stage in recipe("recall-lstm").stages()]
+            ['recall-pooled-lstm', 'recall-lstm']
+        """
+        if self.after is not None:
+            yield from self.after.stages()
+        yield self
 
     def reseeded(self, by: int) -> "Recipe":
         """Return the recipe with other data and another initialization: 1,000 · `by` is added to all stages' seeds.

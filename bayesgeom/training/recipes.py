@@ -10,7 +10,7 @@ from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from bayesgeom.training.compared import compared, untied
 from bayesgeom.training.construction import constructed
-from bayesgeom.training.rates import MULTIPLES, at_rates, quartered, sweep
+from bayesgeom.training.rates import VARIANT, at_rates, quartered, sweep
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.variants import all_variants
 
@@ -181,8 +181,6 @@ RECIPES = {
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
     )
 }
-_SHORTENED = "-quarter"
-_RATED = re.compile(rf"(?P<base>.+)-lr(?P<multiple>{'|'.join(re.escape(f'{own:g}') for own in MULTIPLES)})")
 _CHECK = re.compile(r"(?P<name>.+)-seed(?P<seed>[1-9][0-9]*)-x2")
 RECIPES |= {
     own.name: own
@@ -215,13 +213,9 @@ def recipe(name: str) -> Recipe:
         return RECIPES[name]
     if name in (added := plugin_recipes()):
         return added[name]
-    base, multiple = name, ""
-    if (rated := _RATED.fullmatch(name)) is not None:
-        base, multiple = rated["base"], rated["multiple"]
-    whole = base.removesuffix(_SHORTENED)
-    if whole in RECIPES:
-        shortened = RECIPES[whole] if whole == base else quartered(RECIPES[whole])
-        return at_rates(shortened, float(multiple)) if multiple else shortened
+    if (found := VARIANT.fullmatch(name)) is not None and found["whole"] in RECIPES:
+        made = quartered(RECIPES[found["whole"]]) if found["quarter"] else RECIPES[found["whole"]]
+        return at_rates(made, float(found["multiple"])) if found["multiple"] else made
     if (found := _CHECK.fullmatch(name)) is not None and found["name"] in RECIPES:
         return RECIPES[found["name"]].reseeded(int(found["seed"])).lengthened(2)
     raise unknown_name("recipe", name, {**RECIPES, **added})

@@ -13,7 +13,6 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.resolve import from_checkpoint
-from bayesgeom.training.duration import stages
 from bayesgeom.training.loop import RECIPE, Pace, check_run, run_precision, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipe import Recipe, deciding
@@ -37,7 +36,7 @@ class Plan:
             lines.append(f"to be trained, in {str(self.runs)!r}:")
             for own in self.to_train:
                 begun = ", continues where it stopped" if (self.runs / own.name / RECIPE).exists() else ""
-                n_steps = sum(stage.steps for stage in stages(own))
+                n_steps = sum(stage.steps for stage in own.stages())
                 lines.append(f"  {own.name}: {own.n_sequences:,} sequences in {n_steps:,} steps{begun}")
         return "\n".join(lines)
 

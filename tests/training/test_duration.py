@@ -7,7 +7,7 @@ import torch
 
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import duration
-from bayesgeom.training.duration import as_duration, estimated_seconds, n_tokens, stages
+from bayesgeom.training.duration import as_duration, estimated_seconds, n_tokens
 from bayesgeom.training.recipe import Recipe
 
 TINY = Recipe(
@@ -68,7 +68,7 @@ def test_tasks_that_take_turns_are_all_timed(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_tokens_of_a_training_are_those_of_every_stage_in_turn() -> None:
     first = replace(TINY, name="first", steps=3, batch_size=2, late_from=1.0, task=Bijection(n_values=5, n_pairs=2))
     own = replace(TINY, after=replace(TINY, name="second", after=first))
-    assert [stage.name for stage in stages(own)] == ["first", "second", "tiny"]
+    assert [stage.name for stage in own.stages()] == ["first", "second", "tiny"]
     sizes = [2 * 3] * 3 + ([5 * 5] * 10 + [7 * 5] * 10) * 2
     assert [n_tokens(own, steps) for steps in range(44)] == [sum(sizes[:steps]) for steps in range(44)]
     assert n_tokens(own) == sum(sizes)
