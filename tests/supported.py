@@ -169,24 +169,42 @@ def row(name: str) -> list[str]:
     return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"]
 
 
+def summary(cells: list[str]) -> list[str]:
+    """What the page says of a `row`: name, sites, how many of the sites of weights there are, and the largest error."""
+    own = {f"`{site.name}`": cell for site, cell in zip(SITES, cells[1:-1], strict=True)}
+    missing = [site for site, cell in own.items() if cell == "–"]
+    found = {site: cell.partition(" ") for site, cell in own.items() if cell != "–"}
+    text = "all but " + " ".join(missing) if missing else "all"
+    for layers in sorted({where for _, _, where in found.values()} - {""}):
+        text += f"; {layers.strip('()')} layers: " + " ".join(site for site, cell in found.items() if cell[2] == layers)
+    largest = max((error for error, _, _ in found.values()), key=float)
+    return [cells[0], text, cells[-1], largest]
+
+
 def table() -> str:
     """The page."""
     import transformers
 
-    head = ["family", *(f"`{site.name}`" for site in SITES), "from weights"]
-    rows = [row(name) for name in FAMILIES]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    head = ["family", "sites", "from weights", "largest error"]
+    rows = [summary(row(name)) for name in FAMILIES]
+    return page(
+        ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)], transformers.__version__
+    )
+
+
+def page(lines: list[str], version: str) -> str:
+    """The page around the lines of the table."""
     return f"""# Hugging Face families
 
-Sites of {len(rows)} families of causal language models, as `bayesgeom` finds them in tiny models built from configs
-with random weights. transformers {transformers.__version__}, torch {torch.__version__.split("+")[0]}, November 2026.
+Look up which [sites](pretrained.md#available-sites) bayesgeom finds in {len(lines) - 2} families of causal language
+models (transformers {version}, torch {torch.__version__.split("+")[0]}; tiny models with random weights).
 `python -m tests.supported > docs/families.md` makes this page; `make test-tiers` checks it.
 
-A number is the largest error of the equations that tie the site to others, as a share of the largest entry, over all
-layers and with every site perturbed (0e+00: equal to the last bit). Float32; the limit is 1e-4. "–": the site is
-withheld, and `model.withheld` gives the reason. "(1 of 3)": only that many layers have the site. "From weights": of the
-eight sites read from the weights (token embeddings, W_K, …). The families in `tests/families.py` are compared with
-attention written out by hand as well.
+- **Sites**: those of the residual stream, sublayers and heads. `model.withheld` gives the reason for a missing one.
+  "1 of 3 layers": only so many layers have these sites.
+- **From weights**: of the eight sites read from the weights (token embeddings, W_K, …).
+- **Largest error**: of the equations that tie the sites to each other, as a share of the largest entry, with every site
+  perturbed, in float32. The limit is 1e-4.
 
 {chr(10).join(lines)}
 
