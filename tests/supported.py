@@ -169,43 +169,43 @@ def row(name: str) -> list[str]:
     return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"]
 
 
-def summary(cells: list[str]) -> list[str]:
-    """What the page says of a `row`: name, sites, how many of the sites of weights there are, and the largest error."""
+def summary(cells: list[str]) -> tuple[str, str]:
+    """What the page says of a `row`: its sites, and how many of the sites of weights there are."""
     own = {f"`{site.name}`": cell for site, cell in zip(SITES, cells[1:-1], strict=True)}
     missing = [site for site, cell in own.items() if cell == "–"]
-    found = {site: cell.partition(" ") for site, cell in own.items() if cell != "–"}
     text = "all but " + " ".join(missing) if missing else "all"
-    for layers in sorted({where for _, _, where in found.values()} - {""}):
-        text += f"; {layers.strip('()')} layers: " + " ".join(site for site, cell in found.items() if cell[2] == layers)
-    largest = max((error for error, _, _ in found.values()), key=float)
-    return [cells[0], text, cells[-1], largest]
+    places = {site: cell.partition(" ")[2] for site, cell in own.items()}
+    for layers in sorted(set(places.values()) - {""}):
+        text += f"; {layers.strip('()')} layers: " + " ".join(site for site, where in places.items() if where == layers)
+    return text, cells[-1]
 
 
 def table() -> str:
     """The page."""
     import transformers
 
-    head = ["family", "sites", "from weights", "largest error"]
-    rows = [summary(row(name)) for name in FAMILIES]
-    return page(
-        ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)], transformers.__version__
-    )
+    return page({name: summary(row(name)) for name in FAMILIES}, transformers.__version__)
 
 
-def page(lines: list[str], version: str) -> str:
-    """The page around the lines of the table."""
+def page(found: dict[str, tuple[str, str]], version: str) -> str:
+    """The page: families in groups that have the same sites, the largest group first."""
+    groups = {sites: [name for name in found if found[name] == sites] for sites in found.values()}
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    lines = [f"| {sites} | {weights} | {', '.join(names)} |" for (sites, weights), names in ordered]
     return f"""# Hugging Face families
 
-Look up which [sites](pretrained.md#available-sites) bayesgeom finds in {len(lines) - 2} families of causal language
+Look up which [sites](pretrained.md#available-sites) bayesgeom finds in {len(found)} families of causal language
 models (transformers {version}, torch {torch.__version__.split("+")[0]}; tiny models with random weights).
 `python -m tests.supported > docs/families.md` makes this page; `make test-tiers` checks it.
 
 - **Sites**: those of the residual stream, sublayers and heads. `model.withheld` gives the reason for a missing one.
   "1 of 3 layers": only so many layers have these sites.
 - **From weights**: of the eight sites read from the weights (token embeddings, W_K, …).
-- **Largest error**: of the equations that tie the sites to each other, as a share of the largest entry, with every site
-  perturbed, in float32. The limit is 1e-4.
 
+The equations that tie the sites to each other hold to 1e-4 of the largest entry, with every site perturbed, in float32.
+
+| sites | from weights | families |
+| --- | --- | --- |
 {chr(10).join(lines)}
 
 ## Refused
