@@ -36,7 +36,6 @@ Compare models and trainings:
     replicate              measure mean and spread of a recipe over several trainings
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training
-    em_experiment          compare an EM-like schedule with its controls
     capacity_matched       return the config whose number of parameters matches a reference
     reproduce              run a claim's commands and compare with the recorded numbers
 
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.engines.executor import Batch as Batch
     from bayesgeom.engines.named import engine as engine
-    from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
@@ -115,7 +113,6 @@ _HOMES = {
     "training_dynamics": "bayesgeom.dynamics.run",
     "Batch": "bayesgeom.engines.executor",
     "engine": "bayesgeom.engines.named",
-    "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",

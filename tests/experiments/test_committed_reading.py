@@ -3,8 +3,8 @@
 import numpy as np
 
 from bayesgeom.dynamics.threshold_steps import stable
-from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport
-from bayesgeom.experiments.em.run import SEEDS
+from examples.replication.em.report import HELD_OUT, TRAINED, EMReport
+from examples.replication.em.report import SEEDS
 from bayesgeom.gradients.delay import lag
 from bayesgeom.gradients.movement import GradientMovementReport
 from bayesgeom.results.diagnosis import Diagnosis
