@@ -20,9 +20,6 @@ Measure one model:
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
     fit_subspace           fit the subspaces that `intervene` would edit
-    write_strength         measure how strongly each head writes into a subspace
-    share_controls         compare a swap with swaps of random subspaces that hold the same share
-    swap_shares            compare how far saved swaps move the answer with what they exchange
     relabeling_invariance  measure how the answers change when hypotheses are renamed
     length_generalization  measure errors at and beyond the training length
     sweep                  measure how fast the posterior converges at each value of a parameter
@@ -77,9 +74,6 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
-    from bayesgeom.interventions.run import share_controls as share_controls
-    from bayesgeom.interventions.run import write_strength as write_strength
-    from bayesgeom.interventions.shares import swap_shares as swap_shares
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
@@ -125,9 +119,6 @@ _HOMES = {
     "sweep": "bayesgeom.generalization.sweeps",
     "replicate": "bayesgeom.comparison.replication",
     "reproduce": "bayesgeom.claims.reproduction",
-    "share_controls": "bayesgeom.interventions.run",
-    "swap_shares": "bayesgeom.interventions.shares",
-    "write_strength": "bayesgeom.interventions.run",
 }
 _MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all

@@ -5,6 +5,7 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
+from bayesgeom.models.resolve import load
 from bayesgeom.results.folder import check_target
 from bayesgeom.results.report import Report
 
@@ -24,6 +25,78 @@ def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | N
 
     _check(out)
     _conclude(em_experiment(seeds=seeds, steps=steps, length=length), out)
+
+
+def write_strength(
+    checkpoint: str,
+    *,
+    subspace: str = "frame",
+    task: str | None = None,
+    n: int = 256,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Measure how strongly each head writes into a subspace, and compare with the effect of ablating the head.
+
+    A shipped checkpoint takes about half a minute on two CPU cores.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, or a directory.
+        subspace: The subspace, as for `bayesgeom intervene`. It is fitted at the output of each attention sublayer.
+        task: Another task, as for `bayesgeom intervene`. Default: the checkpoint's own.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.writes import write_strength as measured
+
+    _check(out)
+    _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
+
+
+def share_controls(
+    checkpoint: str,
+    *,
+    subspace: str = "frame",
+    task: str | None = None,
+    n: int = 64,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Compare a swap with swaps of random subspaces that exchange the same share of the donor's difference.
+
+    A shipped checkpoint takes about a minute on two CPU cores.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, or a directory.
+        subspace: The subspace, as for `bayesgeom intervene`.
+        task: Another task, as for `bayesgeom intervene`. Default: the checkpoint's own.
+        n: Number of pairs.
+        seed: Seed of pairs, controls and intervals.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.shares import share_controls as measured
+
+    _check(out)
+    _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
+
+
+def swap_shares(folder: Path, *, subspace: str = "frame", out: Path | None = None) -> None:
+    """Compare how far saved swaps of several networks move the answer with the share of the difference exchanged.
+
+    Args:
+        folder: A folder with a folder for each network, which holds its saved interventions.
+        subspace: Name of the intervention's folder in each of them.
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.shares import swap_shares as measured
+
+    _check(out)
+    _conclude(measured(folder, subspace), out)
 
 
 def _check(out: Path | None) -> None:

@@ -3,11 +3,10 @@
 import numpy as np
 
 from bayesgeom.dynamics.threshold_steps import stable
-from examples.replication.em.report import HELD_OUT, TRAINED, EMReport
-from examples.replication.em.report import SEEDS
 from bayesgeom.gradients.delay import lag
 from bayesgeom.gradients.movement import GradientMovementReport
 from bayesgeom.results.diagnosis import Diagnosis
+from examples.replication.em.report import HELD_OUT, SEEDS, TRAINED, EMReport
 from tests.pages import READINGS, numbers, rows, section
 
 
