@@ -5,6 +5,7 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
+from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.resolve import load
 from bayesgeom.results.folder import check_target
 from bayesgeom.results.report import Report
@@ -97,6 +98,35 @@ def swap_shares(folder: Path, *, subspace: str = "frame", out: Path | None = Non
 
     _check(out)
     _conclude(measured(folder, subspace), out)
+
+
+def pass_thresholds(
+    checkpoint: str,
+    *,
+    task: str | None = None,
+    n: int = 512,
+    seed: int = 0,
+    n_untrained: int = 3,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Compare a model with the published pass thresholds, and with what passes them by chance.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, a directory, or owner/name on Hugging Face's hub.
+        task: Another task, as for `bayesgeom diagnose`. Default: the checkpoint's own.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        n_untrained: Number of untrained networks to compare with.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.thresholds import PassThresholds
+
+    _check(out)
+    model = load(checkpoint, device=device)
+    found = diagnose(model, task, probes=[PassThresholds()], n=n, seed=seed, n_untrained=n_untrained)
+    _conclude(found[PassThresholds.name], out)
 
 
 def _check(out: Path | None) -> None:
