@@ -5,8 +5,11 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.models.resolve import load
+from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import check_target
 from bayesgeom.results.report import Report
 
@@ -30,6 +33,7 @@ def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | N
 
 def write_strength(
     checkpoint: str,
+    /,
     *,
     subspace: str = "frame",
     task: str | None = None,
@@ -59,6 +63,7 @@ def write_strength(
 
 def share_controls(
     checkpoint: str,
+    /,
     *,
     subspace: str = "frame",
     task: str | None = None,
@@ -86,7 +91,7 @@ def share_controls(
     _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
 
 
-def swap_shares(folder: Path, *, subspace: str = "frame", out: Path | None = None) -> None:
+def swap_shares(folder: Path, /, *, subspace: str = "frame", out: Path | None = None) -> None:
     """Compare how far saved swaps of several networks move the answer with the share of the difference exchanged.
 
     Args:
@@ -102,6 +107,7 @@ def swap_shares(folder: Path, *, subspace: str = "frame", out: Path | None = Non
 
 def pass_thresholds(
     checkpoint: str,
+    /,
     *,
     task: str | None = None,
     n: int = 512,
@@ -129,13 +135,45 @@ def pass_thresholds(
     _conclude(found[PassThresholds.name], out)
 
 
+def settling(
+    runs: tuple[str, ...] = (),
+    /,
+    *,
+    from_report: Path | None = None,
+    n: int = 256,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """State what settles first over trainings, frame or precision, and what falls again.
+
+    Args:
+        runs: Directories of runs, or names of packed trainings, one per seed, as for `bayesgeom dynamics`. Required
+            without --from-report.
+        from_report: A saved report of `bayesgeom dynamics` instead of runs. Nothing is measured.
+        n: Number of sequences on which each snapshot is measured.
+        seed: Seed of sequences and intervals.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report, with the curves. Default: it is not saved.
+    """
+    from examples.replication.settling import decided_again, with_settling
+
+    _check(out)
+    if (from_report is None) != bool(runs):
+        raise InvalidArgument(f"name runs or --from-report, not both and not neither; got {', '.join(runs)}.")
+    if from_report is not None:
+        _conclude(decided_again(from_report), out)
+    else:
+        _conclude(with_settling(training_dynamics(*runs, n=n, seed=seed, device=device, out=out)), out)
+
+
 def _check(out: Path | None) -> None:
     """Check that the output directory can be written, before anything is measured."""
     if out is not None:
         check_target(out)
 
 
-def _conclude(report: Report, out: Path | None) -> None:
+def _conclude(report: Report | Diagnosis, out: Path | None) -> None:
     """Print the report, and save it if a directory is given."""
     print(report.summary())
     if out is not None:

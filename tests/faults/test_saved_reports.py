@@ -156,7 +156,6 @@ DESCRIBED = [  # a committed report with tuples that describe the entries of an 
     ("joint_intervention", "bijection-v20/entropy_axis-remove-together", 1),
     ("length", "length-recall", 2),
     ("replication", "seeds-hmm", 1),
-    ("settling", "dynamics-sticky", 3),
     ("sweep", "sweep/recall-lstm", 2),
 ]
 

@@ -23,7 +23,7 @@ from bayesgeom.results.folder import write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import with_provenance
 from bayesgeom.results.terminal import LINES, summary
-from examples.replication import reports as reports  # their classes, so that committed reports load
+from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
 from tests.pages import READINGS
 from tests.reports import as_in_another_process
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
