@@ -5,6 +5,7 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
@@ -165,6 +166,18 @@ def settling(
         _conclude(decided_again(from_report), out)
     else:
         _conclude(with_settling(training_dynamics(*runs, n=n, seed=seed, device=device, out=out)), out)
+
+
+def criteria(report: Path, /) -> None:
+    """State the verdicts on claims A1 to A5 of a saved ablation report, with their reasons.
+
+    Args:
+        report: Directory of the report, as `bayesgeom ablate CHECKPOINT --n 512 --out` saves it.
+    """
+    from examples.replication.criteria import criteria_of
+
+    for criterion in criteria_of(Diagnosis.load(report)[AblationReport]):
+        print(criterion)
 
 
 def _check(out: Path | None) -> None:
