@@ -35,21 +35,15 @@ _Outcome = Literal["met", "failed", "open"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """One claim, the rule that decides it, the verdict for this report, and the numbers behind the verdict."""
+    """One claim, the verdict for this report, and the numbers behind the verdict. The claims file states its rule."""
 
     id: str
     claim: str
-    rule: str
     verdict: Verdict
     reason: str
 
     def __str__(self) -> str:
         return f"{self.id} {self.claim}: {self.verdict} ({self.reason})"
-
-    @property
-    def sentence(self) -> str:
-        """Claim, verdict and reason as a sentence."""
-        return f"Claim {self.id}, that {self.claim}, is {self.verdict} here: {self.reason}."
 
 
 @final
@@ -120,8 +114,6 @@ def blocks_matter(labels: Sequence[str], increase: Estimate, *, own_error_bits: 
     return Criterion(
         id="A1",
         claim="removing any one layer raises the entropy error more than tenfold",
-        rule=f"Supported: every block's interval of the increase lies above {BLOCK_TIMES:g} times the unablated error. "
-        f"Contradicted: one lies below.",
         verdict=verdict,
         reason=reason,
     )
@@ -161,10 +153,6 @@ def one_head_is_unique(
     return Criterion(
         id="A2",
         claim="one head of layer 0 is the unique hypothesis-frame head and its removal is catastrophic",
-        rule=f"Supported: the largest KL increase of a layer-0 head is at least {UNIQUE_RATIO:g} times the second "
-        f"largest of the whole network, with disjoint intervals. Its interval also lies above {CATASTROPHIC_TIMES:g} "
-        f"times the unablated KL and above {LAYER_SHARE:g} times the effect of all of layer 0's attention. "
-        f"Contradicted: its interval lies below one of these.",
         verdict=verdict,
         reason=reason,
     )
@@ -195,8 +183,6 @@ def late_heads_are_redundant(heads: Effects, *, n_layers: int, uniform_kl_bits: 
     return Criterion(
         id="A3",
         claim="late heads are redundant",
-        rule=f"Supported: for every head of the last layer, the interval of the KL increase lies below "
-        f"{UNIFORM_SHARE:g} times the uniform predictor's KL. Contradicted: for one head, it lies above.",
         verdict=verdict,
         reason=reason,
     )
@@ -217,8 +203,6 @@ def feed_forward_does_more(feed_forward: Effects, attention: Effects) -> Criteri
     return Criterion(
         id="A4",
         claim="the feed-forward layers perform the Bayesian update",
-        rule="Supported: the interval of the largest KL increase of a feed-forward layer lies above the largest of an "
-        "attention sublayer. Contradicted: it lies below.",
         verdict=verdict,
         reason=reason,
     )
@@ -254,8 +238,6 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
     return Criterion(
         id="A5",
         claim="the head with the least key overlap is the head whose removal costs most",
-        rule=f"The share is the KL increase of the head with the least overlap, divided by the largest of any head. "
-        f"Supported: it is 1 for every token set. Contradicted: it lies below {OVERLAP_SHARE:g} for every token set.",
         verdict=verdict,
         reason=reason,
     )

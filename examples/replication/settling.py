@@ -402,24 +402,30 @@ class SettlingReport(Report):
         )
 
     def plot(self) -> "Figure":
-        ratios = Forest(
-            title="How much later precision settles, by scale",
-            unit=_RATIO,
-            labels=[f"{scale} / {measure}" for scale in self.scales for measure in self.frame_measures],
-            estimate=self.dissociation_by_scale,
-            otherwise=self.order,
-            verdicts=self.order_by_scale,
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.heads import add_note
+        from bayesgeom.results.theme import label_axes, name_once, panels, with_room_for_legend
+
+        pairs = [f"{scale} / {measure}" for scale in self.scales for measure in self.frame_measures]
+        falls, unit = self._fall_shares(), "fall (share of the curve's rise)"
+        drawn = (
+            (pairs, self.dissociation_by_scale, self.order_by_scale, _RATIO, 0.0, self.order),
+            (self.curves, falls, self.fall_verdicts, unit, THERE, "no curve was measured"),
         )
-        falls = Forest(
-            title="Largest fall of every curve",
-            unit="fall (share of the curve's rise)",
-            labels=self.curves,
-            estimate=self._fall_shares(),
-            otherwise="no curve was measured",
-            baseline=THERE,
-            verdicts=self.fall_verdicts,
-        )
-        return forests_figure(self.title, (ratios, falls))
+        titles = ("How much later precision settles, by scale", "Largest fall of every curve")
+        n_rows = max(1, len(pairs), len(self.curves))
+        figure = panels(self.title, titles, row_height=max(340, 160 + 22 * n_rows))
+        for column, (names, own, verdicts, axis, level, otherwise) in enumerate(drawn, start=1):
+            values, ends = own.value.ravel(), (own.ends[0].ravel(), own.ends[1].ravel())
+            if np.isfinite(values).any():
+                rows = zip(names, values, verdicts, strict=True)
+                labels = [name if np.isfinite(value) else f"{name} ({why})" for name, value, why in rows]
+                add_forest(figure, (1, column), labels, values, ends, unit=axis, baseline=level)
+            else:
+                add_note(figure, (1, column), otherwise)
+                label_axes(figure, (1, column), "", "")
+        name_once(figure)
+        return with_room_for_legend(figure)
 
     def table(self) -> str:
         """Return the steps at the stated thresholds in each training, then every scale and frame measure."""
@@ -547,49 +553,6 @@ def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
         ),
         "fall_verdicts": tuple(own.verdict for own in falls.values()),
     }
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Forest:
-    """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none.
-
-    `baseline` is the level that intervals are compared with; `verdicts` state in the label why a row has no value.
-    """
-
-    title: str
-    unit: str
-    labels: Sequence[str]
-    estimate: Estimate
-    verdicts: Sequence[str]
-    otherwise: str
-    baseline: float = 0.0
-
-    def named(self) -> list[str]:
-        """Return the label of each row, and why it has no value."""
-        rows = zip(self.labels, self.estimate.value.flat, self.verdicts, strict=True)
-        return [label if np.isfinite(value) else f"{label} ({why})" for label, value, why in rows]
-
-
-def forests_figure(title: str, drawn: Sequence[Forest]) -> "Figure":
-    """Draw panels of rows with intervals, two in a row."""
-    from bayesgeom.charts.forest import add_forest
-    from bayesgeom.charts.heads import add_note
-    from bayesgeom.results.theme import label_axes, name_once, panels, with_room_for_legend
-
-    n_rows = max(1, *(len(own.labels) for own in drawn))
-    figure = panels(title, tuple(own.title for own in drawn), row_height=max(340, 160 + 22 * n_rows))
-    for index, own in enumerate(drawn):
-        panel = (index // 2 + 1, index % 2 + 1)
-        values, (low, high) = own.estimate.value.ravel(), own.estimate.ends
-        if np.isfinite(values).any():
-            ends = (low.ravel(), high.ravel())
-            add_forest(figure, panel, own.named(), values, ends, unit=own.unit, baseline=own.baseline)
-        else:
-            add_note(figure, panel, own.otherwise)
-            label_axes(figure, panel, "", "")
-    name_once(figure)
-    return with_room_for_legend(figure)
 
 
 def decided_again(path: Path) -> Diagnosis:

@@ -137,7 +137,6 @@ def test_the_largest_feed_forward_layer_is_compared_with_the_largest_attention_s
     attention = heads([[0.2], [0.05]])
     found = feed_forward_does_more(heads([[0.01], [feed_forward]]), attention)
     assert (found.id, found.verdict) == ("A4", verdict), found.reason
-    assert found.sentence == f"Claim A4, that {found.claim}, is {verdict} here: {found.reason}."
     assert feed_forward_does_more(heads([[]]), attention).verdict == "not tested"
 
 
