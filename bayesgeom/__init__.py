@@ -20,9 +20,6 @@ Measure one model:
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
     fit_subspace           fit the subspaces that `intervene` would edit
-    write_strength         measure how strongly each head writes into a subspace
-    share_controls         compare a swap with swaps of random subspaces that hold the same share
-    swap_shares            compare how far saved swaps move the answer with what they exchange
     relabeling_invariance  measure how the answers change when hypotheses are renamed
     length_generalization  measure errors at and beyond the training length
     sweep                  measure how fast the posterior converges at each value of a parameter
@@ -36,7 +33,6 @@ Compare models and trainings:
     replicate              measure mean and spread of a recipe over several trainings
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training
-    em_experiment          compare an EM-like schedule with its controls
     capacity_matched       return the config whose number of parameters matches a reference
     reproduce              run a claim's commands and compare with the recorded numbers
 
@@ -69,7 +65,6 @@ if TYPE_CHECKING:
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.engines.executor import Batch as Batch
     from bayesgeom.engines.named import engine as engine
-    from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
@@ -79,9 +74,6 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
-    from bayesgeom.interventions.run import share_controls as share_controls
-    from bayesgeom.interventions.run import write_strength as write_strength
-    from bayesgeom.interventions.shares import swap_shares as swap_shares
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
@@ -115,7 +107,6 @@ _HOMES = {
     "training_dynamics": "bayesgeom.dynamics.run",
     "Batch": "bayesgeom.engines.executor",
     "engine": "bayesgeom.engines.named",
-    "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",
@@ -128,9 +119,6 @@ _HOMES = {
     "sweep": "bayesgeom.generalization.sweeps",
     "replicate": "bayesgeom.comparison.replication",
     "reproduce": "bayesgeom.claims.reproduction",
-    "share_controls": "bayesgeom.interventions.run",
-    "swap_shares": "bayesgeom.interventions.shares",
-    "write_strength": "bayesgeom.interventions.run",
 }
 _MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all

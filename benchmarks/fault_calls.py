@@ -72,14 +72,11 @@ def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
             {**on, "battery": "mlps", "mode": "mean", "exact": None},
         ),
         "intervene": (bayesgeom.intervene, {**on, "subspace": "random:2", "kind": few, "sites": None}),
-        "share_controls": (bayesgeom.share_controls, {**on, "subspace": "random:2"}),
-        "swap_shares": (bayesgeom.swap_shares, {"folder": READINGS / "interventions", "subspace": "frame"}),
         "erase_onwards": (bayesgeom.erase_onwards, {**on, "quantity": "entropy", "sites": None, "oblique": True}),
         "fit_subspace": (
             bayesgeom.fit_subspace,
             {"model": model, "task": TASK, "subspace": "random:2", "sites": None, "seed": 0},
         ),
-        "write_strength": (bayesgeom.write_strength, {**on, "subspace": "random:2", "ablation": None}),
         "relabeling_invariance": (bayesgeom.relabeling_invariance, on),
         "gradient_laws": (
             bayesgeom.gradient_laws,
@@ -126,7 +123,6 @@ def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
             bayesgeom.replicate,
             {"recipe": "mess3-small", "seeds": 1, "n": 4, "seed": 0, "runs": folder, "train_missing": False},
         ),
-        "em_experiment": (bayesgeom.em_experiment, {"seeds": 2, "steps": 2, "length": 31, "every": 1}),
         "reproduce": (bayesgeom.reproduce, {"claim": "no-such-claim", "out": None, "runs": folder}),
         "diff": (bayesgeom.diff, {"a": on["model"], "b": on["model"], "task": TASK, "n": 4, "seed": 0}),
     }
@@ -278,7 +274,6 @@ TEXTS = (
 
 ON_MODEL = ("", "--device", "--dtype", "--device-map", "--revision", "--memory-gib", "--task", "--n", "--seed", "--out")
 FEW = ("--n", "4")
-SWAPS = Path(__file__).parents[1] / "docs/readings/interventions"
 Line = tuple[list[str], tuple[str, ...]]
 
 
@@ -303,9 +298,6 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         ),
         "relabel": (["relabel", held, *FEW], ON_MODEL),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
-        "write-strength": (["write-strength", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
-        "swap-shares": (["swap-shares", str(SWAPS)], ("", "--subspace", "--out")),
-        "share-controls": (["share-controls", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],
             (
@@ -349,10 +341,6 @@ def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
             ("--out", "--resume", "--set", "--steps", "--seed", "--keep", "--device", "--precision"),
         ),
         "reproduce": (["reproduce", "no-such-claim"], ("", "--out", "--runs")),
-        "em-experiment": (
-            ["em-experiment", "--seeds", "2", "--steps", "2", "--length", "31"],
-            ("--seeds", "--steps", "--length", "--out"),
-        ),
     }
 
 
@@ -405,9 +393,6 @@ def command_line(folder: Path) -> Iterator[Case]:
     for name, (given, options) in arguments(folder).items():
         for option in options:
             for text in TEXTS:
-                if name == "em-experiment" and option != "--out" and len(text) > 3 and text.isdecimal():
-                    continue  # allowed, and long
-
                 line = changed(given, option, text)
 
                 def act(line: list[str] = line) -> None:

@@ -15,9 +15,9 @@ from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap
 from bayesgeom.probes.key_report import RANDOM_DIRECTIONS
-from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES, OVERLAP
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, linearized_draws, percentile_interval
 from bayesgeom.stats.intervals import BIASED, FINE
+from examples.replication.thresholds import MAX_SEQUENCES, OVERLAP
 
 
 @final

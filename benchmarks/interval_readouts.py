@@ -15,7 +15,6 @@ from bayesgeom.geometry.clusters import (
     resampled_agreement,
 )
 from bayesgeom.geometry.readout import balanced_accuracy
-from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
     jackknife_weights,
@@ -35,6 +34,7 @@ from bayesgeom.stats.resampling import (
     resampled_spearman,
     standardized_axis_shares,
 )
+from examples.replication.thresholds import MAX_SEQUENCES
 
 CLUSTERED = 500  # points, as in the probe
 

@@ -17,7 +17,6 @@ from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict
 from benchmarks import fault_files
-from tests.pages import READINGS
 from tests.tiny import FORMATION, tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
@@ -31,9 +30,6 @@ CHEAP = {
     "diagnose": f"{LONG} --n 16 --n-untrained 1",
     "ablate": f"{LONG} --n 8",
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
-    "write-strength": f"{LONG} --n 8",
-    "swap-shares": f"{READINGS / 'interventions'}",
-    "share-controls": f"{LONG} --n 8",
     "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",
@@ -41,7 +37,6 @@ CHEAP = {
     "diff": f"{LONG} bijection-transformer --n 8",
     "dynamics": f"{FORMATION} --n 8",
     "capture": f"{LONG} --n 4 --out captured",
-    "em-experiment": "--steps 2 --seeds 2 --length 5",
     "compare": "--only-existing --architectures transformer mlp --tasks bijection repeats --n 16",
     "replicate": f"{LONG} --only-existing --seeds 1 --n 16",
     "pack": "RUN packed",

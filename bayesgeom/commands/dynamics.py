@@ -15,18 +15,17 @@ Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="R
 @final
 @dataclass(frozen=True)
 class Dynamics(Command):
-    """Measure the geometry over the snapshots of a training: what settles first.
+    """Measure the geometry over the snapshots of a training.
 
-    It states what settles first, by how much, and what reverses. A snapshot takes 1 to 30 seconds on two CPU cores,
-    depending on the size of the model and --n. Measured snapshots are kept: a repeated command continues.
+    A snapshot takes 1 to 30 seconds on two CPU cores, depending on the size of the model and --n. Measured snapshots
+    are kept: a repeated command continues.
     """
 
     name: ClassVar[str] = "dynamics"
     order: ClassVar[int] = 120
 
     runs: Runs = ()
-    """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
-    Required without --from-report."""
+    """Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training."""
     n: int = 256
     """Number of sequences on which each snapshot is measured."""
     seed: int = 0
@@ -35,36 +34,26 @@ class Dynamics(Command):
     """Steps whose attention is plotted. Default: four, from first to last."""
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, …"""
-    from_report: Path | None = None
-    """A saved report instead of runs: recompute what settles first and what falls again from its stored curves.
-    Nothing is measured."""
     out: Path | None = None
     """Directory for the report. If a training has no directory of its own, a stopped analysis continues from it.
     Default: the report is not saved."""
     machines: On = HERE
 
     def __call__(self) -> int:
-        from bayesgeom.core.errors import InvalidArgument
-        from bayesgeom.dynamics.again import decided_again
         from bayesgeom.dynamics.report import DynamicsReport
         from bayesgeom.dynamics.run import training_dynamics
 
         check_target(self.out)
-        if self.from_report is not None and self.runs:
-            raise InvalidArgument(f"name runs or --from-report, not both; got {', '.join(self.runs)}.")
-        if self.from_report is not None:
-            diagnosis = decided_again(self.from_report)
-        else:
-            with self.machines.executor() as executor:
-                diagnosis = training_dynamics(
-                    *self.runs,
-                    n=self.n,
-                    seed=self.seed,
-                    device=self.device,
-                    maps_at=self.maps_at or None,
-                    out=self.out,
-                    executor=executor,
-                )
+        with self.machines.executor() as executor:
+            diagnosis = training_dynamics(
+                *self.runs,
+                n=self.n,
+                seed=self.seed,
+                device=self.device,
+                maps_at=self.maps_at or None,
+                out=self.out,
+                executor=executor,
+            )
         report = diagnosis[DynamicsReport]
         counts = f"\n{counted(len(report.runs), 'training')}, {counted(report.n, 'sequence')}"
         missing = [f"not measured: {what}: {reason}" for what, reason in diagnosis.skipped.items()]

@@ -16,7 +16,7 @@ from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, benc
 from bayesgeom.dynamics.pictures import attention_maps, film
 from bayesgeom.dynamics.runs import CACHE, Source, TrainingRun, runs_of
 from bayesgeom.dynamics.sent import measure_missing
-from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
+from bayesgeom.dynamics.summary import dynamics_report, stacked
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
 from bayesgeom.models.budget import recording_bytes
@@ -55,8 +55,7 @@ def training_dynamics(
         executor: Where snapshots are measured, one job each (see `bayesgeom.engine`). Default: this process.
 
     Returns:
-        The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
-        "attention_maps".
+        The report "dynamics" and, where the architecture has them, "manifold_film" and "attention_maps".
 
     Raises:
         InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, they differ in
@@ -116,12 +115,11 @@ class _Analysis:
         numbers = stacked(found)
         counts = {name: found[0][0].count(name, self.bench.n) for name in numbers}
         curves = dynamics_report(self.runs, numbers, counts, n=self.bench.n, seed=self.bench.seed)
-        settled = settling_report(curves)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
             attention_maps(self.runs[0], found[0], maps_at),
         )
-        reports = {own.name: own for own in (curves, settled, *pictures) if own is not None}
+        reports = {own.name: own for own in (curves, *pictures) if own is not None}
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance(specs[0]))
 
     def _cached(self, run: TrainingRun) -> dict[int, Measured]:

@@ -39,7 +39,6 @@ _WITH_REPORTS = (
     "dynamics",
     "generalization",
     "gradients",
-    "experiments.em",
     "subspaces",
     "monitor",
     "claims",

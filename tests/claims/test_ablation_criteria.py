@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from bayesgeom.ablations import criteria
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.claims.claim import Condition
 from bayesgeom.claims.loading import load
 from bayesgeom.claims.reading import values_of
 from bayesgeom.claims.verdicts import is_met
 from bayesgeom.results.diagnosis import Diagnosis
+from examples.replication import criteria
 from tests.structure.source import ROOT
 
 WORDS = {"half": 0.5, "one half": 0.5, "1 %": 0.01}
@@ -74,7 +74,7 @@ def test_both_say_the_same_of_each_checkpoint(claim_id: str) -> None:
         is_supported = all(met[condition] for condition in claim.supported_if if condition in met)
         is_contradicted = any(met.get(condition, False) for (condition,) in claim.contradicted_if)
         by_file = "contradicted" if is_contradicted else "supported" if is_supported else "not decided"
-        (by_report,) = (c for c in committed(CHECKPOINTS[run.name]).criteria() if c.id == claim_id)
+        (by_report,) = (c for c in criteria.criteria_of(committed(CHECKPOINTS[run.name])) if c.id == claim_id)
         assert by_report.verdict == by_file, (run.name, by_report.reason)
         seen += 1
     assert seen >= (1 if claim_id == "A5" else 2)

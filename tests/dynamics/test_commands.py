@@ -18,8 +18,6 @@ def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["dynamics", str(packed), "--n", "8", "--maps-at", "100", "--out", str(out)]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # a long name wraps the lines
     assert "1 training, 8 sequences" in printed and "report.html" in printed
-    needed = "1 training, and at least 3 are needed"
-    assert printed.count(needed) == 1 and f"not decided: {needed}" in printed, "once, and not for each pair of curves"
     assert sorted(path.name for path in out.iterdir()) == [
         "arrays.safetensors",
         "metrics.parquet",

@@ -31,7 +31,6 @@ LINES = {
     "diagnose": "mess3-small --n 16 --n-untrained 1 --out report",
     "diff": "mess3-small mess3-small --n 16",
     "dynamics": "RUN --n 8",
-    "em-experiment": "--seeds 2 --steps 20 --length 31",
     "export": "ROTARY --out exported",
     "gradients": "mess3-small --n 16",
     "intervene": "mess3-small --subspace random:2 --kind remove --controls 1 --n 16",
@@ -41,11 +40,8 @@ LINES = {
     "replicate": "mess3-small --only-existing --seeds 1 --n 16",
     "reproduce": "--all",
     "selftest": "",
-    "share-controls": "mess3-small --subspace random:2 --n 16",
-    "swap-shares": str(ROOT / "docs/readings/interventions"),
     "sweep": "bijection --vary n_pairs=2,3 --n 16",
     "train": "mess3-small --steps 20 --keep 2 --out trained",
-    "write-strength": "mess3-small --subspace random:2 --n 16",
 }
 PLANNED = {"train"}  # one more line: what is about to be trained, and how long it takes
 

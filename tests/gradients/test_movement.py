@@ -19,8 +19,7 @@ from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics import runs
 from bayesgeom.dynamics.threshold_steps import ThresholdStep, stable
-from bayesgeom.gradients.delay import lag
-from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
+from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, lag, moment_of, movement_report
 from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import load_checkpoint

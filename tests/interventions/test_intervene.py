@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bayesgeom.ablations.run import ablate
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.core.numbers import number_text
@@ -30,7 +31,7 @@ from bayesgeom.interventions.report import (
     InterventionReport,
     largest_control,
 )
-from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
+from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import findings
@@ -43,7 +44,7 @@ from bayesgeom.subspaces.overlap import WHY_NOT
 from bayesgeom.subspaces.quantity import confounds
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import (
     N_ANSWERS,
@@ -233,36 +234,6 @@ def test_frames_are_spans_of_what_they_say() -> None:
         own = span("own", vectors.T)
         assert found.rank == own.rank == (11 if kind == "embedding" else 10)
         torch.testing.assert_close(found.basis @ found.basis.T, own.basis @ own.basis.T, atol=1e-4, rtol=0)
-
-
-def test_write_strength_is_a_loop_over_heads() -> None:
-    model = lively()
-    report = write_strength(model, subspace=fits.frame(), n=11)
-    assert report.strength.value.shape == report.kl_increase_bits.value.shape == (2, 3) and report.n == 11
-    trials = next(TASK.stream(11, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, None, fits.frame(), sites=InterventionSite(ATTN_OUT)).items():
-        z = model.run([trials], record=(Z,), n_recorded=11).at(Z)[layer]
-        output, basis = model.module.blocks[layer].attn.W_O.weight.detach(), subspace.basis.float()
-        for head in range(3):
-            written = [basis.T @ (output[:, 10 * head : 10 * head + 10] @ row) for row in z[:, :, head].flatten(0, 1)]
-            expected = float(torch.stack([vector.norm() for vector in written]).mean())
-            assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
-    assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
-    random = report.strength.baseline("random subspaces")
-    assert random.high is not None and (random.high > random.value).all(), "the greatest of them has to be exceeded"
-    by_draw = report.rank_correlation.baseline("strength in random subspaces")
-    assert -1 <= float(by_draw.low) < float(by_draw.value) < float(by_draw.high) <= 1  # type: ignore[arg-type]
-    ordered = sorted(report.strength.value.ravel(), reverse=True)
-    assert float(report.largest_gap) == max(ordered[0] / ordered[1], ordered[1] / ordered[2]), "two of six heads"
-    (low, high), known = report.strength.ends, ~report.strength.is_withheld
-    assert known.sum() >= 4, "11 sequences are just enough for an interval"
-    assert (low < report.strength.value)[known].all() and (report.strength.value < high)[known].all()
-    assert report.headlines()[0].verdict == "undecided", "no interval, so no claim to beat a baseline"
-    with pytest.raises(InvalidArgument, match="ablate with the battery 'heads'"):
-        from bayesgeom.ablations.batteries import every_mlp
-        from bayesgeom.ablations.run import ablate
-
-        write_strength(model, n=11, ablation=ablate(model, None, every_mlp(model), n=11))
 
 
 def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path: Path) -> None:
@@ -488,5 +459,6 @@ def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.Monkey
         return stream(self, n, seed=seed, device="cpu" if device == "not stated" else device)
 
     monkeypatch.setattr(WindTunnel, "stream", watched)
-    write_strength("mess3-small", n=8)
+    intervene("mess3-small", subspace=fits.random(2), kind=FEW, n=8)
+    ablate("mess3-small", battery="mlps", n=8)
     assert len(drawn) > 3 and set(drawn) == {"cpu"}

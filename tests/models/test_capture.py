@@ -72,10 +72,10 @@ def test_a_diagnosis_from_disk_is_that_of_the_model(folder: Path) -> None:
 @pytest.mark.usefixtures("small_shards")
 def test_a_diagnosis_from_disk_streams_when_memory_is_small(folder: Path) -> None:
     assert len(list(folder.glob("shard-*"))) > 2
-    model = bayesgeom.load(folder, memory_gib=140_000 / 2**30)
-    found = bayesgeom.diagnose(model, n_untrained=1, probes=["pass_thresholds", "attention_entropy"])
+    model = bayesgeom.load(folder, memory_gib=40_000 / 2**30)
+    found = bayesgeom.diagnose(model, n_untrained=1, probes=["attention_entropy"])
     direct = bayesgeom.diagnose(lively("rotary"), n=N, seed=3, n_untrained=1, probes=list(found))
-    assert found.provenance["streamed"] == {"attention_entropy": N, "pass_thresholds": N}
+    assert found.provenance["streamed"] == {"attention_entropy": N}
     for name in found:
         assert_alike(direct[name], found[name], within=1e-3)  # passes of other sizes round differently
 

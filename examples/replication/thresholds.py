@@ -12,26 +12,19 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
+from scipy.stats import binom, norm
+from torch import Tensor
 
 from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
-from bayesgeom.geometry.published_thresholds import (
-    MAX_SEQUENCES,
-    column_overlaps,
-    compared_tokens,
-    fall,
-    key_overlaps,
-    last_entropies,
-    pc_shares,
-    share_apart,
-)
+from bayesgeom.geometry.cosine import chance_overlap, coordinates_of, overlap, pairwise_cosine
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit, reason_of
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
@@ -45,16 +38,21 @@ from bayesgeom.stats.bootstrap import (
     percentile_interval,
     statistic_interval,
 )
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
+from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
+from bayesgeom.stats.resampling import standardized_axis_shares
+from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # the published thresholds
 UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this is uninformative
-GAUSSIAN_DRAWS, MIN_DRAWN = 60, 9
+GAUSSIAN_DRAWS, MIN_DRAWN, MAX_SEQUENCES = 60, 9, 256
 ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
+_ATTENTION_ROWS = 2_048  # drawn for the chance level of the fall
 CHANCE = "random data of the same sizes"
 WHY_FLAT = "PC1 cannot be distinguished from the next component"
 WHY_LAYERS = "a number of layers: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
@@ -124,7 +122,7 @@ class PassThresholdsReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.charts.thresholds import Rows, add_thresholds
+        from bayesgeom.interventions.drawing import Rows, add_thresholds
         from bayesgeom.results.theme import EXACT, SECOND, label_axes, panels, with_room_for_legend
 
         found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
@@ -278,6 +276,127 @@ class PassThresholds(Probe[PassThresholdsReport]):
             holds=lambda r: r.verdicts[0] == "passed" and r.measured.value.round(3).tolist()[3:] == [0, 1],
             untrained=(_planted(values=(noise, noise), keys=(frame, frame), pattern=(wide, wide)),),
         )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """Expected score of data without structure, how often they pass a threshold, and their sizes."""
+
+    expected: float
+    passes: float
+    sizes: str
+
+
+@cache
+def gaussian_shares(n: int, d: int, *, rank: int, draws: int, seed: int) -> Float64[np.ndarray, "draw component"]:
+    """Draw shares of variance in the first 1 … `rank` principal components of n standardized Gaussian points in R^d.
+
+    For the first component about (1 + √(n/d))² / n, where n < d: fewer points have a larger share.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = np.empty((draws, rank))
+    for draw in range(draws):
+        cloud = standardized(torch.randn(n, d, generator=generator, dtype=torch.float32))
+        gram = (cloud @ cloud.T if n < d else cloud.T @ cloud).double()
+        variances = torch.linalg.eigvalsh(gram).flip(0)
+        found[draw] = (variances.cumsum(0) / variances.sum())[:rank].numpy()
+    return found
+
+
+def overlap_below(n: int, d: int, *, frames: int, below: float) -> float:
+    """Return the probability that the mean |cosine| of random directions is less than `below`.
+
+    The mean is over the pairs of n directions in R^d and over `frames` sets of directions. Pairs are pairwise
+    independent, with E|c| = `chance_overlap` and E c² = 1/d, so the mean is nearly normal.
+    """
+    mean, pairs = chance_overlap(d), n * (n - 1) / 2 * frames
+    if pairs == 0:
+        return math.nan
+    spread = math.sqrt(max(1 / d - mean**2, 0) / pairs)
+    return float(norm.cdf((below - mean) / spread)) if spread else float(mean < below)
+
+
+def at_least(share: float, of: int, each: float) -> float:
+    """Return the probability that at least this share of `of` independent events of probability `each` occurs."""
+    return float(binom.sf(math.ceil(share * of) - 1, of, each))
+
+
+def falls_by_more(visible: Sequence[int], *, rows: int, share: float, seed: int) -> float:
+    """Return the probability that entropy falls by more than this share between two layers of standard Gaussian scores.
+
+    `visible` are the numbers of positions that queries see, `rows` the number of attention rows averaged in a layer.
+    Both layers have the same expectation. Their difference is nearly normal, with a spread estimated from some rows.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice(np.asarray(visible), size=_ATTENTION_ROWS)
+    scores = torch.from_numpy(rng.normal(size=(_ATTENTION_ROWS, int(max(visible)))))
+    hidden = torch.arange(scores.shape[1]) >= torch.from_numpy(lengths)[:, None]
+    entropy: Tensor = entropy_bits(scores.masked_fill(hidden, -torch.inf).softmax(-1))
+    mean, spread = float(entropy.mean()), float(entropy.std())
+    if mean == 0:
+        return math.nan
+    return float(norm.sf(share * mean * math.sqrt(rows) / (math.sqrt(2) * spread))) if spread else 0.0
+
+
+def pc_shares(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "2 row"]:
+    """Return the shares of PC1 and of PC1 + PC2, with axes refitted in each row."""
+    n = weights.shape[1]
+    points = LAST_VALUES.at(run, -1, n)
+    _, axes = cloud_axes(standardized(points))
+    shares = standardized_axis_shares(points.cpu().numpy(), axes[:, :2].cpu().numpy(), weights).T.cumsum(axis=0)
+    return shares[[0, -1]]
+
+
+def column_overlaps(run: Run) -> Float64[np.ndarray, "1 layer"]:
+    """Return the mean |cosine| of the columns of W_K, averaged over heads."""
+    if W_K_GRAM not in run.recorded:
+        return np.full((1, run.spec.n_layers), np.nan)
+    grams = run.at(W_K_GRAM)
+    layers = [overlap(pairwise_cosine(coordinates_of(gram))).mean() for gram in grams]
+    return torch.stack(layers)[None].cpu().numpy()
+
+
+def key_overlaps(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
+    """Return the mean |cosine| of the mean keys of tokens, averaged over heads, under each row of weights."""
+    n, ids = weights.shape[1], compared_tokens(run)
+    if not KEY_SUMS.is_in(run) or len(ids) < 2:
+        return np.full((len(weights), run.spec.n_layers), np.nan)
+    counts, layers = occurrences(run.trials.tokens[:n], ids).sum(dim=2), list[Tensor]()
+    at = torch.searchsorted(run.trials.token_ids(), ids)
+    for sums in (KEY_SUMS.at(run, layer, n)[:, at] for layer in range(run.spec.n_layers)):
+        of_tokens = TokenSums(sums=sums, counts=counts)
+        parts = (of_tokens.means(part) for part in in_parts(weights, sums[0].numel()))
+        layers.append(torch.cat([overlap(pairwise_cosine(keys.transpose(1, 2))).mean(dim=1) for keys in parts]))
+    return torch.stack(layers, dim=1).double().cpu().numpy()
+
+
+def last_entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
+    """Return the attention entropy of the last scored query, averaged over heads."""
+    if not LAST_ENTROPY.is_in(run):
+        return np.full((len(weights), run.spec.n_layers), np.nan)
+    found = torch.stack([LAST_ENTROPY.at(run, layer, weights.shape[1]) for layer in range(run.spec.n_layers)])
+    return np.asarray(weights @ found.T.cpu().numpy())
+
+
+def compared_tokens(run: Run) -> Int64[Tensor, " token"]:
+    """Return the tokens in the recorded sequences that are hypotheses, or in the first token set without these."""
+    sets = run.trials.token_sets
+    name = "hypotheses" if "hypotheses" in sets else next(iter(sorted(sets)), "")
+    ids = sets.get(name, run.trials.tokens[0, :0])
+    return ids[torch.isin(ids, run.trials.tokens[:MAX_SEQUENCES])]
+
+
+def share_apart(overlaps: Float64[np.ndarray, "row layer"], below: float) -> Float64[np.ndarray, " row"]:
+    """Return the share of layers with an overlap below a threshold."""
+    return np.where(np.isnan(overlaps).any(axis=1), np.nan, (overlaps < below).mean(axis=1))
+
+
+def fall(entropy: Float64[np.ndarray, "row layer"]) -> Float64[np.ndarray, " row"]:
+    """Return 1 − last / first; NaN for a single layer, and if the first has zero entropy."""
+    first, last = entropy[:, 0], entropy[:, -1]
+    has_fall = (first > 0) & (entropy.shape[1] > 1)
+    return np.where(has_fall, 1 - last / np.where(has_fall, first, 1), np.nan)
 
 
 def _deciding(

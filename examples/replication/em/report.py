@@ -1,4 +1,4 @@
-"""The report of the sticky-chain experiment: final losses, paired differences and speeds, with intervals.
+"""`em_experiment`: train every condition of the sticky-chain comparison on every seed, and report the speed-ups.
 
 Intervals are Student's over seeds. Comparisons of conditions are paired: all conditions of a seed have the same initial
 weights and sequences. Losses are computed in nats and reported in bits; `final_loss_nats` is for comparison with the
@@ -12,19 +12,37 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.charts.curves import Curve, add_curves
+from bayesgeom.charts.forest import add_forest
+from bayesgeom.checks.arguments import checked
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.experiments.em.chain import StickyChain
-from bayesgeom.experiments.em.conditions import BASELINE, CONDITIONS, EM_LIKE, Curves, steps_to
+from bayesgeom.core.progress import bar
+from bayesgeom.models.provenance import provenance
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.tables import aligned
+from bayesgeom.results.theme import panels, with_room_for_legend
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.information import NATS_PER_BIT
+from examples.replication.em.chain import StickyChain
+from examples.replication.em.training import (
+    BASELINE,
+    CONDITIONS,
+    EM_LIKE,
+    Curves,
+    describe_conditions,
+    learned,
+    recorded_steps,
+    steps_to,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+SEEDS = (42, 2024, 1337, 7777, 9999)
+CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
 _BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
 _EM_SHORT = EM_LIKE.partition(":")[0]
 _COMPARED = {
@@ -176,8 +194,6 @@ class EMReport(Report):
         )
 
     def plot(self) -> "Figure":
-        from bayesgeom.experiments.em.drawing import ChainCurves, em_figure
-
         found = (self.chains, *self.loss_bits_by_step, self.floor_bits)
         chains = [
             ChainCurves(chain=chain, trained_on=trained, held_out=held_out, floor=float(floor))
@@ -301,3 +317,112 @@ def _steps_to(
     for place in np.ndindex(*took.shape):
         took[place] = steps_to(losses[place], at.astype(np.float64), float(threshold[place[:2]]))
     return took
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ChainCurves:
+    """One chain's losses in bits, on the sequence trained on and on the held-out one, and its entropy rate."""
+
+    chain: str
+    trained_on: Float[np.ndarray, "condition seed record"]
+    held_out: Float[np.ndarray, "condition seed record"]
+    floor: float
+
+
+def em_figure(
+    title: str,
+    conditions: Sequence[str],
+    steps: Int[np.ndarray, " record"],
+    chains: Sequence[ChainCurves],
+    speeds: tuple[Estimate, Estimate],
+) -> "Figure":
+    """Draw one row of curves per chain, then the speed-ups of all conditions on both sequences of the first chain."""
+    rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
+    titles = (*(text for row in rows for text in row), "Speed-up to SGD 0.01's final loss", "The same, held out")
+    figure = panels(title, titles, row_height=380)
+    for row, of in enumerate(chains, start=1):
+        for column, losses in enumerate((of.trained_on, of.held_out), start=1):
+            curves = [_curve(name, losses[condition]) for condition, name in enumerate(conditions)]
+            levels = [("entropy rate of the chain", of.floor)]
+            add_curves(figure, (row, column), steps, curves, unit="loss (bits)", levels=levels)
+            _show_the_middle(figure, (row, column), losses, of.floor)
+    bottom = len(chains) + 1
+    for column, speed in enumerate(speeds, start=1):
+        reached = zip(conditions, np.isfinite(speed.value), strict=True)
+        labels = [name if is_reached else f"{name} (not reached)" for name, is_reached in reached]
+        add_forest(figure, (bottom, column), labels, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
+        figure.update_traces(showlegend=False, row=bottom, col=column)
+    return with_room_for_legend(figure)
+
+
+def _curve(name: str, losses: Float[np.ndarray, "seed record"]) -> Curve:
+    return Curve(name=name, values=losses.mean(axis=0), band=seed_interval(losses))
+
+
+def _show_the_middle(
+    figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "condition seed record"], floor: float
+) -> None:
+    """Limit the axis to the range from the lowest loss to the start: an overfitting condition may exceed it."""
+    low, high = min(floor, float(losses.mean(axis=1).min())), float(losses[..., 0].max())
+    room = 0.1 * (high - low)
+    figure.update_yaxes(range=[low - room, high + 2 * room], row=panel[0], col=panel[1])
+
+
+@checked()
+def em_experiment(
+    *, seeds: int | Sequence[int] = 5, steps: int = 1_000, length: int = 2_000, every: int = 10
+) -> EMReport:
+    """Repeat Paper II's comparison of an EM-like schedule with small steps, and add the missing controls.
+
+    The chain's self-probability is tested in both readings of the paper.
+
+    Args:
+        seeds: Number of the paper's five seeds to use, or a list of seeds.
+        steps: Number of training steps.
+        length: Number of symbols in a sequence.
+        every: Steps between records of the held-out loss.
+
+    Returns:
+        Learning curves of every schedule, and the speed-ups.
+
+    Raises:
+        InvalidArgument: There are fewer than two seeds or more than five, a seed is given twice, steps or `every` is
+            below 1, or a sequence has fewer than three symbols.
+
+    Example:
+        >>> em_experiment(seeds=1)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: seeds is how many of the paper's five to train, 2 … 5; got 1.
+    """
+    chosen = _checked(seeds, steps=steps, length=length, every=every)
+    with bar(total=len(CHAINS) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
+        curves = [
+            [
+                learned(chain, seed=seed, steps=steps, length=length, every=every, tick=progress.update)
+                for seed in chosen
+            ]
+            for chain in CHAINS
+        ]
+    report = em_report(CHAINS, chosen, curves, recorded_steps(steps, every))
+    named = {"name": "one attention head", "architecture": "single-head"}
+    arguments = {"seeds": chosen, "steps": steps, "length": length, "every": every}
+    chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "conditions": describe_conditions()}
+    return with_provenance(report, provenance(named, "sticky chain", arguments) | chains)
+
+
+def _checked(seeds: int | Sequence[int], *, steps: int, length: int, every: int) -> tuple[int, ...]:
+    """Return the seeds to train; raise as `em_experiment`."""
+    if isinstance(seeds, int) and not 2 <= seeds <= len(SEEDS):
+        raise InvalidArgument(
+            f"seeds is how many of the paper's five to train, 2 … 5, or a list of your own; got {seeds}."
+        )
+    chosen = SEEDS[:seeds] if isinstance(seeds, int) else tuple(seeds)
+    if len(set(chosen)) < max(2, len(chosen)):
+        raise InvalidArgument(f"an interval needs at least two different seeds, each given once; got {chosen}.")
+    if min(steps, every) < 1 or length < 3:
+        raise InvalidArgument(
+            f"steps and every must be at least 1 and length at least 3; got steps={steps}, every={every} and "
+            f"length={length}."
+        )
+    return chosen

@@ -1,4 +1,4 @@
-"""Write strength: the norm of what each head writes into a subspace, compared with the effect of ablating the head.
+"""`write_strength`: the norm of what each head writes into a subspace, compared with the effect of ablating the head.
 
 The norm is absolute, not a share of the head's output, because a share ranks idle heads first (J-lens note).
 """
@@ -13,26 +13,40 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.ablations.report import AblationReport
+from bayesgeom.ablations.run import ablate
+from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import Z
+from bayesgeom.core.sites import ATTN_OUT, W_O, Z
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.models.base import Model
+from bayesgeom.models.gradients import with_gradients
+from bayesgeom.models.provenance import provenance
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.correlation import spearman
 from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.anatomy import output_weights
+from bayesgeom.subspaces.fits import as_fit
+from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.tasks.base import derived_seed
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 N_RANDOM = 20
+N_WRITTEN = 128  # sequences over which write strength is averaged
+_HELD_OUT, _DRAWS = 6, 7  # branches of the seed
 RANDOM, SHEER = "random subspaces", "strength in random subspaces"
 WHY_NO_INTERVAL = "KL increases are means over sequences, which are not resampled here"
 
@@ -102,6 +116,58 @@ class WriteReport(Report):
         order = np.argsort(-self.strength.value, axis=None, kind="stable")
         layers, heads = np.unravel_index(order, self.strength.value.shape)
         return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
+
+
+@checked("model", "task", "subspace")
+@with_gradients
+def write_strength(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    subspace: SubspaceLike = "frame",
+    *,
+    n: int = 256,
+    seed: int = 0,
+    ablation: AblationReport | None = None,
+) -> WriteReport:
+    """Measure how strongly each head writes into a subspace, ‖P W_O z‖, and compare with the effect of ablating it.
+
+    The subspace is fitted at `attn_out` of each layer.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        subspace: One of `bayesgeom.subspaces`, a `Subspace`, or its text as on the command line. Default: the key
+            frame.
+        n: Number of sequences.
+        seed: Seed of the sequences and of the intervals.
+        ablation: Report of a battery that ablates every head alone. Default: it is run on `n` sequences.
+
+    Returns:
+        Write strength and ablation effect of every head.
+
+    Raises:
+        InvalidArgument: As for `intervene`, or a head is missing from `ablation`.
+        MissingSite: The model has no attention heads.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> module = config.build(seed=0)
+        >>> write_strength(module, task, n=8).name
+        'write_strength'
+    """
+    subject, fit, place, design = as_model(model), as_fit(subspace), InterventionSite(ATTN_OUT), Design("remove")
+    chosen = scored_task_of(subject, task)
+    fitting = Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed)
+    subject.require((Z, W_O), by="write strength")
+    effects = ablation or ablate(subject, chosen, "heads", n=n, seed=seed)
+    subspaces = fit.fitted(fitting.sample(), range(subject.spec.n_layers))
+    blocks = chosen.stream(n, seed=derived_seed(seed, _HELD_OUT), device=subject.spec.device)
+    run = subject.run(blocks, record=(Z,), n_recorded=min(n, N_WRITTEN))
+    report = write_report(subject, run, subspaces, effects.kl_increase_bits_by_head, seed=derived_seed(seed, _DRAWS))
+    arguments = {"n": n, "seed": seed, "subspace": fit.label, "ablation": "given" if ablation else "of every head"}
+    return with_provenance(report, provenance(subject, chosen, arguments))
 
 
 def write_report(

@@ -1,0 +1,16 @@
+"""The study's kinds of reports. Saved reports of these kinds can be loaded once this module is imported."""
+
+from examples.replication.em.report import EMReport
+from examples.replication.settling import SettlingReport
+from examples.replication.shares import ShareControlsReport, SwapSharesReport
+from examples.replication.thresholds import PassThresholdsReport
+from examples.replication.writes import WriteReport
+
+__all__ = [
+    "EMReport",
+    "PassThresholdsReport",
+    "SettlingReport",
+    "ShareControlsReport",
+    "SwapSharesReport",
+    "WriteReport",
+]
