@@ -40,9 +40,9 @@ Compare models and trainings:
     capacity_matched       return the config whose number of parameters matches a reference
     reproduce              run a claim's commands and compare with the recorded numbers
 
-Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training) and
-claims (claims of the literature as data). Classes: Diagnosis, Selection (of `capture`), InterventionSite, Design,
-Subspace, Transformer, TransformerConfig and BayesGeomError. Clusters: engine (connect) and Batch (of jobs).
+Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training),
+executors (processes, SLURM, Ray, Dask) and claims (claims of the literature as data). Classes: Diagnosis, Selection
+(of `capture`), InterventionSite, Design, Subspace, Transformer, TransformerConfig and BayesGeomError.
 
 `help(bayesgeom.diagnose)` describes a function. Names are imported on first use: `import bayesgeom` alone loads neither
 torch nor plotly.
@@ -54,6 +54,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
     from bayesgeom import claims as claims
+    from bayesgeom import executors as executors
     from bayesgeom import monitor as monitor
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
     from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
-    from bayesgeom.engines.executor import Batch as Batch
-    from bayesgeom.engines.named import engine as engine
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
@@ -113,8 +112,6 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
-    "Batch": "bayesgeom.engines.executor",
-    "engine": "bayesgeom.engines.named",
     "em_experiment": "bayesgeom.experiments.em.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
@@ -132,7 +129,7 @@ _HOMES = {
     "swap_shares": "bayesgeom.interventions.shares",
     "write_strength": "bayesgeom.interventions.run",
 }
-_MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
+_MODULES = ("ablations", "claims", "executors", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all
 _PUBLIC = sorted([*__all__, "__version__"])
 
