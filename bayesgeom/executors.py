@@ -6,14 +6,13 @@ interrupted command continues.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -21,13 +20,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, final, runtime_checkable
 
-import numpy as np
-from safetensors import SafetensorError
-
 from bayesgeom.checks.arguments import check_argument, checked
 from bayesgeom.checks.text import shown
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
-from bayesgeom.core.files import JOBS, atomic_file, read_safetensors, write_arrays
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, ExecutorFault, InvalidArgument
+from bayesgeom.core.files import JOBS
+from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.threads import limited
@@ -168,63 +165,6 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
-def write_parcel(path: Path, value: Any) -> None:
-    """Write dataclasses, arrays, mappings, sequences, numbers and text into one file, atomically."""
-    arrays: dict[str, np.ndarray] = {}
-    with atomic_file(path) as temporary:
-        tree = json.dumps(_packed(value, arrays), sort_keys=True)
-        write_arrays(arrays, temporary, {"parcel": tree})
-
-
-def read_parcel(path: Path) -> Any:
-    """Return a value equal to the written one: floats bit by bit, tuples as tuples."""
-    try:
-        arrays, metadata = read_safetensors(path, framework="numpy")
-        return _unpacked(json.loads(metadata["parcel"]), arrays)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise OutputFault(f"{path} cannot be read ({error}); delete it to have it computed again.") from error
-
-
-def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return numbers and text unchanged, and anything else as its kind and its items."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    items: Iterable[Any]
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case np.ndarray() if value.dtype.kind in "biuf":
-            arrays[name := f"{len(arrays):06d}"] = np.ascontiguousarray(value).reshape(value.shape)
-            return ["array", name]
-        case list() | tuple():
-            kind, items = "list" if isinstance(value, list) else "tuple", value
-        case Mapping():
-            kind, items = "dict", value.items()
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            kind = f"{type(value).__module__}:{type(value).__qualname__}"
-            items = [(own.name, vars(value)[own.name]) for own in dataclasses.fields(value)]
-        case _:
-            raise InvalidArgument(
-                f"a job returned {value!r:.60}, which cannot be stored: return numbers or dataclasses."
-            )
-    return [kind, [_packed(item, arrays) for item in items]]
-
-
-def _unpacked(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    if not isinstance(tree, list):
-        return tree
-    kind, stored = tree
-    if kind == "array":
-        return arrays[stored]
-    items = [_unpacked(item, arrays) for item in stored]
-    if kind in (plain := {"list": list, "tuple": tuple, "dict": dict}):
-        return plain[kind](items)
-    module, _, name = kind.partition(":")
-    if not dataclasses.is_dataclass(own := vars(sys.modules[module])[name]):  # a file imports no module
-        raise ValueError(f"{kind} is no dataclass")
-    return own(**dict(items))
-
-
 @checked()
 @contextlib.contextmanager
 def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) -> Iterator[Executor]:
@@ -257,7 +197,7 @@ def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) ->
         except ImportError as error:
             raise InvalidArgument(f"{kind} needs {error.name}: pip install 'bayesgeom[{kind}]'.") from error
         except (TypeError, NameError) as error:
-            raise InvalidArgument(f"options of {kind}: {_last_line(error)}.") from error
+            raise InvalidArgument(f"options of {kind}: {str(error).rstrip('.')}.") from error
         except (OSError, RuntimeError, ValueError) as error:
             raise ExecutorFault(f"engine {name} cannot be reached: {_last_line(error)}.") from error
         yield executor

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from bayesgeom.executors import Batch, Executor, Job, connect, write_parcel
+from bayesgeom.core.parcels import write_parcel
+from bayesgeom.executors import Batch, Executor, Job, connect
 
 OPTIONS: dict[str, Callable[[int], tuple[str, dict[str, Any]]]] = {
     "local": lambda n: (f"local:{n}", {}),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, final
 
@@ -93,22 +94,22 @@ def ablate(
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if sent is None:
         return run.exact(None if out is None else Path(out))
-    batch, name = sent
     if not isinstance(battery, str):
         raise InvalidArgument(
             f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
             f"{len(battery)} ablations. Pass a name, or omit executor=."
         )
+    batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    jobs = [
-        Job(name=f"{battery} block {block}", function=block_at, arguments={**shared, "block": block})
-        for block in range(run.n_blocks())
-    ]
+    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
+
+
+def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
+    """Return the sums of all blocks, each measured by a job."""
+    jobs = [Job(name=f"{own['battery']} block {own['block']}", function=block_at, arguments=own) for own in blocks]
     parts = batch.results(jobs, desc="blocks")
-    tally = Tally.empty(n, len(run.battery), parts[0][1].profile.shape[-1])
-    for first, part in parts:
-        tally = tally.joined(first, part)
-    return run.reported(tally)
+    whole = Tally.empty(run.n, len(run.battery), parts[0][1].profile.shape[-1])
+    return reduce(lambda tally, part: tally.joined(*part), parts, whole)
 
 
 def block_at(

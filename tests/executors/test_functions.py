@@ -21,11 +21,12 @@ from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.comparison.replication import replicate
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument
+from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.runs import CACHE
-from bayesgeom.executors import RESULT, Batch, check_same, name_of, read_parcel, write_parcel
+from bayesgeom.executors import RESULT, Batch, check_same, name_of
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep
 from bayesgeom.models.checkpoint import save_checkpoint

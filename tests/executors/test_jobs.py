@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, final
@@ -17,9 +16,9 @@ import torch
 
 from bayesgeom import executors
 from bayesgeom.core import files
-from bayesgeom.core.errors import ExecutorFault, InvalidArgument, OutputFault
-from bayesgeom.core.run import Behavior
-from bayesgeom.executors import RESULT, Batch, Job, perform, read_parcel, write_parcel
+from bayesgeom.core.errors import ExecutorFault, InvalidArgument
+from bayesgeom.core.parcels import write_parcel
+from bayesgeom.executors import RESULT, Batch, Job, perform
 from tests.executors.stand_ins import AtOnce, Backward, arange, marked
 from tests.executors.stand_ins import threads as threads_of_torch
 
@@ -133,38 +132,6 @@ def test_a_pool_of_processes(tmp_path: Path) -> None:
     assert [len(values) for values in found] == [3, 5, 2]
 
 
-def test_parcels_come_back_equal(tmp_path: Path, rng: np.random.Generator) -> None:
-    grids = {name: rng.normal(size=(2, 3)).astype(np.float32) for name in Behavior.__dataclass_fields__}
-    value = {
-        "nested": (Behavior(**grids), [1, 2.5, float("nan"), -float("inf"), "é", None, True]),
-        3: {"bits": rng.normal(size=(5, 1, 7)) > 0, "scalar": np.float64(0.1), "flat": np.arange(4)[::2]},
-        "zero axes": np.array(0.3),
-    }
-    write_parcel(tmp_path / "parcel", value)
-    found = read_parcel(tmp_path / "parcel")
-    behavior, rest = found["nested"]
-    assert all(np.array_equal(vars(behavior)[name], grid) for name, grid in grids.items())
-    assert repr(rest) == repr(value["nested"][1]) and found[3]["scalar"] == 0.1
-    assert found[3]["bits"].dtype == bool and np.array_equal(found[3]["bits"], value[3]["bits"])
-    assert found[3]["flat"].tolist() == [0, 2] and found["zero axes"].shape == ()
-
-
-def test_a_parcel_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"a job returned <object object .*, which cannot be stored"):
-        write_parcel(tmp_path / "parcel", [object()])
-    write_parcel(tmp_path / "parcel", replace(_Kept(n=3), n=5))
-    assert read_parcel(tmp_path / "parcel") == _Kept(n=5)
-    (tmp_path / "parcel").write_bytes((tmp_path / "parcel").read_bytes()[:20])
-    with pytest.raises(OutputFault, match=r"parcel cannot be read .*; delete it"):
-        read_parcel(tmp_path / "parcel")
-
-
 def test_a_finished_job_is_performed_without_a_look_at_versions(tmp_path: Path) -> None:
     write_parcel(tmp_path / RESULT, 1)
     assert perform(json.dumps({"file": str(tmp_path / RESULT), "versions": {"torch": "0"}})) == ""
-
-
-@final
-@dataclass(frozen=True)
-class _Kept:
-    n: int
