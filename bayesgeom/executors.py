@@ -122,13 +122,14 @@ class Batch:
         return file, json.dumps({**call, "file": str(file), "versions": _versions()})
 
     def _submitted(self, texts: Sequence[str]) -> list[Future[str]]:
-        submitit: Any = sys.modules.get("submitit")
-        is_array = submitit is not None and isinstance(self.executor, submitit.Executor)
+        executor: Any = self.executor
+        submitit = sys.modules.get("submitit")
+        is_array = submitit is not None and isinstance(executor, submitit.Executor)
         try:
-            with self.executor.batch() if is_array else contextlib.nullcontext():
-                return [self.executor.submit(perform, text) for text in texts]
+            with executor.batch() if is_array else contextlib.nullcontext():
+                return [executor.submit(perform, text) for text in texts]
         except (RuntimeError, OSError) as error:  # a pool that is shut down, a cluster that is gone
-            raise ExecutorFault(f"{type(self.executor).__name__} accepts no jobs: {_last_line(error)}.") from error
+            raise ExecutorFault(f"{type(executor).__name__} accepts no jobs: {_last_line(error)}.") from error
 
 
 def perform(text: str) -> str:
@@ -225,8 +226,8 @@ def _opened(kind: str, address: str, options: dict[str, Any], stack: contextlib.
         return SimpleNamespace(submit=lambda fn, *args: call.remote(fn, *args).future())
     import distributed
 
-    where = {} if address == "local" else {"address": f"tcp://{address}", "timeout": "20s"}
-    return stack.enter_context(distributed.Client(**{**where, **options})).get_executor()
+    cluster = {} if address == "local" else {"address": f"tcp://{address}", "timeout": "20s"}
+    return stack.enter_context(distributed.Client(**{**cluster, **options})).get_executor()
 
 
 def _tables(options: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -80,9 +80,10 @@ def _unpacked(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if kind in (plain := {"list": list, "tuple": tuple, "dict": dict}):
         return plain[kind](items)
     module, _, name = kind.partition(":")
-    made = vars(sys.modules[module])[name]  # a file imports no module
-    if not dataclasses.is_dataclass(made) and not isinstance(made, EnumType):
-        raise ValueError(f"{kind} is no dataclass")
+    made: Any = vars(sys.modules[module])[name]  # a file imports no module
+    is_plain = dataclasses.is_dataclass(made) or isinstance(made, EnumType)
+    if not is_plain:
+        raise ValueError(f"{kind} is neither a dataclass nor an enumeration")
     return made(**dict(items))
 
 

@@ -209,15 +209,16 @@ def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job
 def snapshot_at(*, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str) -> Measured:
     """Do the job of one snapshot."""
     shared = Bench(**{**bench, "task": task_from_config(bench["task"])})
-    reference = _reference_at(*last, device, shared)
-    model = _model_at(*snapshot, device)
+    reference = _reference_at(tuple(last), device, shared)
+    model = _model_at(snapshot, device)
     return measured(Setting(model=model, bench=shared, run=passed(model, shared), reference=reference))
 
 
 @lru_cache(maxsize=1)  # a worker measures many snapshots of one training
-def _reference_at(path: str, weights: str, device: str, bench: Bench) -> Reference:
-    return reference_of(bench, passed(_model_at(path, weights, device), bench))
+def _reference_at(last: tuple[str, ...], device: str, bench: Bench) -> Reference:
+    return reference_of(bench, passed(_model_at(last, device), bench))
 
 
-def _model_at(path: str, weights: str, device: str) -> Model:
+def _model_at(snapshot: Sequence[str], device: str) -> Model:
+    path, weights = snapshot
     return check_same(model_at(Path(path), device=device), weights)
