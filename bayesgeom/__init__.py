@@ -36,9 +36,9 @@ Compare models and trainings:
     capacity_matched       return the config whose number of parameters matches a reference
     reproduce              run a claim's commands and compare with the recorded numbers
 
-Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training) and
-claims (claims of the literature as data). Classes: Diagnosis, Selection (of `capture`), InterventionSite, Design,
-Subspace, Transformer, TransformerConfig and BayesGeomError. Clusters: engine (connect) and Batch (of jobs).
+Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training),
+executors (processes, SLURM, Ray, Dask) and claims (claims of the literature as data). Classes: Diagnosis, Selection
+(of `capture`), InterventionSite, Design, Subspace, Transformer, TransformerConfig and BayesGeomError.
 
 `help(bayesgeom.diagnose)` describes a function. Names are imported on first use: `import bayesgeom` alone loads neither
 torch nor plotly.
@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
     from bayesgeom import claims as claims
+    from bayesgeom import executors as executors
     from bayesgeom import monitor as monitor
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
-    from bayesgeom.engines.executor import Batch as Batch
-    from bayesgeom.engines.named import engine as engine
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
@@ -105,8 +104,6 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
-    "Batch": "bayesgeom.engines.executor",
-    "engine": "bayesgeom.engines.named",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",
@@ -120,7 +117,7 @@ _HOMES = {
     "replicate": "bayesgeom.comparison.replication",
     "reproduce": "bayesgeom.claims.reproduction",
 }
-_MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
+_MODULES = ("ablations", "claims", "executors", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all
 _PUBLIC = sorted([*__all__, "__version__"])
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, final
 
@@ -18,7 +19,6 @@ from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.pick import Pick, joined
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
-from bayesgeom.ablations.sent import Part, sent_tally
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
@@ -26,13 +26,12 @@ from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.engines.executor import Batch, Executor
+from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.models.base import Model
 from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.models.sendable import job_arguments, load_same, name_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
@@ -69,7 +68,7 @@ def ablate(
         seed: Seed of the sequences, means and intervals.
         out: Directory where progress is saved after every block: an interrupted battery continues from there. Save
             the finished report there, which removes the progress.
-        executor: Where blocks of sequences are measured, one job each (see `bayesgeom.engine`); model and battery are
+        executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
     Returns:
@@ -95,17 +94,32 @@ def ablate(
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if sent is None:
         return run.exact(None if out is None else Path(out))
+    if not isinstance(battery, str):
+        raise InvalidArgument(
+            f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
+            f"{len(battery)} ablations. Pass a name, or omit executor=."
+        )
     batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    return run.reported(sent_tally(batch, block_at, shared, run.n_blocks()))
+    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
 
 
-def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
+def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
+    """Return the sums of all blocks, each measured by a job."""
+    jobs = [Job(name=f"{own['battery']} block {own['block']}", function=block_at, arguments=own) for own in blocks]
+    parts = batch.results(jobs, desc="blocks")
+    whole = Tally.empty(run.n, len(run.battery), parts[0][1].profile.shape[-1])
+    return reduce(lambda tally, part: tally.joined(*part), parts, whole)
+
+
+def block_at(
+    *, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any
+) -> tuple[int, Tally]:
     """Do the job of one block of sequences of a battery."""
-    subject = load_same(model, weights, device=device)
+    subject = check_same(load(model, device=device), weights)
     settings = {"mode": named["mode"], "n": int(named["n"]), "seed": int(named["seed"])}
     run = BatteryRun.of(subject, task_from_config(task), str(named["battery"]), **settings)
-    return Part.of(run.block_tally(block))
+    return run.block_tally(block).part()
 
 
 @checked("model", "task")

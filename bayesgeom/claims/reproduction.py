@@ -17,7 +17,7 @@ from bayesgeom.claims.reproduction_report import ReproductionReport, reproductio
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
-from bayesgeom.engines.executor import Batch, Executor, Job, path_of
+from bayesgeom.executors import Batch, Executor, Job
 from bayesgeom.results.report import with_provenance
 
 
@@ -39,7 +39,7 @@ def reproduce(
         claim: The claim or its id.
         out: Directory for the reports, one folder per run. Default: they are not saved.
         runs: Folder of training runs, searched for checkpoints that are not shipped.
-        executor: Where the claim's commands run, one job each (see `bayesgeom.engine`); `out`, by default a folder of
+        executor: Where the claim's commands run, a job each (see `bayesgeom.executors`); `out`, by default a folder of
             the jobs, and `runs` are then directories that all workers see. Default: this process.
 
     Returns:
@@ -110,7 +110,7 @@ def _sent(claim: Claim, batch: Batch, out: str | Path | None, runs: Path) -> Rep
     jobs = [
         Job(
             name=f"{claim.id} {run.name}",
-            function=path_of(run_at),
+            function=run_at,
             arguments={**shared, "run": run.name, "command": run.command},
         )
         for run in chosen

@@ -20,7 +20,7 @@ from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bars_cleared
 
 if TYPE_CHECKING:
-    from bayesgeom.engines.executor import Batch
+    from bayesgeom.executors import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.results.diagnosis import Diagnosis
     from bayesgeom.results.report import Report
@@ -177,10 +177,9 @@ class Machines:
                 raise InvalidArgument("--on-options are those of an engine: name it with --on.")
             yield None
             return
-        from bayesgeom.engines.executor import Batch
-        from bayesgeom.engines.named import engine
+        from bayesgeom.executors import Batch, connect
 
-        with engine(self.on, self.on_options) as executor:
+        with connect(self.on, self.on_options) as executor:
             yield Batch(executor=executor, folder=self.jobs)
 
 

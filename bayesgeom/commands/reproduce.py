@@ -14,7 +14,7 @@ from bayesgeom.results.tables import counted
 
 if TYPE_CHECKING:
     from bayesgeom.claims.claim import Claim
-    from bayesgeom.engines.executor import Batch
+    from bayesgeom.executors import Batch
 
 Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID …")]
 

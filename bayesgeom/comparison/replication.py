@@ -7,7 +7,7 @@ from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
-from bayesgeom.engines.executor import Batch, Executor
+from bayesgeom.executors import Batch, Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
@@ -43,7 +43,7 @@ def replicate(
         n: Number of sequences that score each training.
         seed: Seed of the sequences and of the intervals.
         train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
-        executor: Where trainings run, one job each (see `bayesgeom.engine`); `runs` is then a directory that all
+        executor: Where trainings run, one job each (see `bayesgeom.executors`); `runs` is then a directory that all
             workers see. Default: this process.
 
     Returns:

@@ -13,7 +13,7 @@ from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.comparison.sent import scores_of
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
-from bayesgeom.engines.executor import Batch, Executor
+from bayesgeom.executors import Batch, Executor
 from bayesgeom.models.base import Model
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.provenance import provenance
@@ -51,7 +51,7 @@ def compare(
         seed: Seed of the sequences and of the intervals.
         runs: Directory in which trainings are looked up and saved.
         train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
-        executor: Where models are trained and scored, one job each (see `bayesgeom.engine`); `runs` is then a
+        executor: Where models are trained and scored, one job each (see `bayesgeom.executors`); `runs` is then a
             directory that all workers see. Default: this process.
 
     Returns:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bayesgeom.core.errors import ExecutorFault
 from bayesgeom.core.progress import bar
-from bayesgeom.engines.executor import Batch, Executor, Job, path_of
+from bayesgeom.executors import Batch, Executor, Job
 from bayesgeom.models.description import read_description
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.scores import Scores, score
@@ -46,7 +46,7 @@ def _job(recipe: Recipe, available: TrainedModels, *, n: int, seed: int) -> Job:
         "n": n,
         "seed": seed,
     }
-    return Job(name=recipe.name, function=path_of(scored), arguments=arguments)
+    return Job(name=recipe.name, function=scored, arguments=arguments)
 
 
 def scored(

@@ -21,7 +21,7 @@ from bayesgeom.claims.verdicts import verdict
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import RUNS
-from bayesgeom.engines.executor import Batch
+from bayesgeom.executors import Batch
 from bayesgeom.models.description import FINISHED
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
@@ -30,7 +30,7 @@ from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.recipes import RECIPES, recipe
-from tests.engines.stand_ins import AtOnce
+from tests.executors.stand_ins import AtOnce
 from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures

@@ -29,7 +29,7 @@ from bayesgeom.comparison.verdict import (
     verdict,
 )
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
-from bayesgeom.engines.executor import RESULT, Batch
+from bayesgeom.executors import RESULT, Batch
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.probes.calibration import CalibrationReport
@@ -46,8 +46,8 @@ from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
 from bayesgeom.training.scores import Scores, check_counts
 from bayesgeom.training.trained_models import TrainedModels
-from tests.engines.stand_ins import AtOnce
-from tests.engines.test_functions import assert_same
+from tests.executors.stand_ins import AtOnce
+from tests.executors.test_functions import assert_same
 
 SLOW = pytest.mark.slow
 SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}

@@ -17,10 +17,9 @@ from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
-from bayesgeom.dynamics.run import training_dynamics
+from bayesgeom.dynamics.run import snapshot_job, training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
-from bayesgeom.dynamics.sent import measure_missing
-from bayesgeom.engines.executor import Batch
+from bayesgeom.executors import Batch
 from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.resolve import load
@@ -198,11 +197,11 @@ def test_trainings_of_one_seed_are_refused(run: Path, tmp_path: Path) -> None:
 def test_jobs_compare_each_training_with_its_own_last_snapshot(run: Path, tmp_path: Path) -> None:
     """Also under one name: names are for messages."""
     other = a_run(tmp_path / "other", a_recipe(seed=7))
-    missing = [(replace(own, name="small"), [len(STEPS) - 1]) for own in runs_of([run, other])]
     bench = Bench(task=TASK, n=8, seed=0, n_recorded=8)
+    jobs = [snapshot_job(replace(own, name="small"), len(STEPS) - 1, bench, "cpu") for own in runs_of([run, other])]
     with ThreadPoolExecutor(1) as pool:
-        found = measure_missing(Batch(executor=pool, folder=tmp_path / "jobs"), missing, bench, device="cpu")
-    assert [own[len(STEPS) - 1].numbers["pattern_distance_bits"][0].max() for own in found] == [0, 0]
+        found = Batch(executor=pool, folder=tmp_path / "jobs").results(jobs)
+    assert [own.numbers["pattern_distance_bits"][0].max() for own in found] == [0, 0]
 
 
 @pytest.mark.parametrize("architecture", ["lstm", pytest.param("mamba", marks=pytest.mark.exhaustive), "mlp"])

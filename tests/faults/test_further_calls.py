@@ -30,19 +30,19 @@ def made(kind: Any, /, **given: Any) -> Any:
 
 
 def connected(on: Any, options: Any = None) -> None:
-    with bayesgeom.engine(on, options):
+    with bayesgeom.executors.connect(on, options):
         pass
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: made(bayesgeom.Batch, executor=[]), r"executor has no submit\(fn, \*args\), got \[\]"),
-        (lambda: made(bayesgeom.Batch, executor=int), r"executor has no submit"),
+        (lambda: made(bayesgeom.executors.Batch, executor=[]), r"executor has no submit\(fn, \*args\), got \[\]"),
+        (lambda: made(bayesgeom.executors.Batch, executor=int), r"executor has no submit"),
         (lambda: batch(folder=5), r"folder must be text or a path, got 5"),
         (lambda: batch(threads=1.5), r"threads must be an integer, got 1.5"),
         (lambda: batch(threads=0), r"threads must be at least 1, got 0"),
-        (lambda: connected(5), r"on must be text, got 5"),
+        (lambda: connected(5), r"name must be text, got 5"),
         (lambda: connected("local:1", 1.5), r"options must be .* or a mapping.*, got 1.5"),
         (lambda: connected(f"local:{MANY_DIGITS}"), r"there is no engine"),
         (lambda: made(bayesgeom.Selection, sites=5), r"sites must be text or a sequence of texts or None, got 5"),
@@ -81,8 +81,8 @@ def test_another_type_is_refused(call: Callable[[], object], message: str) -> No
 EVENT: dict[str, Any] = {"step": 3, "kind": "reached", "metric": "kl_bits", "value": 0.1, "threshold": 0.2}
 
 
-def batch(**given: Any) -> bayesgeom.Batch:
-    return made(bayesgeom.Batch, executor=fault_further_calls.AtOnce(), **given)
+def batch(**given: Any) -> bayesgeom.executors.Batch:
+    return made(bayesgeom.executors.Batch, executor=fault_further_calls.AtOnce(), **given)
 
 
 def test_text_names_the_folder_of_a_batch() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
-from bayesgeom.engines.executor import Batch, Executor
-from bayesgeom.engines.named import engine
+from bayesgeom.executors import Batch, Executor, connect
 from bayesgeom.generalization.sweeps import sweep
 from tests.dynamics.trainings import a_recipe
-from tests.engines.test_functions import assert_same
-from tests.engines.test_named import jobs
+from tests.executors.test_connect import jobs
+from tests.executors.test_functions import assert_same
 from tests.tiny import tiny_checkpoint
 
 pytestmark = [
@@ -38,7 +37,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "slurm" and not answers("sinfo"):
         pytest.skip("no SLURM answers here")
     own = {**options, **({"folder": str(tmp_path_factory.mktemp("slurm"))} if on == "slurm" else {})}
-    with engine(on, {on.partition(":")[0]: own}) as executor:
+    with connect(on, {on.partition(":")[0]: own}) as executor:
         yield request.param, executor
 
 
@@ -81,12 +80,12 @@ def test_clusters_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) 
     ):
         if importlib.util.find_spec(library) is None:
             continue
-        with pytest.raises(ExecutorFault, match=rf"engine {on} cannot be reached: "), engine(on, options):
+        with pytest.raises(ExecutorFault, match=rf"engine {on} cannot be reached: "), connect(on, options):
             pass
 
 
 def test_options_that_an_engine_has_not_are_named() -> None:
     pytest.importorskip("submitit")
     given = {"slurm": {"cluster": "local", "colour": "red"}}
-    with pytest.raises(InvalidArgument, match=r"options of slurm: .*colour"), engine("slurm", given):
+    with pytest.raises(InvalidArgument, match=r"options of slurm: .*colour"), connect("slurm", given):
         pass

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, final
@@ -15,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom import executors
 from bayesgeom.core import files
-from bayesgeom.core.errors import ExecutorFault, InvalidArgument, OutputFault
-from bayesgeom.core.run import Behavior
-from bayesgeom.engines import executor
-from bayesgeom.engines.executor import RESULT, Batch, Job, perform
-from bayesgeom.engines.parcels import read_parcel, write_parcel
-from tests.engines.stand_ins import AtOnce, Backward
+from bayesgeom.core.errors import ExecutorFault, InvalidArgument
+from bayesgeom.core.parcels import write_parcel
+from bayesgeom.executors import RESULT, Batch, Job, perform
+from tests.executors.stand_ins import AtOnce, Backward, arange, marked
+from tests.executors.stand_ins import threads as threads_of_torch
 
 
 def job(n: int, **more: Any) -> Job:
-    return Job(name=f"range {n}", function="tests.engines.stand_ins:arange", arguments={"n": n, **more})
+    return Job(name=f"range {n}", function=arange, arguments={"n": n, **more})
 
 
 def test_results_come_in_the_order_of_the_jobs_whichever_ends_first(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_a_job_that_is_done_is_not_done_again_and_twice_gives_the_same_bytes(tmp
 
 def test_two_commands_at_once_do_a_job_once(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    own = Job(name="marked", function="tests.engines.stand_ins:marked", arguments={"mark": str(mark), "seconds": 0.2})
+    own = Job(name="marked", function=marked, arguments={"mark": str(mark), "seconds": 0.2})
     with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(2) as drivers:
         batches = [Batch(executor=pool, folder=tmp_path / "jobs") for _ in range(2)]
         assert list(drivers.map(lambda batch: batch.results([own]), batches)) == [[1.0], [1.0]]
@@ -83,9 +82,9 @@ def test_an_executor_without_submit_is_refused(wrong: object) -> None:
 
 
 def test_a_worker_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, real = Batch(executor=AtOnce(), folder=tmp_path), executor._versions()
-    found = iter([real, real, {**real, "torch": "1.0"}])
-    monkeypatch.setattr(executor, "_versions", lambda: next(found))
+    batch, real = Batch(executor=AtOnce(), folder=tmp_path), executors._versions()
+    found = iter([real, {**real, "torch": "1.0"}])
+    monkeypatch.setattr(executors, "_versions", lambda: next(found))
     with pytest.raises(ExecutorFault, match=r"driver and worker differ: torch \S+ there, 1\.0 here"):
         batch.results([job(2)])
 
@@ -104,7 +103,7 @@ def test_a_worker_that_writes_elsewhere_is_found_out(tmp_path: Path) -> None:
     @final
     class Elsewhere:
         def submit(self, fn: Callable[..., Any], /, text: str) -> "Future[Any]":
-            there = {**json.loads(text), "place": str(tmp_path / "elsewhere")}
+            there = {**json.loads(text), "file": str(tmp_path / "elsewhere" / RESULT)}
             return AtOnce().submit(fn, json.dumps(there))
 
     with pytest.raises(ExecutorFault, match=r"wrote where this process cannot read; name a folder that both see"):
@@ -122,7 +121,7 @@ def test_a_job_computes_with_the_stated_threads(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     for threads in (1, 2):
         batch = Batch(executor=AtOnce(), folder=tmp_path, threads=threads)
-        assert batch.results([Job(name="t", function="tests.engines.stand_ins:threads", arguments={})]) == [threads]
+        assert batch.results([Job(name="t", function=threads_of_torch, arguments={})]) == [threads]
     assert torch.get_num_threads() == before
 
 
@@ -133,38 +132,6 @@ def test_a_pool_of_processes(tmp_path: Path) -> None:
     assert [len(values) for values in found] == [3, 5, 2]
 
 
-def test_parcels_come_back_equal(tmp_path: Path, rng: np.random.Generator) -> None:
-    grids = {name: rng.normal(size=(2, 3)).astype(np.float32) for name in Behavior.__dataclass_fields__}
-    value = {
-        "nested": (Behavior(**grids), [1, 2.5, float("nan"), -float("inf"), "é", None, True]),
-        3: {"bits": rng.normal(size=(5, 1, 7)) > 0, "scalar": np.float64(0.1), "flat": np.arange(4)[::2]},
-        "zero axes": np.array(0.3),
-    }
-    write_parcel(tmp_path / "parcel", value)
-    found = read_parcel(tmp_path / "parcel")
-    behavior, rest = found["nested"]
-    assert all(np.array_equal(vars(behavior)[name], grid) for name, grid in grids.items())
-    assert repr(rest) == repr(value["nested"][1]) and found[3]["scalar"] == 0.1
-    assert found[3]["bits"].dtype == bool and np.array_equal(found[3]["bits"], value[3]["bits"])
-    assert found[3]["flat"].tolist() == [0, 2] and found["zero axes"].shape == ()
-
-
-def test_a_parcel_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"a job returned <object object .*, which cannot be stored"):
-        write_parcel(tmp_path / "parcel", [object()])
-    write_parcel(tmp_path / "parcel", replace(_Kept(n=3), n=5))
-    assert read_parcel(tmp_path / "parcel") == _Kept(n=5)
-    (tmp_path / "parcel").write_bytes((tmp_path / "parcel").read_bytes()[:20])
-    with pytest.raises(OutputFault, match=r"parcel cannot be read .*; delete it"):
-        read_parcel(tmp_path / "parcel")
-
-
 def test_a_finished_job_is_performed_without_a_look_at_versions(tmp_path: Path) -> None:
     write_parcel(tmp_path / RESULT, 1)
-    assert perform(json.dumps({"place": str(tmp_path), "versions": {"torch": "0"}})) == ""
-
-
-@final
-@dataclass(frozen=True)
-class _Kept:
-    n: int
+    assert perform(json.dumps({"file": str(tmp_path / RESULT), "versions": {"torch": "0"}})) == ""
