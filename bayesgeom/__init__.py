@@ -38,10 +38,9 @@ Compare models and trainings:
     gradient_movement      measure gradients and distances at every snapshot of a training
     em_experiment          compare an EM-like schedule with its controls
     capacity_matched       return the config whose number of parameters matches a reference
-    reproduce              run a claim's commands and compare with the recorded numbers
 
-Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training) and
-claims (claims of the literature as data). Classes: Diagnosis, Selection (of `capture`), InterventionSite, Design,
+Modules: ablations (batteries of components), subspaces (fits of a quantity) and monitor (watch a running training).
+Classes: Diagnosis, Selection (of `capture`), InterventionSite, Design,
 Subspace, Transformer, TransformerConfig and BayesGeomError. Clusters: engine (connect) and Batch (of jobs).
 
 `help(bayesgeom.diagnose)` describes a function. Names are imported on first use: `import bayesgeom` alone loads neither
@@ -53,12 +52,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
-    from bayesgeom import claims as claims
     from bayesgeom import monitor as monitor
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
-    from bayesgeom.claims.reproduction import reproduce as reproduce
     from bayesgeom.comparison.difference import diff as diff
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
@@ -127,12 +124,11 @@ _HOMES = {
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
     "replicate": "bayesgeom.comparison.replication",
-    "reproduce": "bayesgeom.claims.reproduction",
     "share_controls": "bayesgeom.interventions.run",
     "swap_shares": "bayesgeom.interventions.shares",
     "write_strength": "bayesgeom.interventions.run",
 }
-_MODULES = ("ablations", "claims", "monitor", "subspaces", "tasks")
+_MODULES = ("ablations", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all
 _PUBLIC = sorted([*__all__, "__version__"])
 

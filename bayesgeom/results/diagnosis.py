@@ -42,7 +42,6 @@ _WITH_REPORTS = (
     "experiments.em",
     "subspaces",
     "monitor",
-    "claims",
 )
 
 

@@ -1,9 +1,12 @@
-"""A claim of the literature: its text, its criterion, the command that measures it, and the result."""
+"""A claim of the literature: its text, its criterion, the command that measures it, the result and the verdict."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, final
+
+from bayesgeom.core.numbers import number_text
 
 
 class Verdict(StrEnum):
@@ -65,7 +68,7 @@ class Number:
 class Run:
     """A command line and the numbers that are read from its report.
 
-    `report` is the folder of the recorded report in the source repository. `needs` names the checkpoints and trainings
+    `report` is the folder of the recorded report in a clone. `needs` names the checkpoints and trainings
     that the command loads. `minutes` is about how long it takes on one idle CPU core: processor time of 25 November
     2026 where it is not a whole number, else an earlier estimate on two cores.
     """
@@ -130,6 +133,13 @@ class Value:
         is_range = self.over not in ("", "trainings", "seeds", "networks")
         return f"{'range ' * is_range}over {self.over}" if self.over else ""
 
+    def text(self, unit: str = "") -> str:
+        """Return the number with its interval and unit."""
+        written = number_text(self.value)
+        if not math.isnan(self.lo):
+            written += f" [{number_text(self.lo)}, {number_text(self.hi)}{self.scope and f'; {self.scope}'}]"
+        return f"{written} {unit}".strip()
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +194,8 @@ class Claim:
         measured: The recorded measurement, or None.
 
     Example:
-        >>> import bayesgeom
-        >>> claim = bayesgeom.claims.find("B1")
+        >>> from examples.replication.claims import find
+        >>> claim = find("B1")
         >>> claim.id, claim.seeds_required, list(claim.numbers)
         ('B1', 1, ['kl', 'error'])
     """
@@ -248,3 +258,79 @@ class Claim:
     def unrecorded(self) -> list[str]:
         """Numbers that the runs define and the measurement lacks; empty if nothing was measured."""
         return [] if self.measured is None else [name for name in self.numbers if name not in self.measured.numbers]
+
+
+def is_met(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> bool:
+    """Return whether the whole interval of the condition's number lies on the required side of its threshold.
+
+    A missing number meets nothing, and neither does a number without an interval unless it is judged as a point. If the
+    threshold is itself a measured number, its value is used, or the near end of its interval with `is_disjoint`.
+
+    Args:
+        condition: The condition.
+        numbers: The measured numbers by name.
+        is_point: Whether the number is judged by its value alone.
+    """
+    needed = {condition.number} | ({condition.than} if isinstance(condition.than, str) else set()) - {"baseline"}
+    if not needed <= numbers.keys():
+        return False
+    found, limit = numbers[condition.number], threshold(condition, numbers)
+    if condition.side == "below":
+        return (found.value if is_point else found.hi) < limit
+    return (found.value if is_point else found.lo) > limit
+
+
+def threshold(condition: Condition, numbers: Mapping[str, Value]) -> float:
+    """Return the threshold of a condition."""
+    if not isinstance(condition.than, str):
+        return condition.times * condition.than
+    if condition.than == "baseline":
+        return condition.times * numbers[condition.number].baseline
+    other = numbers[condition.than]
+    if not condition.is_disjoint:
+        return condition.times * other.value
+    return condition.times * (other.lo if condition.side == "below" else other.hi)
+
+
+def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
+    """Return the verdict on a claim.
+
+    The claim is supported if all conditions in `supported_if` are met, and contradicted if all of one group in
+    `contradicted_if` are. If neither or both hold, or with fewer trainings than the criterion requires, it is not
+    decided. A claim on hold has the verdict that its hold states.
+
+    Args:
+        claim: The claim.
+        numbers: Numbers to judge instead of the recorded ones, by name.
+
+    Returns:
+        The verdict: `NOT_TESTED` without numbers or conditions.
+
+    Example:
+        >>> from examples.replication.claims import find
+        >>> str(verdict(find("C1")))
+        'not tested'
+    """
+    if claim.hold is not None:
+        return claim.hold.verdict
+    judged = claim.measured.numbers if numbers is None and claim.measured is not None else numbers
+    if judged is None or not claim.supported_if:
+        return Verdict.NOT_TESTED
+    met = {own for own in claim.conditions if is_met(own, judged, is_point=claim.numbers[own.number].is_point)}
+    is_supported = met.issuperset(claim.supported_if)
+    is_contradicted = any(met.issuperset(group) for group in claim.contradicted_if)
+    if claim.seeds < claim.seeds_required or is_supported == is_contradicted:
+        return Verdict.NOT_DECIDED
+    return Verdict.SUPPORTED if is_supported else Verdict.CONTRADICTED
+
+
+def reason(claim: Claim) -> str:
+    """Return why a claim has no verdict, with the measured numbers in place of their names.
+
+    Empty if it has a verdict, or if no text says why it has none.
+    """
+    if claim.hold is None and verdict(claim) != Verdict.NOT_DECIDED:
+        return ""
+    why = claim.why_open if claim.hold is None else claim.hold.reason
+    recorded = {} if claim.measured is None else claim.measured.numbers
+    return why.format_map({n: recorded[n].text(of.unit) if n in recorded else "–" for n, of in claim.numbers.items()})

@@ -1,20 +1,21 @@
-"""The generated parts of the documentation: the table in the README and the list in `docs/claims.md`."""
+"""The generated parts of the pages: the table in the README, the list in `claims.md`, and `interventions.md`."""
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bayesgeom.claims.claim import Claim, Number, Value, Verdict
-from bayesgeom.claims.loading import load
-from bayesgeom.claims.reproduction_report import reason, short, text
-from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import with_unit
+from bayesgeom.core.numbers import number_text, with_unit
 from bayesgeom.results.tables import markdown
+from examples.replication.claims import intervention_page
+from examples.replication.claims.claim import Claim, Number, Value, Verdict, reason, verdict
+from examples.replication.claims.loading import load
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
-README, PAGE = "README.md", "docs/claims.md"
+HOME = "examples/replication"
+README, PAGE, INTERVENTIONS = "README.md", f"{HOME}/claims.md", f"{HOME}/interventions.md"
 _LATER = " (written or changed after a first measurement)"
 _GROUPS = {
     "B": "Bijection: calibration",
@@ -31,43 +32,37 @@ _GROUPS = {
 }
 
 
-def write(repository: Path) -> list[Path]:
-    """Write the generated parts of the documentation into the source checkout.
+def write(clone: Path) -> list[Path]:
+    """Write the generated parts of the pages into the clone.
 
     Returns:
         The files that changed.
     """
-    from bayesgeom.claims.subspace_page import FOLDER  # it loads the reports, and these load torch
-    from bayesgeom.claims.subspace_page import page as subspace_page
-
     changed = []
-    for name in (README, PAGE):
-        path = repository / name
+    for name in (README, PAGE, INTERVENTIONS):
+        path = clone / name
         if not path.is_file():
-            raise InvalidArgument(f"{repository} holds no {name}: name the root of a source checkout.")
+            raise InvalidArgument(f"{clone} holds no {name}: name the root of a clone.")
         before = path.read_text(encoding="utf-8")
         after = refreshed(before, load())
         if after != before:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
-    readings = repository / FOLDER / README
-    before = readings.read_text(encoding="utf-8") if readings.is_file() else ""
-    if readings.parent.is_dir() and (after := subspace_page(repository / FOLDER)) != before:
-        readings.write_text(after, encoding="utf-8")
-        changed.append(readings)
     return changed
 
 
 def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
-    """Return a page with its generated parts replaced by the current claims."""
-    for name, made in (("findings", findings), ("open", still_open), ("summary", summary), ("claims", details)):
+    """Return a page with its generated parts replaced by the current claims and interventions."""
+    of_claims = {"findings": findings, "open": still_open, "summary": summary, "claims": details}
+    parts = {name: functools.partial(made, claims.values()) for name, made in of_claims.items()}
+    for name, made in {**parts, **intervention_page.PARTS}.items():
         start = START.format(name)
         if start in page:
             before, _, rest = page.partition(start)
             _, end, after = rest.partition(END)
             if not end:
                 raise InvalidArgument(f"the page has no {END!r} after {start!r}: add that line.")
-            page = f"{before}{start}\n\n{made(claims.values())}\n\n{END}{after}"
+            page = f"{before}{start}\n\n{made()}\n\n{END}{after}"
     return page
 
 
@@ -110,13 +105,19 @@ def details(claims: Iterable[Claim]) -> str:
     return "\n\n".join(parts)
 
 
+def titles(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
+    """Return the rows of the list on the terminal."""
+    rows: list[tuple[str, ...]] = [("id", "verdict", "time", "claim")]
+    return rows + [(c.id, str(verdict(c)), c.duration or "–", _clipped(c.claim, 58)) for c in claims]
+
+
 def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
-    """Return the rows of the table on the terminal."""
-    rows: list[tuple[str, ...]] = [("id", "verdict", "time", "measured [95 % interval]", "claim")]
+    """Return the rows of the table on the terminal: the first measured number of every claim, and its baseline."""
+    rows: list[tuple[str, ...]] = [("id", "verdict", "measured [95 % interval]", "strongest baseline")]
     for c in claims:
         first = "–" if c.measured is None else _number(c, c.shown[0])
         first = first if first == "–" else f"{c.numbers[c.shown[0]].label}: {first}"
-        rows.append((c.id, str(verdict(c)), c.duration or "–", first, _clipped(c.claim)))
+        rows.append((c.id, str(verdict(c)), first, _baseline(c)))
     return rows
 
 
@@ -145,7 +146,8 @@ def _detail(claim: Claim) -> str:
         if claim.seeds_required > 1:
             below.append(f"- Trainings: {_seeds(claim)}.")
     if claim.duration:
-        below.append(f"- `bayesgeom reproduce {claim.id}` takes about {claim.duration} of one CPU core.")
+        command = f"`python -m examples.replication reproduce {claim.id}`"
+        below.append(f"- {command} takes about {claim.duration} of one CPU core.")
     commands = ["", "```sh", *dict.fromkeys(claim.commands), "```"] if claim.commands else []
     return "\n".join([*lines, *below, *commands])
 
@@ -156,14 +158,14 @@ def _values(claim: Claim) -> str:
     rows = []
     for name, value in claim.measured.numbers.items():
         number = claim.numbers[name]
-        interval = f"{short(value.lo)} … {short(value.hi)}{value.scope and f' ({value.scope})'}"
+        interval = f"{number_text(value.lo)} … {number_text(value.hi)}{value.scope and f' ({value.scope})'}"
         if math.isnan(value.lo):
             interval = f"none: {value.why_not}" if value.why_not else "–"
-        baseline = f"{short(value.baseline)} ({number.baseline_label or _strongest(number)})"
+        baseline = f"{number_text(value.baseline)} ({number.baseline_label or _strongest(number)})"
         rows.append(
             (
                 number.label,
-                with_unit(short(value.value), number.unit),
+                with_unit(number_text(value.value), number.unit),
                 interval,
                 "–" if math.isnan(value.baseline) else baseline,
             )
@@ -179,7 +181,7 @@ def _strongest(number: Number) -> str:
 
 def _missing(claim: Claim) -> list[str]:
     """The line on the checkpoints that a claim lacks, if any."""
-    from bayesgeom.claims.needs import ways_to_make  # it loads torch
+    from examples.replication.claims.reproduction import ways_to_make
 
     ways = ways_to_make(claim)
     return [f"- Why there is no verdict: its checkpoints are not trained. {'. '.join(ways)}."] if ways else []
@@ -207,7 +209,7 @@ def _number(claim: Claim, name: str) -> str:
     if value is None:
         return "–"
     why = f": {reason}" if (reason := number.no_interval or value.why_not) else ""
-    return text(value, number.unit) + (f" (no interval{why})" if math.isnan(value.lo) else "")
+    return value.text(number.unit) + (f" (no interval{why})" if math.isnan(value.lo) else "")
 
 
 def _baseline(claim: Claim) -> str:
@@ -216,10 +218,10 @@ def _baseline(claim: Claim) -> str:
     number, value = claim.numbers[claim.against], claim.measured.numbers[claim.against]
     is_headline = claim.against in claim.shown[:1]
     if not is_headline and (math.isnan(value.baseline) or not number.baseline_label):
-        return f"{number.label}: {text(value, number.unit)}"
+        return f"{number.label}: {value.text(number.unit)}"
     if math.isnan(value.baseline):
         return "–"
-    return f"{short(value.baseline)} ({number.baseline_label or 'see the report'})"
+    return f"{number_text(value.baseline)} ({number.baseline_label or 'see the report'})"
 
 
 def _reason(claim: Claim) -> str:
@@ -256,5 +258,5 @@ def _seeds(claim: Claim) -> str:
     return f"{claim.seeds} of {claim.seeds_required}"
 
 
-def _clipped(sentence: str, width: int = 60) -> str:
+def _clipped(sentence: str, width: int) -> str:
     return sentence if len(sentence) <= width else f"{sentence[: width - 1]}…"

@@ -1,19 +1,28 @@
-"""Reading the claims from the TOML files of the package; every entry is checked by name."""
+"""Reading the claims from their TOML files; every entry is checked by name."""
 
 import functools
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib import resources
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from bayesgeom.checks.arguments import checked
-from bayesgeom.checks.published import published_values
-from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
 from bayesgeom.core.errors import InvalidArgument, unknown_name
+from examples.replication.claims.claim import (
+    Claim,
+    Condition,
+    Hold,
+    Measurement,
+    Number,
+    Origin,
+    Run,
+    Value,
+    Verdict,
+)
 
-FOLDER, MEASURED = "data", "measured.toml"
+FOLDER, MEASURED = Path(__file__).parent / "data", "measured.toml"
+PROGRAMS = ("bayesgeom ", "python -m examples.replication ")  # what a command may begin with
 _CLAIM = {
     "id": str,
     "claim": str,
@@ -80,17 +89,14 @@ def load() -> Mapping[str, Claim]:
         InvalidArgument: If an entry is missing, misspelled or of another type; the message names claim and entry.
 
     Example:
-        >>> import bayesgeom
-        >>> bayesgeom.claims.load()["B1"].claim
+        >>> load()["B1"].claim
         'A transformer matches the exact posterior on the bijection task.'
     """
-    folder = resources.files("bayesgeom.claims") / FOLDER
-    texts = {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".toml")}
+    texts = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.toml")}
     measured = tomllib.loads(texts.pop(MEASURED, ""))
     return parsed([texts[name] for name in sorted(texts)], measured)
 
 
-@checked()
 def find(claim_id: str) -> Claim:
     """Return the claim with this id.
 
@@ -104,8 +110,7 @@ def find(claim_id: str) -> Claim:
         UnknownName: If there is none; the message lists those that exist.
 
     Example:
-        >>> import bayesgeom
-        >>> bayesgeom.claims.find("B1").commands[0].split()[:2]
+        >>> find("B1").commands[0].split()[:2]
         ['bayesgeom', 'diagnose']
     """
     known = load()
@@ -147,7 +152,7 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
         raise InvalidArgument(f"{where}: number {twice[0]!r} is defined by two runs. Rename one.")
     supported_if = tuple(_condition(condition, where) for condition in entry.get("supported_if", []))
     claim = Claim(
-        **{name: entry[name] for name in _REQUIRED} | {"published": _published(entry, where)},
+        **{name: entry[name] for name in _REQUIRED},
         runs=runs,
         supported_if=supported_if,
         contradicted_if=_contradicting(entry, supported_if, where),
@@ -174,18 +179,6 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
     if claim.measured is not None:
         _check_recorded(claim, where)
     return claim
-
-
-def _published(entry: Mapping[str, Any], where: str) -> str:
-    """The published statement; `{0}` stands for the first number that `published.toml` declares for the claim."""
-    values = [own.value for own in published_values() if own.claim == entry["id"]]
-    try:
-        return str(entry["published"]).format(*values)
-    except (IndexError, KeyError, ValueError) as error:
-        raise InvalidArgument(
-            f"{where}: 'published' refers to a number that published.toml does not declare for it. It declares "
-            f"{', '.join(values) or 'none'}, as {{0}}, {{1}}, …; got {entry['published']!r}."
-        ) from error
 
 
 def _check_recorded(claim: Claim, where: str) -> None:
@@ -217,8 +210,10 @@ def _named(claim: Claim) -> Iterator[str]:
 def _run(entry: Mapping[str, Any], where: str) -> Run:
     _check(entry, _RUN, ("name", "command"), f"a run of {where}")
     place = f"run {entry['name']!r} of {where}"
-    if not entry["command"].startswith("bayesgeom "):
-        raise InvalidArgument(f"{place}: the command must start with 'bayesgeom ', got {entry['command']!r}.")
+    if not entry["command"].startswith(PROGRAMS):
+        raise InvalidArgument(
+            f"{place}: the command must start with {' or '.join(map(repr, PROGRAMS))}, got {entry['command']!r}."
+        )
     numbers = {name: _number(name, own, place) for name, own in entry.get("numbers", {}).items()}
     return Run(
         name=entry["name"],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bayesgeom.claims.claim import Number, Origin, Run, Value
+import examples.replication.reports  # noqa: F401  # what claims read can be loaded
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import TOO_FEW, Baseline, reason_of
@@ -17,6 +17,7 @@ from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tidy import Record, records_of
 from bayesgeom.stats.extremes import Extreme, extreme_interval
+from examples.replication.claims.claim import Number, Origin, Run, Value
 
 _ROUNDING = 1e-6  # of a value, moves its ends when float32 rounds differently
 _ZERO = 1e-12  # numbers below it count as 0 when they are compared
