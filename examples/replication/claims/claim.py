@@ -190,7 +190,6 @@ class Claim:
         finding: The result as a sentence.
         shown: Names of the numbers that tables show.
         against: Name of the number, or text, that tables show as the strongest baseline.
-        in_readme: Row of the README's table, 0 for none.
         measured: The recorded measurement, or None.
 
     Example:
@@ -218,7 +217,6 @@ class Claim:
     finding: str
     shown: Sequence[str]
     against: str
-    in_readme: int
     measured: Measurement | None
 
     @property

@@ -1,6 +1,7 @@
 """The commands on claims: `list`, `table`, `reproduce` and `record`."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ import tyro
 import bayesgeom
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.files import RUNS
-from bayesgeom.results.tables import aligned
 from examples.replication.claims.claim import Claim, verdict
 from examples.replication.claims.loading import find, load
 from examples.replication.claims.pages import overview, titles, write
@@ -21,19 +21,19 @@ CLONE = Path(__file__).parents[3]
 
 def list_claims() -> None:
     """List the claims: id, verdict, time of one CPU core to reproduce it, and the claim."""
-    print("\n".join(aligned(titles(load().values()))))
+    print("\n".join(_columns(titles(load().values()))))
 
 
 def table(*, write_pages: bool = False) -> None:
     """Print the verdict on every claim, what was measured, and the strongest baseline; `claims.md` has the details.
 
     Args:
-        write_pages: Write the generated parts of README.md and of the study's pages instead.
+        write_pages: Write the generated parts of `claims.md` and `interventions.md` instead.
     """
     if write_pages:
         print("\n".join(f"written: {path}" for path in write(CLONE)) or "every page is up to date")
     else:
-        print("\n".join(aligned(overview(load().values()))))
+        print("\n".join(_columns(overview(load().values()))))
 
 
 def reproduce_claims(
@@ -88,6 +88,12 @@ def record_claims(ids: Ids = (), *, every: bool = False, fresh: bool = False) ->
         measured = record(claim, CLONE, stale=stale)
         new = f", new: {', '.join(claim.unrecorded)}" if claim.unrecorded else ""
         print(f"{claim.id}: {len(measured.numbers)} numbers{new}, {verdict(claim, measured.numbers)}")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, with aligned columns before the last one."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]
 
 
 def _chosen(ids: tuple[str, ...], every: bool) -> list[Claim]:

@@ -41,7 +41,6 @@ _CLAIM = {
     "finding": str,
     "shown": list,
     "against": str,
-    "in_readme": int,
     "is_criterion_later": bool,
 }
 _REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
@@ -165,7 +164,6 @@ def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: 
         finding=entry.get("finding", ""),
         shown=tuple(entry.get("shown", [])),
         against=entry.get("against", ""),
-        in_readme=entry.get("in_readme", 0),
         measured=None if measured is None else _measurement(measured, where),
     )
     for name in _named(claim):

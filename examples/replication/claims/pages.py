@@ -1,8 +1,6 @@
-"""The generated parts of the pages: the table in the README, the list in `claims.md`, and `interventions.md`."""
+"""The generated parts of `claims.md` and `interventions.md`, and the rows that the terminal shows."""
 
-import functools
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -10,12 +8,11 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text, with_unit
 from bayesgeom.results.tables import markdown
 from examples.replication.claims import intervention_page
-from examples.replication.claims.claim import Claim, Number, Value, Verdict, reason, verdict
+from examples.replication.claims.claim import Claim, Number, reason, verdict
 from examples.replication.claims.loading import load
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
-HOME = "examples/replication"
-README, PAGE, INTERVENTIONS = "README.md", f"{HOME}/claims.md", f"{HOME}/interventions.md"
+PAGES = tuple(f"examples/replication/{name}.md" for name in ("claims", "interventions"))
 _LATER = " (written or changed after a first measurement)"
 _GROUPS = {
     "B": "Bijection: calibration",
@@ -39,7 +36,7 @@ def write(clone: Path) -> list[Path]:
         The files that changed.
     """
     changed = []
-    for name in (README, PAGE, INTERVENTIONS):
+    for name in PAGES:
         path = clone / name
         if not path.is_file():
             raise InvalidArgument(f"{clone} holds no {name}: name the root of a clone.")
@@ -53,8 +50,7 @@ def write(clone: Path) -> list[Path]:
 
 def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
     """Return a page with its generated parts replaced by the current claims and interventions."""
-    of_claims = {"findings": findings, "open": still_open, "summary": summary, "claims": details}
-    parts = {name: functools.partial(made, claims.values()) for name, made in of_claims.items()}
+    parts = {"summary": lambda: summary(claims.values()), "claims": lambda: details(claims.values())}
     for name, made in {**parts, **intervention_page.PARTS}.items():
         start = START.format(name)
         if start in page:
@@ -64,26 +60,6 @@ def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
                 raise InvalidArgument(f"the page has no {END!r} after {start!r}: add that line.")
             page = f"{before}{start}\n\n{made()}\n\n{END}{after}"
     return page
-
-
-def findings(claims: Iterable[Claim]) -> str:
-    """Return the README's table: one row for each claim that is supported or contradicted."""
-    chosen = [c for c in claims if c.in_readme and verdict(c) in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
-    rows = [
-        (c.finding, f"[{c.id}]({PAGE}#{c.id.lower()}), {verdict(c)}", _measured(c), _baseline(c), c.does_not_show)
-        for c in sorted(chosen, key=lambda c: c.in_readme)
-    ]
-    return markdown(("finding", "claim", "measured [95 % interval]", "strongest baseline", "does not show"), rows)
-
-
-def still_open(claims: Iterable[Claim]) -> str:
-    """Return the README's list of claims that have no verdict, each with the first sentence of the reason."""
-    chosen = [c for c in claims if c.in_readme and verdict(c) not in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
-    rows = [
-        (c.claim, f"[{c.id}]({PAGE}#{c.id.lower()}), {verdict(c)}", _first_sentence(_reason(c)))
-        for c in sorted(chosen, key=lambda c: c.in_readme)
-    ]
-    return markdown(("the papers say", "claim", "why there is no verdict"), rows)
 
 
 def summary(claims: Iterable[Claim]) -> str:
@@ -106,18 +82,17 @@ def details(claims: Iterable[Claim]) -> str:
 
 
 def titles(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
-    """Return the rows of the list on the terminal."""
-    rows: list[tuple[str, ...]] = [("id", "verdict", "time", "claim")]
-    return rows + [(c.id, str(verdict(c)), c.duration or "–", _clipped(c.claim, 58)) for c in claims]
+    """Return the rows of the list on the terminal: id, verdict, time, claim."""
+    return [(c.id, str(verdict(c)), c.duration or "–", c.claim) for c in claims]
 
 
 def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
     """Return the rows of the table on the terminal: the first measured number of every claim, and its baseline."""
-    rows: list[tuple[str, ...]] = [("id", "verdict", "measured [95 % interval]", "strongest baseline")]
+    rows: list[tuple[str, ...]] = []
     for c in claims:
-        first = "–" if c.measured is None else _number(c, c.shown[0])
-        first = first if first == "–" else f"{c.numbers[c.shown[0]].label}: {first}"
-        rows.append((c.id, str(verdict(c)), first, _baseline(c)))
+        found = None if c.measured is None else c.measured.numbers.get(c.shown[0])
+        number = "–" if found is None else f"{c.numbers[c.shown[0]].label} {found.text(c.numbers[c.shown[0]].unit)}"
+        rows.append((c.id, str(verdict(c)), number + f"; baseline {_baseline(c)}" * (_baseline(c) != "–")))
     return rows
 
 
@@ -224,29 +199,6 @@ def _baseline(claim: Claim) -> str:
     return f"{number_text(value.baseline)} ({number.baseline_label or 'see the report'})"
 
 
-def _reason(claim: Claim) -> str:
-    if why := reason(claim):
-        return why
-    if claim.seeds < claim.seeds_required:
-        return f"There are {claim.seeds} of {claim.seeds_required} trainings."
-    if claim.measured is None:
-        return "It is not measured yet."
-    judged = dict.fromkeys(condition.number for condition in claim.supported_if)
-    found = claim.measured.numbers
-    reasons = [f"{claim.numbers[n].label} is not recorded" for n in judged if n not in found]
-    reasons += [f"{claim.numbers[n].label} has {_none(found[n])}" for n in judged if n in found and found[n].why_not]
-    return f"{'; '.join(reasons) or 'The intervals neither meet nor fail the criterion'}."
-
-
-def _first_sentence(text: str) -> str:
-    """The text up to the first period that a space and a capital letter or a code name follow."""
-    return re.split(r"(?<=\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
-
-
-def _none(value: Value) -> str:
-    return f"no interval ({value.why_not})"
-
-
 def _seeds(claim: Claim) -> str:
     """Return the trainings that the measurement covers, and how many the criterion requires if these are more."""
     if claim.measured is None:
@@ -256,7 +208,3 @@ def _seeds(claim: Claim) -> str:
     if claim.trainings:
         return f"{claim.trainings}; {claim.seeds_required} required"
     return f"{claim.seeds} of {claim.seeds_required}"
-
-
-def _clipped(sentence: str, width: int) -> str:
-    return sentence if len(sentence) <= width else f"{sentence[: width - 1]}…"
