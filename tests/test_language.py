@@ -170,7 +170,7 @@ def pages() -> list[str]:
     roots = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md", "benchmarks/README.md")]
     found = [*roots, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.*"))]
     names = [path.relative_to(ROOT).as_posix() for path in found if path.name != "glossary.md"]
-    return [name for name in names if not name.startswith("docs/readings/")]
+    return [name for name in names if not name.startswith("examples/replication/results/")]
 
 
 def folders() -> list[str]:

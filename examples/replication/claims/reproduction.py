@@ -210,7 +210,7 @@ def compared(
         for run in claim.runs
         if run not in (claim.decisive if chosen is None else chosen)
     ]
-    return Reproduction(claim=claim, found=found, differs=differs, not_run=left_out, output=output)
+    return Reproduction(claim=claim, found=found, differs=differs, not_run=tuple(left_out), output=output)
 
 
 def machine() -> str:

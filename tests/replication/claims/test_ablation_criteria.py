@@ -6,11 +6,10 @@ import pytest
 
 from bayesgeom.ablations import criteria
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.claims.claim import Condition
-from bayesgeom.claims.loading import load
-from bayesgeom.claims.reading import values_of
-from bayesgeom.claims.verdicts import is_met
 from bayesgeom.results.diagnosis import Diagnosis
+from examples.replication.claims.claim import Condition, is_met
+from examples.replication.claims.loading import load
+from examples.replication.claims.reading import values_of
 from tests.structure.source import ROOT
 
 WORDS = {"half": 0.5, "one half": 0.5, "1 %": 0.01}
@@ -56,7 +55,7 @@ def test_the_conditions_hold_the_same_thresholds() -> None:
 
 
 def committed(name: str) -> AblationReport:
-    report = Diagnosis.load(ROOT / "docs/readings" / name / "ablation")["ablation"]
+    report = Diagnosis.load(ROOT / "examples/replication/results" / name / "ablation")["ablation"]
     assert isinstance(report, AblationReport)
     return report
 

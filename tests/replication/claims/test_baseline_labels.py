@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator
 
-from bayesgeom.claims import reading
-from bayesgeom.claims.claim import Number
-from bayesgeom.claims.loading import load
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.tidy import Record, records_of
+from examples.replication.claims import reading
+from examples.replication.claims.claim import Number
+from examples.replication.claims.loading import load
 from tests.structure.source import ROOT
 
 # What tables print, and the names of the same baselines in reports, where the two differ.

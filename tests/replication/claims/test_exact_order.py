@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from bayesgeom.claims.loading import find
 from bayesgeom.geometry.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.tasks.bijection import Bijection
+from examples.replication.claims.loading import find
 
 WITHIN = "partial_spearman"
 

@@ -7,25 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesgeom.claims.claim import Claim, Hold, Value, Verdict
-from bayesgeom.claims.loading import load
-from bayesgeom.claims.pages import END, PAGE, README, START, details, findings, refreshed, still_open, summary, write
-from bayesgeom.claims.reading import origin_of, provenance_of, values_of
-from bayesgeom.claims.reproduction_report import reason, short, text
-from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.numbers import number_text
 from bayesgeom.models.description import read_description
 from bayesgeom.models.named_checkpoints import checkpoints
+from examples.replication.claims.claim import Claim, Value, Verdict, reason, verdict
+from examples.replication.claims.loading import load
+from examples.replication.claims.pages import END, PAGES, START, details, refreshed, summary, write
+from examples.replication.claims.reading import origin_of, provenance_of, values_of
 from tests.structure.source import ROOT
 
 MEASURED = [claim for claim in load().values() if claim.measured is not None]
 
 
-@pytest.mark.parametrize("name", [README, PAGE])
-def test_the_committed_page_is_what_the_claims_generate(name: str) -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_the_stored_page_is_what_the_claims_generate(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
-    assert START.format("findings" if name == README else "claims") in page
-    assert refreshed(page, load()) == page, "run `bayesgeom reproduce --write-docs`"
+    assert page.count(END) >= 2
+    assert refreshed(page, load()) == page, "run `python -m examples.replication table --write-pages`"
 
 
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
@@ -60,7 +59,7 @@ def test_measurements_are_of_the_shipped_weights() -> None:
             if origin.model in shipped:
                 assert origin.weights_hash == shipped[origin.model], claim.id
                 seen += 1
-    for path in (ROOT / "docs/readings/claims").glob("comparison-*"):
+    for path in (ROOT / "examples/replication/results/claims").glob("comparison-*"):
         weights = provenance_of(path)["weights"]
         assert {name: shipped[name] for name in weights if name in shipped}.items() <= weights.items(), path.name
         seen += len(weights.keys() & shipped.keys())
@@ -78,7 +77,7 @@ def test_a_command_states_the_sequences_and_the_seed_of_its_report(claim: Claim)
 
 def test_a_changed_number_changes_the_page() -> None:
     claims = dict(load())
-    page = (ROOT / README).read_text(encoding="utf-8")
+    page = (ROOT / PAGES[0]).read_text(encoding="utf-8")
     measured = claims["B1"].measured
     assert measured is not None
     other = {**measured.numbers, "kl": replace(measured.numbers["kl"], value=0.00777)}
@@ -86,33 +85,12 @@ def test_a_changed_number_changes_the_page() -> None:
     assert "KL 0.00777 [" in refreshed(page, changed) != refreshed(page, claims)
 
 
-def test_a_claim_on_hold_leaves_the_findings() -> None:
-    claims = dict(load())
-    link = "| [B1](docs/claims.md#b1), "
-    assert f"{link}supported |" in findings(claims.values()) and link not in still_open(claims.values())
-    hold = Hold(verdict=Verdict.NOT_DECIDED, reason="It is within 0.002 bits (p = 0.2). The details follow.")
-    claims["B1"] = replace(claims["B1"], hold=hold)
-    assert link not in findings(claims.values())
-    assert f"{link}not decided | It is within 0.002 bits (p = 0.2). |" in still_open(claims.values())
-    assert "- Why there is no verdict: It is within 0.002 bits (p = 0.2). The details follow.\n" in details(
-        [claims["B1"]]
-    )
-
-
-def test_a_reason_is_whole_sentences() -> None:
-    """One reason once ended in two periods."""
-    for claim in load().values():
-        if own := claim.why_open or (claim.hold.reason if claim.hold is not None else ""):
-            assert own[0] in "`ABCDEFGHIJKLMNOPQRSTUVWXYZ", claim.id
-            assert own.endswith(".") and not own.endswith(".."), claim.id
-
-
 def test_a_reason_holds_the_measured_number() -> None:
     """A reason once said 17 symbols and the number next to it 16."""
     claim = load()["P3"]
     assert claim.measured is not None and "{slow_memory}" in claim.why_open
     value = claim.measured.numbers["slow_memory"]
-    assert f"an effective memory of {text(value, 'symbols')}, and a second" in reason(claim)
+    assert f"an effective memory of {value.text('symbols')}, and a second" in reason(claim)
     other = replace(claim.measured, numbers={**claim.measured.numbers, "slow_memory": replace(value, value=5.0)})
     assert "an effective memory of 5 [" in reason(replace(claim, measured=other))
     assert reason(replace(claim, measured=None)) == "", "without numbers it is not tested"
@@ -146,7 +124,7 @@ def test_rows_state_their_numbers_baselines_and_trainings() -> None:
     assert row.endswith("| 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required |")
     for name in ("recall", "recall_seed1", "recall_kl", "recall_kl_seed1", "slow_memory", "slow_kl"):
         value = claim.measured.numbers[name]
-        assert text(value, claim.numbers[name].unit) in row
+        assert value.text(claim.numbers[name].unit) in row
         assert math.isnan(value.baseline) == (name == "slow_memory")
     shown = details([claim])
     assert "\n- Trainings: 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required.\n" in shown
@@ -173,9 +151,9 @@ def test_tables_say_what_an_interval_is_over_unless_these_are_sequences() -> Non
         claim = load()[claim_id]
         assert claim.measured is not None
         own = claim.measured.numbers[name]
-        assert own.scope == scope and text(own).endswith(f"{short(own.hi)}; {scope}]")
-        assert f"… {short(own.hi)} ({scope}) |" in details([claim])
-    assert text(Value(value=1.0, lo=0.5, hi=2.0, baseline=math.nan)) == "1 [0.5, 2]"
+        assert own.scope == scope and own.text().endswith(f"{number_text(own.hi)}; {scope}]")
+        assert f"… {number_text(own.hi)} ({scope}) |" in details([claim])
+    assert Value(value=1.0, lo=0.5, hi=2.0, baseline=math.nan).text() == "1 [0.5, 2]"
 
 
 def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -> None:
@@ -187,27 +165,18 @@ def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -
             assert claim.shown and "–" not in reason(claim), claim.id
 
 
-def test_numbers_are_short() -> None:
-    assert [short(x) for x in (0.0021638, 3.187e-5, 1.10733, -16.648, 618.0, math.nan)] == [
-        "0.002164",
-        "3.187e−5",
-        "1.107",
-        "−16.65",
-        "618",
-        "–",
-    ]
-    assert text(Value(value=0.5, lo=0.25, hi=0.75, baseline=1.0), "bits") == "0.5 [0.25, 0.75] bits"
-    assert text(Value(value=0.5, lo=math.nan, hi=math.nan, baseline=1.0)) == "0.5"
-    assert text(Value(value=0.5, lo=0.5, hi=0.5, baseline=1.0)) == "0.5 [0.5, 0.5]"
+def test_a_number_is_printed_with_its_interval_and_unit() -> None:
+    assert Value(value=0.5, lo=0.25, hi=0.75, baseline=1.0).text("bits") == "0.5 [0.25, 0.75] bits"
+    assert Value(value=0.5, lo=math.nan, hi=math.nan, baseline=1.0).text() == "0.5"
 
 
-def test_pages_are_written_into_a_checkout_only(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"holds no README\.md: name the root of a source checkout"):
+def test_pages_are_written_into_a_clone_only(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"holds no examples/replication/claims\.md: name the root of a clone"):
         write(tmp_path)
-    (tmp_path / "docs").mkdir()
-    for name in (README, PAGE):
+    for name in PAGES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"# Page\n\n{START.format('summary')}\n{END}\n\nend\n", encoding="utf-8")
     assert len(write(tmp_path)) == 2 and write(tmp_path) == []
-    assert (tmp_path / PAGE).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
+    assert (tmp_path / PAGES[0]).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
     with pytest.raises(InvalidArgument, match="has no '<!-- end of generated text -->' after"):
         refreshed(START.format("summary"), load())

@@ -7,26 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from bayesgeom.claims import loading, recording
-from bayesgeom.claims.claim import Claim, Verdict
-from bayesgeom.claims.loading import load
-from bayesgeom.claims.reading import values_of
-from bayesgeom.claims.recording import record
-from bayesgeom.claims.verdicts import verdict
-from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument
+from examples.replication.__main__ import main
+from examples.replication.claims import loading, reproduction
+from examples.replication.claims.claim import Claim, Verdict, verdict
+from examples.replication.claims.loading import load
+from examples.replication.claims.reading import values_of
+from examples.replication.claims.reproduction import record
 from tests.structure.source import ROOT
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package's data in a folder that may be written to."""
+    """The claims' data in a folder that may be written to."""
     data = tmp_path / "data"
     data.mkdir()
-    for path in (ROOT / "bayesgeom/claims/data").glob("*.toml"):
+    for path in loading.FOLDER.glob("*.toml"):
         (data / path.name).write_bytes(path.read_bytes())
-    for module in (loading, recording):
-        monkeypatch.setattr(f"{module.__name__}.resources.files", lambda _: tmp_path)
+    for module in (loading, reproduction):
+        monkeypatch.setattr(module, "FOLDER", data)
     load.cache_clear()
     yield data
     monkeypatch.undo()
@@ -64,9 +63,8 @@ def test_a_new_number_is_recorded_from_the_report_that_is_there(
     path.write_text(text.replace(known, f"{new}\n{known}"), encoding="utf-8")
     load.cache_clear()
     assert load()["A4"].unrecorded == ["second"]
-    monkeypatch.setattr(recording, "_make", lambda *_: pytest.fail("the report is there"))
-    monkeypatch.chdir(ROOT)
-    assert main(["reproduce", "A4", "--record"]) == 0
+    monkeypatch.setattr(reproduction, "_make", lambda *_: pytest.fail("the report is there"))
+    assert main(["record", "A4"]) == 0
     assert "A4: 7 numbers, new: second, contradicted" in capsys.readouterr().out
     after = load()["A4"]
     assert after.measured is not None and after.unrecorded == []
@@ -77,7 +75,7 @@ def test_a_new_number_is_recorded_from_the_report_that_is_there(
 
 def test_only_stale_or_missing_reports_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
-    monkeypatch.setattr(recording, "_make", lambda _claim, _run, path: made.append(path))
+    monkeypatch.setattr(reproduction, "_make", lambda _claim, _run, path: made.append(path))
     claim = load()["A4"]
     record(claim, ROOT)
     assert made == []
@@ -102,7 +100,7 @@ def test_numbers_of_trainings_that_do_not_exist_are_left_out(folder: Path, capsy
     """H4 needs a second MLP, which does not exist: its other numbers are recorded, and the verdict stays open."""
     claim = load()["H4"]
     assert [run.name for run in claim.runs if run not in claim.recordable] == ["comparison"]
-    assert main(["reproduce", "H4", "--record"]) == 0
+    assert main(["record", "H4"]) == 0
     assert "no numbers to record" not in capsys.readouterr().out
     after = load()["H4"]
     assert after.measured is not None and sorted(after.unrecorded) == ["mlp_seed1"]

@@ -1,7 +1,9 @@
 """A claim's command is run again, through the command line's own classes, and compared with what is recorded."""
 
+import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
@@ -9,27 +11,35 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 import pytest
 
-import bayesgeom
-from bayesgeom.claims import reproduction
-from bayesgeom.claims.claim import Claim, Condition, Measurement, Number, Value, Verdict
-from bayesgeom.claims.loading import load
-from bayesgeom.claims.needs import arguments_of, check_needs
-from bayesgeom.claims.reading import differing, value_of, values_of
-from bayesgeom.claims.reproduction import compared, machine, reproduce
-from bayesgeom.claims.reproduction_report import ReproductionReport, reason
-from bayesgeom.claims.verdicts import verdict
-from bayesgeom.cli import main
-from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import RUNS
-from bayesgeom.engines.executor import Batch
 from bayesgeom.models.description import FINISHED
-from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.training.duration import typical_seconds
 from bayesgeom.training.recipes import RECIPES, recipe
+from examples.replication.__main__ import main
+from examples.replication.claims.claim import (
+    Claim,
+    Condition,
+    Measurement,
+    Number,
+    Value,
+    Verdict,
+    verdict,
+)
+from examples.replication.claims.loading import load
+from examples.replication.claims.reading import differing, value_of, values_of
+from examples.replication.claims.reproduction import (
+    Reproduction,
+    arguments_of,
+    check_needs,
+    compared,
+    machine,
+    reproduce,
+)
 from tests.engines.stand_ins import AtOnce
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -44,77 +54,69 @@ def small() -> Claim:
     return replace(claim, runs=(run,), measured=None)
 
 
-def test_what_is_recorded_is_reproduced(small: Claim, tiny_checkpoints: Path, tmp_path: Path) -> None:
-    first = reproduce(small, out=tmp_path / "first")
-    assert np.isnan(first.agrees).all() and first.recorded_verdict == Verdict.NOT_TESTED
+def recorded(claim: Claim, numbers: Mapping[str, Value]) -> Claim:
+    """The claim with these numbers as its record."""
+    return replace(claim, measured=Measurement(date="2026-01-01", machine=machine(), numbers=numbers, origins={}))
+
+
+@pytest.fixture
+def first(small: Claim, tiny_checkpoints: Path) -> Reproduction:
+    return reproduce(small)
+
+
+def test_what_is_recorded_is_reproduced(small: Claim, first: Reproduction, tmp_path: Path) -> None:
+    assert first.differs == {} and first.recorded == {} and verdict(small) == Verdict.NOT_TESTED
     assert first.verdict == Verdict.CONTRADICTED, "an untrained network does not match the posterior"
-    assert "bijection-v20 on Bijection" in first.output and "No number is recorded, and" in first.conclusion()
-    assert values_of(small.runs[0], tmp_path / "first/calibration") == first.found
-    known = Measurement(date="2026-01-01", machine=machine(), numbers=first.found, origins={})
-    again = reproduce(replace(small, measured=known))
-    assert (again.numbers, again.agrees.tolist()) == (("kl", "error"), [1, 1]) and again.is_reproduced
-    assert again.conclusion().startswith("agrees: claim B1") and again.differences == ("", "")
-    assert "2 of 2 values, 2 of 2 intervals and 2 of 2 baselines agree with the record" in again.conclusion()
-    assert "verdict: recorded contradicted, reproduced contradicted" in again.table()
-
-
-def test_commands_run_on_an_executor(
-    small: Claim, tiny_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reproduction, "find", lambda claim_id: {"B1": small}[claim_id])
-    batch = Batch(executor=(taker := AtOnce()), folder=tmp_path / "jobs")
-    sent, alone = reproduce("B1", executor=batch), reproduce("B1")
-    assert (sent.found, sent.verdict, taker.n) == (alone.found, alone.verdict, 1)
-    assert "bijection-v20 on Bijection" in sent.output
-    assert values_of(small.runs[0], tmp_path / "jobs/claims/B1/calibration") == alone.found
-    changed = replace(small, runs=(replace(small.runs[0], command="bayesgeom diagnose x"),))
-    with pytest.raises(
-        ExecutorFault, match=r"claim B1 has no run 'calibration' with the command 'bayesgeom diagnose x'"
-    ):
-        reproduce(changed, executor=batch)
-
-
-def test_another_number_is_noticed(small: Claim, tiny_checkpoints: Path) -> None:
-    found = reproduce(small).found
-    moved = {name: replace(x, value=1.1 * x.value) for name, x in found.items()}
-    known = Measurement(date="2026-01-01", machine=machine(), numbers=moved, origins={})
-    again = compared(replace(small, measured=known), found)
-    assert again.agrees.tolist() == again.values_agree.tolist() == [0, 0] and not again.is_reproduced
-    assert again.ends_agree.tolist() == again.baselines_agree.tolist() == [1, 1]
-    assert again.table().count(" no") == 2 and again.headlines()[0].ruling == "differs"
-
-
-def test_another_end_of_an_interval_is_noticed(small: Claim, tiny_checkpoints: Path, tmp_path: Path) -> None:
-    """`agrees` compared values alone: committed intervals were half as wide, and `reproduce G3` said "yes"."""
-    found = reproduce(small).found
-    kl = found["kl"]
-    moved = dict(found, kl=replace(kl, hi=(kl.value + kl.hi) / 2))
-    known = Measurement(date="2026-01-01", machine=machine(), numbers=moved, origins={})
-    again = compared(replace(small, measured=known), found)
-    assert (again.values_agree.tolist(), again.ends_agree.tolist(), again.agrees.tolist()) == ([1, 1], [0, 1], [0, 1])
-    assert not again.is_reproduced and again.verdict == again.recorded_verdict
-    assert "2 of 2 values, 1 of 2 intervals and 2 of 2 baselines agree with the record" in again.table()
-    (line,) = (line for line in again.table().splitlines() if line.startswith("differs: "))
-    assert re.fullmatch(r"differs: KL: high end [\d.]+, recorded [\d.]+ bits \(\+[\d.]+ % of the width\)", line)
-    assert again.headlines()[4].detail == line.removeprefix("differs: ")
+    assert "bijection-v20 on Bijection" in first.output
+    again = reproduce(recorded(small, first.found), out=tmp_path)
+    assert values_of(small.runs[0], tmp_path / "calibration") == again.found
+    assert again.differs == {"kl": (), "error": ()} and again.is_reproduced
+    assert again.table().count(" yes") == 2 and "recorded contradicted, reproduced contradicted" in again.table()
     again.save(tmp_path)
-    assert ReproductionReport.load(tmp_path).differences == again.differences
+    saved = json.loads((tmp_path / "reproduction.json").read_text(encoding="utf-8"))
+    assert saved["found"]["kl"]["value"] == again.found["kl"].value and saved["differs"] == {"kl": [], "error": []}
 
 
-def test_a_withheld_interval_and_another_baseline_are_noticed(small: Claim, tiny_checkpoints: Path) -> None:
-    found = reproduce(small).found
+def test_commands_run_on_an_executor(small: Claim, first: Reproduction, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="name `out`"):
+        reproduce(small, executor=AtOnce())
+    sent = reproduce(small, executor=(taker := AtOnce()), out=tmp_path)
+    assert (sent.found, sent.verdict, taker.n) == (first.found, first.verdict, 1)
+    assert "bijection-v20 on Bijection" in sent.output
+
+
+def test_a_command_that_fails_is_named(small: Claim, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("bayesgeom diagnose no-such-model", "python -m examples.replication nothing"):
+        failing = replace(small, runs=(replace(small.runs[0], command=command),))
+        with pytest.raises(InvalidArgument, match=f"`{command}` failed with status 2"):
+            reproduce(failing)
+    assert "no-such-model" in capsys.readouterr().err
+
+
+def test_another_number_is_noticed(small: Claim, first: Reproduction) -> None:
+    moved = {name: replace(x, value=1.1 * x.value) for name, x in first.found.items()}
+    again = compared(recorded(small, moved), first.found)
+    assert again.differs == {"kl": ("value",), "error": ("value",)} and not again.is_reproduced
+    assert again.table().count(" no") == 2
+
+
+def test_another_end_of_an_interval_is_noticed(small: Claim, first: Reproduction) -> None:
+    kl = first.found["kl"]
+    again = compared(recorded(small, dict(first.found, kl=replace(kl, hi=(kl.value + kl.hi) / 2))), first.found)
+    assert again.differs == {"kl": ("high end",), "error": ()}
+    assert not again.is_reproduced and again.verdict == verdict(again.claim)
+    (line,) = (line for line in again.table().splitlines() if line.startswith("differs: "))
+    assert re.fullmatch(r"differs: KL: high end [\d.]+, recorded [\d.]+ bits \(\+[\d.]+% of the width\)", line)
+
+
+def test_a_withheld_interval_and_another_baseline_are_noticed(small: Claim, first: Reproduction) -> None:
+    found = first.found
     without = replace(found["kl"], lo=math.nan, hi=math.nan, why_not="too few")
     moved = {"kl": without, "error": replace(found["error"], baseline=2 * found["error"].baseline)}
-    for now, recorded, words in (
-        (moved, found, ("no interval (too few), recorded ", "(+100.0 %)")),
-        (found, moved, (", recorded without an interval", "(-50.0 %)")),
-    ):
-        known = Measurement(date="2026-01-01", machine=machine(), numbers=recorded, origins={})
-        again = compared(replace(small, measured=known), now)
-        assert again.values_agree.tolist() == [1, 1] and again.agrees.tolist() == [0, 0]
-        assert again.ends_agree.tolist() == [0, 1] and again.baselines_agree.tolist() == [1, 0]
-        assert words[0] in again.differences[0] and "baseline" in again.differences[1]
-        assert again.differences[1].endswith(words[1])
+    for now, known, words in ((moved, found, "interval: too few, recorded "), (found, moved, "(-50.0%)")):
+        again = compared(recorded(small, known), now)
+        assert again.differs == {"kl": ("interval",), "error": ("baseline",)}
+        assert words in again.table()
 
 
 def test_another_machine_may_move_a_number_within_its_interval() -> None:
@@ -154,7 +156,6 @@ def test_only_commands_that_define_numbers_are_run(small: Claim, tiny_checkpoint
     assert set(again.found) == {"kl", "error"} and again.not_run == (
         "bayesgeom diagnose owner/name (the claim reads no number from it)",
     )
-    assert "not run: bayesgeom diagnose owner/name (the claim reads no number from it)" in again.table()
     with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):
         reproduce(replace(small, runs=(elsewhere,)))  # without any numbers, every command is run
 
@@ -165,8 +166,8 @@ def test_a_run_that_was_never_recorded_waits_for_its_checkpoints(small: Claim, t
     later = replace(small.runs[0], name="later", report=None, needs=("absent",), numbers={"second": number})
     again = reproduce(replace(small, runs=(*small.runs, later)))
     assert set(again.found) == {"kl", "error"} and again.not_run == (f"{later.command} (No recipe makes 'absent' yet)",)
-    recorded = replace(later, report="docs/readings/claims/later")
-    for runs in ((later,), (*small.runs, recorded)):
+    stored = replace(later, report="examples/replication/results/claims/later")
+    for runs in ((later,), (*small.runs, stored)):
         with pytest.raises(CheckpointFault, match="claim B1 needs 'absent'"):
             reproduce(replace(small, runs=runs))
 
@@ -282,23 +283,14 @@ def test_the_recurrence_is_judged_by_both_trainings(claim_id: str) -> None:
         )
 
 
-def test_no_reason_denies_a_shipped_checkpoint() -> None:
-    """The reason of Y2 once said that no checkpoint on a slow-mixing family is trained; two were shipped."""
-    families = ("slow-mixing", "bijection", "recall", "hidden Markov", "Mess3", "sticky")
-    assert {"slow-hmm-transformer", "bijection-v20", "recall-lstm", "hmm-s5", "mess3-small"} <= checkpoints().keys()
-    for claim in load().values():
-        for denied in re.findall(r"no (?:checkpoint|network|model)[^.;:]*", reason(claim), flags=re.IGNORECASE):
-            assert not any(name in denied for name in (*families, *checkpoints())), (claim.id, denied)
-
-
 def test_a_training_in_the_folder_of_runs_is_taken(small: Claim, tmp_path: Path) -> None:
     run = replace(small.runs[0], needs=("mine",), command="bayesgeom diagnose mine --n 7")
     with pytest.raises(CheckpointFault, match="claim B1 needs 'mine'"):
         check_needs(replace(small, runs=(run,)), tmp_path)
     (tmp_path / "mine/checkpoint").mkdir(parents=True)
     check_needs(replace(small, runs=(run,)), tmp_path)
-    assert arguments_of(run, tmp_path) == ["diagnose", str(tmp_path / "mine/checkpoint"), "--n", "7"]
-    assert arguments_of(small.runs[0], tmp_path)[1] == "bijection-v20"
+    assert arguments_of(run, tmp_path) == ["bayesgeom", "diagnose", str(tmp_path / "mine/checkpoint"), "--n", "7"]
+    assert arguments_of(small.runs[0], tmp_path)[2] == "bijection-v20"
     (lstms,) = (run for run in load()["P3"].runs if run.name == "comparison")
     assert arguments_of(lstms, tmp_path)[-2:] == ["--runs", str(tmp_path)], "compare takes names of architectures"
     assert "--runs" not in arguments_of(lstms)
@@ -372,27 +364,24 @@ def test_a_missing_report_names_the_command(small: Claim, tmp_path: Path) -> Non
 
 
 def test_the_command_line_lists_claims_and_refuses_unknown_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "--all"]) == 0
-    listed = capsys.readouterr().out
-    assert all(f"\n{claim_id} " in listed for claim_id in load())
+    assert main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(load())
+    assert main(["table"]) == 0
+    assert "supported      " in capsys.readouterr().out
     assert main(["reproduce", "B99"]) == 2
     assert "there is no claim named 'B99'. There are: A1" in capsys.readouterr().err
-    assert main(["reproduce"]) == 2
-    assert "name a claim, such as B1, or pass --all" in capsys.readouterr().err
+    assert main(["reproduce"]) == main(["nothing"]) == 2
+    assert "name a claim, such as B1, or pass --every" in capsys.readouterr().err
+    assert main(["reproduce", "B1", "--unknown"]) == 2
 
 
 def test_a_difference_is_an_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     claim = load()["B1"]
     assert claim.measured is not None
-    recorded = dict(claim.measured.numbers)
-    moved = {name: replace(x, value=2 * x.value, hi=2 * x.hi) for name, x in recorded.items()}
-    for found, status, answer in ((recorded, 0, "yes"), (moved, 1, "no")):
+    known = dict(claim.measured.numbers)
+    moved = {name: replace(x, value=2 * x.value, hi=2 * x.hi) for name, x in known.items()}
+    for found, status, answer in ((known, 0, "yes"), (moved, 1, "no")):
         again = compared(claim, found)
-        monkeypatch.setattr("bayesgeom.claims.reproduction.reproduce", lambda *_, result=again, **__: result)
+        monkeypatch.setattr("examples.replication.claims.commands.reproduce", lambda *_, result=again, **__: result)
         assert main(["reproduce", "B1"]) == status
         assert capsys.readouterr().out.count(f" {answer}\n") == 2
-
-
-def test_python_offers_the_same() -> None:
-    assert bayesgeom.claims.find("B1") is bayesgeom.claims.load()["B1"]
-    assert bayesgeom.reproduce is reproduce

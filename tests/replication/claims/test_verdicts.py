@@ -6,9 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Value, Verdict
-from bayesgeom.claims.loading import load
-from bayesgeom.claims.verdicts import is_met, threshold, verdict
+from examples.replication.claims.claim import (
+    Claim,
+    Condition,
+    Hold,
+    Measurement,
+    Value,
+    Verdict,
+    is_met,
+    threshold,
+    verdict,
+)
+from examples.replication.claims.loading import load
+from examples.replication.claims.pages import PAGES
 from tests.structure.source import ROOT
 
 
@@ -123,7 +133,8 @@ def test_a_verdict_that_is_not_on_hold_follows_from_numbers() -> None:
     """Eight claims once had a verdict by hand, although their criteria name thresholds."""
     held = {claim.id for claim in load().values() if claim.hold is not None}
     assert held == {"C5", "C6", "H4", "H5", "H7", "H8", "J5", "L7", "P1", "Y2"}, "a hold states what no number can"
-    assert f"claims are on hold ({', '.join(sorted(held))})" in (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+    page = (ROOT / PAGES[0]).read_text(encoding="utf-8")
+    assert f"claims are on hold ({', '.join(sorted(held))})" in page
     assert all(claim.supported_if for claim in load().values() if claim.id not in ("C5", "C6"))
 
 
