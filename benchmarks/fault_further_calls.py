@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import bayesgeom
-from bayesgeom import claims, engine, monitor, tasks
+from bayesgeom import engine, monitor, tasks
 from bayesgeom.engines.executor import Executor
 from bayesgeom.engines.named import engine as engine_function
 from bayesgeom.models.base import Model
@@ -64,7 +64,6 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             lambda **own: monitor.Monitor(model.module, TASK, **own),
             {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
         ),
-        "claims.verdict": (claims.verdict, {"claim": claims.find("B1"), "numbers": {}}),
         **of_tasks(),
     }
 

@@ -135,7 +135,7 @@ def test_each_row_states_how_its_interval_was_computed() -> None:
 
 
 def test_a_committed_reading_without_single_sequences_states_the_true_reason() -> None:
-    folder = READINGS / "seeds-bijection" / "bijection-mamba2"
+    folder = READINGS / "seeds-hmm-cells" / "hmm-lstm-seed1"
     found = bayesgeom.diff(folder, folder)
     assert found.pairing == f"{CONSERVATIVE}, because calibration holds no scores per sequence in A and B"
     assert "earlier" not in str(found)

@@ -18,8 +18,6 @@ import xarray as xr
 from torch import nn
 
 import bayesgeom
-from bayesgeom.claims.claim import Claim
-from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.comparison import cell as cells
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.sites import RESID_PRE
@@ -78,7 +76,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     "diff": lambda folder: bayesgeom.diff(stored(folder), stored(folder / "b", lively(n_layers=1)), n=5),
     "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
     "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
-    "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
 }
 N_MODELS = {  # that are resolved, where that is not one
     "monitor.Monitor.report": 0,
@@ -124,13 +121,6 @@ def watched() -> Monitor:
     for step in (0, 1):
         watch(step)
     return watch
-
-
-def measured_shortly() -> Claim:
-    """B1 on few sequences of a small checkpoint."""
-    claim = load_claims()["B1"]
-    command = "bayesgeom diagnose mess3-small --probes calibration --n 5 --n-untrained 0"
-    return replace(claim, runs=(replace(claim.runs[0], command=command),))
 
 
 @pytest.fixture(autouse=True)
