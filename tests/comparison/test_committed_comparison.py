@@ -39,7 +39,9 @@ def test_a_row_of_a_further_seed_is_its_report() -> None:
     text = {name: kl for name, (kl, *_) in named_rows(section("comparison.md", "Further seeds")).items()}
     others = section("comparison.md", "More pairs, and sampled targets").split("Held-out KL")[0]
     text |= {name: kl for name, (_, kl, *_) in named_rows(others).items()}
-    trainings = pd.read_csv(READINGS / "trainings.csv", index_col="training")[["kl_bits", "kl_bits_low", "kl_bits_high"]]
+    trainings = pd.read_csv(READINGS / "trainings.csv", index_col="training")[
+        ["kl_bits", "kl_bits_low", "kl_bits_high"]
+    ]
     assert set(text) == set(trainings.index)
     for name, kl in text.items():
         np.testing.assert_allclose(numbers(kl), trainings.loc[name], rtol=6e-4)

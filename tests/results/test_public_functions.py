@@ -161,7 +161,7 @@ def callables_of(prefix: str, names: Iterable[str], home: object) -> Iterator[tu
 def measuring() -> set[str]:
     """Public functions and methods, of the package and of its public modules, that return a report or a diagnosis."""
     modules = {name: own for name in dir(bayesgeom) if inspect.ismodule(own := getattr(bayesgeom, name))}
-    assert modules.keys() == {"ablations", "claims", "monitor", "subspaces", "tasks"}
+    assert modules.keys() == {"ablations", "monitor", "subspaces", "tasks"}
     found = dict(callables_of("", dir(bayesgeom), bayesgeom))
     for name, module in modules.items():
         found |= dict(callables_of(f"{name}.", dir(module), module))
