@@ -48,7 +48,8 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-PAGES = sorted(path for folder in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(folder))
+FOLDERS = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/replication/*.md")
+PAGES = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
