@@ -141,7 +141,7 @@ def reproduce(
     Raises:
         UnknownName: If there is no claim with this id.
         InvalidArgument: The claim has no command yet, a command failed, or an executor has no `out`.
-        CheckpointFault: If a checkpoint is absent; the message states how to make it and how long that takes.
+        CheckpointFault: If a checkpoint is absent; the message states how to make it.
     """
     own = find(claim) if isinstance(claim, str) else claim
     if not own.runs:
@@ -220,7 +220,7 @@ def machine() -> str:
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
-# The checkpoints that a claim's commands need: where they are, how to train them and how long that takes.
+# The checkpoints that a claim's commands need: where they are, and how to make them.
 
 
 def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
@@ -247,7 +247,7 @@ def check_needs(claim: Claim, runs: Path = RUNS) -> None:
     """Check that every checkpoint exists that the claim's `runnable` commands load.
 
     Raises:
-        CheckpointFault: If one is absent; the message states how to make it and how long that takes.
+        CheckpointFault: If one is absent; the message states how to make it.
     """
     absent = list(dict.fromkeys(name for run in runnable(claim, runs) for name in _absent(run, runs)))
     if absent:
@@ -264,7 +264,7 @@ def ways_to_make(claim: Claim) -> list[str]:
 
 
 def _ways_to(run: Run, runs: Path) -> str:
-    """How to make each absent checkpoint of a run that the claim reads, and how long that takes; "" if none."""
+    """How to make each absent checkpoint of a run that the claim reads; "" if none."""
     return "; ".join(dict.fromkeys(map(_way, _absent(run, runs)))) if run.numbers else ""
 
 
@@ -286,7 +286,6 @@ def _place(name: str, runs: Path) -> str:
 
 
 def _way(name: str) -> str:
-    from bayesgeom.training.duration import as_duration, typical_seconds
     from bayesgeom.training.recipes import recipe
 
     if name in _INSTALLED:
@@ -297,8 +296,7 @@ def _way(name: str) -> str:
     except UnknownName:
         return f"No recipe makes {name!r} yet"
     option = f" --seed {seed}" if seed.isdecimal() else ""
-    time = as_duration(typical_seconds(found))
-    return f"Make {name!r} with `bayesgeom train {found.name}{option}` (about {time} on two cores in float32)"
+    return f"Make {name!r} with `bayesgeom train {found.name}{option}`"
 
 
 # Recording: reports into the clone, numbers into `measured.toml`.

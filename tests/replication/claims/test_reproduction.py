@@ -18,8 +18,7 @@ from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import task_from_text
-from bayesgeom.training.duration import typical_seconds
-from bayesgeom.training.recipes import RECIPES, recipe
+from bayesgeom.training.recipes import recipe
 from examples.replication.__main__ import main
 from examples.replication.claims.claim import (
     Claim,
@@ -181,7 +180,7 @@ def test_a_training_in_another_folder_is_still_absent_here(
     later = replace(small.runs[0], name="later", report=None, needs=("mess3-small-seed3",), numbers={"second": number})
     (RUNS / "mess3-small-seed3" / FINISHED).mkdir(parents=True)
     (left_out,) = reproduce(replace(small, runs=(*small.runs, later)), runs=tmp_path / "others").not_run
-    assert "(Make 'mess3-small-seed3' with `bayesgeom train mess3-small --seed 3` (about" in left_out
+    assert "(Make 'mess3-small-seed3' with `bayesgeom train mess3-small --seed 3`)" in left_out
 
 
 def test_a_claim_on_the_installed_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +197,7 @@ def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path)
     claim = load()["H7"]
     with pytest.raises(
         CheckpointFault,
-        match=r"claim H7 needs 'hmm-var.*`bayesgeom train hmm-variant-learned` \(about \d+ min \d+ s on.*--seed 4`",
+        match=r"claim H7 needs 'hmm-var.*`bayesgeom train hmm-variant-learned`.*--seed 4`",
     ):
         reproduce(claim, runs=tmp_path)
     unknown = replace(claim, runs=(replace(claim.runs[0], needs=("recurrence-integer",)),))
@@ -231,7 +230,7 @@ def test_claims_on_the_recurrence_name_both_trainings_of_each_recipe(
     needed = [name for run in claim.runs for name in run.needs]
     assert set(needed) == {f"{name}{seed}" for name in names for seed in ("", "-seed1")}
     assert verdict(claim) == "not tested" and claim.seeds == claim.seeds_required == 2
-    message = "".join(rf".*`bayesgeom train {name} --seed 1` \(about \d h \d+ min on" for name in names)
+    message = "".join(rf".*`bayesgeom train {name} --seed 1`" for name in names)
     with pytest.raises(CheckpointFault, match=f"claim {claim_id} needs 'recurrence.*{message}"):
         reproduce(claim, runs=tmp_path)
     for run in claim.runs:
@@ -294,12 +293,6 @@ def test_a_training_in_the_folder_of_runs_is_taken(small: Claim, tmp_path: Path)
     (lstms,) = (run for run in load()["P3"].runs if run.name == "comparison")
     assert arguments_of(lstms, tmp_path)[-2:] == ["--runs", str(tmp_path)], "compare takes names of architectures"
     assert "--runs" not in arguments_of(lstms)
-
-
-def test_the_estimate_grows_with_the_training() -> None:
-    short, long = RECIPES["mess3-small"], RECIPES["bijection-v20"]
-    assert 0 < typical_seconds(short) < typical_seconds(replace(short, steps=5 * short.steps))
-    assert 2 < typical_seconds(long) / 3_600 < 6, "in float32; an hour and a half with bfloat16"
 
 
 @final
