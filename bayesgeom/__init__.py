@@ -34,10 +34,9 @@ Compare models and trainings:
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training
     capacity_matched       return the config whose number of parameters matches a reference
-    reproduce              run a claim's commands and compare with the recorded numbers
 
 Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training),
-executors (processes, SLURM, Ray, Dask) and claims (claims of the literature as data). Classes: Diagnosis, Selection
+executors (processes, SLURM, Ray, Dask). Classes: Diagnosis, Selection
 (of `capture`), InterventionSite, Design, Subspace, Transformer, TransformerConfig and BayesGeomError.
 
 `help(bayesgeom.diagnose)` describes a function. Names are imported on first use: `import bayesgeom` alone loads neither
@@ -49,13 +48,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bayesgeom import ablations as ablations
-    from bayesgeom import claims as claims
     from bayesgeom import executors as executors
     from bayesgeom import monitor as monitor
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
-    from bayesgeom.claims.reproduction import reproduce as reproduce
     from bayesgeom.comparison.difference import diff as diff
     from bayesgeom.comparison.replication import replicate as replicate
     from bayesgeom.comparison.run import compare as compare
@@ -115,9 +112,8 @@ _HOMES = {
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
     "replicate": "bayesgeom.comparison.replication",
-    "reproduce": "bayesgeom.claims.reproduction",
 }
-_MODULES = ("ablations", "claims", "executors", "monitor", "subspaces", "tasks")
+_MODULES = ("ablations", "executors", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all
 _PUBLIC = sorted([*__all__, "__version__"])
 

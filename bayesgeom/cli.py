@@ -1,6 +1,6 @@
 """Parse the command line and run a command.
 
-Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for invalid arguments or input.
+Exit status: 0 for success, 1 for a failed selftest, 2 for invalid arguments or input.
 """
 
 import codecs

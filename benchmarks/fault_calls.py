@@ -13,7 +13,7 @@ import torch
 from beartype.door import is_bearable
 
 import bayesgeom
-from bayesgeom import ablations, claims, subspaces
+from bayesgeom import ablations, subspaces
 from bayesgeom.cli import main
 from bayesgeom.core.plugins import discover
 from bayesgeom.models.base import Model
@@ -40,7 +40,7 @@ class Odd:
         raise AttributeError(name)
 
 
-READINGS = Path(__file__).parents[1] / "docs" / "readings"
+READINGS = Path(__file__).parents[1] / "examples" / "replication" / "results"
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
@@ -123,7 +123,6 @@ def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
             bayesgeom.replicate,
             {"recipe": "mess3-small", "seeds": 1, "n": 4, "seed": 0, "runs": folder, "train_missing": False},
         ),
-        "reproduce": (bayesgeom.reproduce, {"claim": "no-such-claim", "out": None, "runs": folder}),
         "diff": (bayesgeom.diff, {"a": on["model"], "b": on["model"], "task": TASK, "n": 4, "seed": 0}),
     }
 
@@ -179,7 +178,6 @@ def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
         "task.stream": (lambda **own: next(iter(TASK.stream(**own))), {"n": 2, "seed": 0, "device": "cpu"}),
         "diagnosis.save": (diagnosis.save, {"path": folder / "again"}),
         "diagnosis.to_html": (diagnosis.to_html, {"path": folder / "page.html"}),
-        "claims.find": (claims.find, {"claim_id": "no-such-claim"}),
         "monitor.Monitor": (
             lambda module, task, every: bayesgeom.monitor.Monitor(module, task, every=every),
             {"module": model.module, "task": TASK, "every": 10},
@@ -322,7 +320,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
 
 
 def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
-    """Commands on trainings, comparisons, checkpoints and claims."""
+    """Commands on trainings, comparisons and checkpoints."""
     return {
         "dynamics": (["dynamics", run, *FEW], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
         "compare": (
@@ -340,7 +338,6 @@ def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
             ["train", "--status"],
             ("--out", "--resume", "--set", "--steps", "--seed", "--keep", "--device", "--precision"),
         ),
-        "reproduce": (["reproduce", "no-such-claim"], ("", "--out", "--runs")),
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import bayesgeom
-from bayesgeom import claims, executors, monitor, tasks
+from bayesgeom import executors, monitor, tasks
 from bayesgeom.executors import Executor
 from bayesgeom.models.base import Model
 from bayesgeom.monitor import Event, Response, Settings, Thresholds
@@ -63,7 +63,6 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             lambda **own: monitor.Monitor(model.module, TASK, **own),
             {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
         ),
-        "claims.verdict": (claims.verdict, {"claim": claims.find("B1"), "numbers": {}}),
         **of_tasks(),
     }
 

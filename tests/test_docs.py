@@ -48,7 +48,8 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-PAGES = sorted(path for folder in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(folder))
+FOLDERS = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/replication/*.md")
+PAGES = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -449,7 +450,7 @@ if __name__ == "__main__":
         folder
         for name in checkpoints()
         for place in (name, f"interventions/{name}")
-        for folder in sorted((ROOT / "docs/readings" / place).glob("*"))
+        for folder in sorted((ROOT / "examples/replication/results" / place).glob("*"))
     ],
     ids=lambda folder: f"{folder.parent.name}/{folder.name}",
 )
@@ -467,7 +468,7 @@ def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
 
 
 def test_the_committed_comparison_is_of_the_shipped_checkpoints_and_on_its_page() -> None:
-    report = Diagnosis.load(ROOT / "docs/comparison")["comparison"]
+    report = Diagnosis.load(ROOT / "examples/replication/results/comparison")["comparison"]
     assert isinstance(report, ComparisonReport)
     shipped = {name: json.loads((path / "config.json").read_text()) for name, path in checkpoints().items()}
     made = dict(zip(report.checkpoints, report.weights_hashes, strict=True))

@@ -168,9 +168,10 @@ def misspelled(source: str) -> list[str]:
 
 def pages() -> list[str]:
     roots = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md", "benchmarks/README.md")]
-    found = [*roots, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.*"))]
+    folders = ((ROOT / "docs").rglob("*.md"), (ROOT / "examples").rglob("*.md"), (ROOT / "examples").glob("*.*"))
+    found = [*roots, *(path for folder in folders for path in sorted(folder))]
     names = [path.relative_to(ROOT).as_posix() for path in found if path.name != "glossary.md"]
-    return [name for name in names if not name.startswith("docs/readings/")]
+    return [name for name in names if not name.startswith("examples/replication/results/")]
 
 
 def folders() -> list[str]:

@@ -26,7 +26,6 @@ LONG = "bijection-transformer-untied"  # the longest name of a checkpoint
 CHEAP = {
     "checkpoints": "",
     "train": "--status",
-    "reproduce": "--all",
     "diagnose": f"{LONG} --n 16 --n-untrained 1",
     "ablate": f"{LONG} --n 8",
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
@@ -44,7 +43,7 @@ CHEAP = {
     "selftest": "",  # every control is listed, none is measured
 }
 SCREEN = 30  # lines
-LISTS = {"checkpoints", "train", "reproduce", "selftest"}  # they list checkpoints, trainings, claims and controls
+LISTS = {"checkpoints", "train", "selftest"}  # they list checkpoints, trainings and controls
 SHIPPED = {"compare", "replicate"}  # they refuse checkpoints of another recipe, and the tiny ones are
 
 

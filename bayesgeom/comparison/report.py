@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 CONTEXT_FREE = "context-free"
-NOTHING, _OPEN = "nothing published", f"{NOT_DECIDED}: "
+_OPEN = f"{NOT_DECIDED}: "
 _AGAINST_PUBLISHED = {  # the standing of a cell, below its verdict
     "as published": "as published",
     "as published at these sizes": "as published, at these sizes",
@@ -152,16 +152,15 @@ class ComparisonReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         full, found = self._full_rulings(), self._told()
-        rows = zip(self.checkpoints, full, self.published, self.standings, self.is_check, strict=True)
+        rows = zip(self.checkpoints, full, self.standings, self.is_check, strict=True)
         lines = [
             replace(
                 self._share_headline(index, f"{name}, share closed"),
                 ruling=ruling,
-                published=published or NOTHING,
                 caveat="check at twice the budget" if is_check else _AGAINST_PUBLISHED.get(stands, ""),
                 short_label=f"share of the gap closed ({name})",
             )
-            for index, (name, ruling, published, stands, is_check) in enumerate(rows)
+            for index, (name, ruling, stands, is_check) in enumerate(rows)
         ]
         for place, (index, (finding, subject)) in enumerate(found.items()):
             lines[index] = replace(lines[index], finding=finding, place=place, short_label=subject)

@@ -27,8 +27,8 @@ from bayesgeom.training.state import LOG, is_locked, read_log
 
 State = Literal["finished", "shipped", "reported", "running", "stopped", "waiting", "another recipe"]
 DONE: tuple[State, ...] = ("finished", "shipped", "reported")
-# Finished trainings whose weights do not ship: KL in bits, from the report in `docs/readings/seeds-TASK/NAME` or, for
-# the sweep of learning rates, from the card `docs/readings/rates/NAME.md`.
+# Finished trainings whose weights do not ship: KL in bits, from `examples/replication/results/trainings.csv` or,
+# for the sweep of learning rates, from the card `examples/replication/results/rates/NAME.md`.
 REPORTED: Mapping[str, float] = {
     "bijection-transformer-untied-seed1": 0.002297,
     "bijection-transformer-seed1": 0.001947,

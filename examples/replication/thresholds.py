@@ -192,7 +192,6 @@ class PassThresholdsReport(Report):
         return replace(
             found,
             ruling=self._ruling(i),
-            published=f"threshold {level}",
             baseline_name=f"{found.baseline_name}; {passes}" if found.has_baseline else "",
             finding=finding if np.isfinite(found.value) else "",
             short_label=subject,

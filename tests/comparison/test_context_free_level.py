@@ -13,7 +13,7 @@ from bayesgeom.results.estimate import ROUNDING
 from bayesgeom.results.report import with_provenance
 from tests.pages import READINGS
 
-COMMITTED = READINGS.parent / "comparison"
+COMMITTED = READINGS / "comparison"
 OTHERS = (READINGS / "mlp-prefix", READINGS / "checks" / "comparison", *sorted(READINGS.glob("claims/comparison-*")))
 
 

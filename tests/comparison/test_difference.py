@@ -24,7 +24,6 @@ from bayesgeom.results.findings import findings, tone
 from bayesgeom.results.page import section_of
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
-from tests.pages import READINGS
 from tests.shape_checks import ARE_ON
 from tests.test_cli import save
 
@@ -132,13 +131,6 @@ def test_each_row_states_how_its_interval_was_computed() -> None:
     table = report.to_pandas()
     stated = table[table["metric"] == "is_paired"].set_index("variant")["value"]
     assert stated["calibration: entropy error"] == 1 and stated.sum() == 6
-
-
-def test_a_committed_reading_without_single_sequences_states_the_true_reason() -> None:
-    folder = READINGS / "seeds-bijection" / "bijection-mamba2"
-    found = bayesgeom.diff(folder, folder)
-    assert found.pairing == f"{CONSERVATIVE}, because calibration holds no scores per sequence in A and B"
-    assert "earlier" not in str(found)
 
 
 def test_unpaired_diagnoses_state_why() -> None:

@@ -38,7 +38,6 @@ LINES = {
     "pack": "RUN packed",
     "relabel": "bijection-mlp --n 16",
     "replicate": "mess3-small --only-existing --seeds 1 --n 16",
-    "reproduce": "--all",
     "selftest": "",
     "sweep": "bijection --vary n_pairs=2,3 --n 16",
     "train": "mess3-small --steps 20 --keep 2 --out trained",

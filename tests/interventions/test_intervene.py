@@ -257,7 +257,7 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     assert len(rows) == 8 and rows[1].variant == "KL increase / first third" and np.isfinite(rows[1].baseline)
 
 
-@pytest.mark.parametrize("reading", ["repeats-transformer/covariance-entropy", "hmm-s5/covariance-entropy-remove"])
+@pytest.mark.parametrize("reading", ["hmm-s5/covariance-entropy", "hmm-s5/covariance-entropy-remove"])
 def test_table_and_page_show_untrained_networks_and_the_effect_without_the_direct_path(reading: str) -> None:
     report = InterventionReport.load(READINGS / "interventions" / reading)
     indirect = report.indirect_movement if report.is_swap else report.effect(EFFECTS[INDIRECT_KL])
@@ -424,10 +424,14 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
 
 def test_a_use_with_nothing_held_fixed_names_the_option_and_its_layers_once() -> None:
     """A green "Used" left open whether it survives with position and answer held fixed, and named its layers twice."""
-    saved = READINGS / "interventions/mess3-small"
-    names = ("leace-belief", "leace-entropy-given-answer", "covariance-belief")
+    saved = READINGS / "interventions"
+    names = (
+        "mess3-small/leace-belief",
+        "bijection-v20-repeats/leace-entropy-given-position+answer",
+        "mess3-small/covariance-belief",
+    )
     used, given, undecided = (InterventionReport.load(saved / name) for name in names)
-    assert used.verdict.startswith("used in layers 1, 2;") and given.verdict.startswith("used in layer 1;")
+    assert used.verdict.startswith("used in layers 1, 2;") and given.verdict.startswith("used in layers 2, 3;")
     assert "used" not in undecided.verdict_by_layer
     for own, is_told in ((used, True), (given, False), (undecided, False)):
         printed = " ".join(str(own).split())

@@ -384,7 +384,6 @@ def test_what_is_by_construction_is_so_without_the_direct_path_and_in_every_effe
     [
         ("bijection-v20-repeats/leace-belief", "at most 17 %; random subspaces below 0.1 %"),
         ("bijection-v20-repeats/leace-entropy-given-position+answer", "subspaces at most 10 %; random"),
-        ("repeats-transformer/trained_swap-19-belief", "belief 0.0 % of the way to the donor's (95 % interval 0.0 % …"),
     ],
 )
 def test_small_shares_are_rounded_in_the_finding(name: str, expected: str) -> None:

@@ -82,7 +82,10 @@ def test_the_committed_frames_have_an_interval() -> None:
     assert not any("layer 0" in own for own in found.swaps)
     committed = Diagnosis.load(READINGS / "claims/swap-shares-frame")["swap_shares"]
     np.testing.assert_allclose(committed.estimate("rank_correlation").value, found.rank_correlation.value, rtol=1e-12)
-    assert committed.provenance["arguments"] == {"folder": "docs/readings/interventions", "subspace": "frame"}
+    assert committed.provenance["arguments"] == {
+        "folder": "examples/replication/results/interventions",
+        "subspace": "frame",
+    }
 
 
 def test_intervals_over_networks_cover(rng: np.random.Generator) -> None:

@@ -18,8 +18,6 @@ import xarray as xr
 from torch import nn
 
 import bayesgeom
-from bayesgeom.claims.claim import Claim
-from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.comparison import cell as cells
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.sites import RESID_PRE
@@ -74,7 +72,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     "compare": lambda folder: bayesgeom.compare(("transformer", "mlp"), "bijection", runs=folder, n=5),
     "diff": lambda folder: bayesgeom.diff(stored(folder), stored(folder / "b", lively(n_layers=1)), n=5),
     "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
-    "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
 }
 N_MODELS = {  # that are resolved, where that is not one
     "monitor.Monitor.report": 0,
@@ -109,13 +106,6 @@ def watched() -> Monitor:
     for step in (0, 1):
         watch(step)
     return watch
-
-
-def measured_shortly() -> Claim:
-    """B1 on few sequences of a small checkpoint."""
-    claim = load_claims()["B1"]
-    command = "bayesgeom diagnose mess3-small --probes calibration --n 5 --n-untrained 0"
-    return replace(claim, runs=(replace(claim.runs[0], command=command),))
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +146,7 @@ def callables_of(prefix: str, names: Iterable[str], home: object) -> Iterator[tu
 def measuring() -> set[str]:
     """Public functions and methods, of the package and of its public modules, that return a report or a diagnosis."""
     modules = {name: own for name in dir(bayesgeom) if inspect.ismodule(own := getattr(bayesgeom, name))}
-    assert modules.keys() == {"ablations", "claims", "monitor", "subspaces", "tasks"}
+    assert modules.keys() == {"ablations", "monitor", "subspaces", "tasks"}
     found = dict(callables_of("", dir(bayesgeom), bayesgeom))
     for name, module in modules.items():
         found |= dict(callables_of(f"{name}.", dir(module), module))

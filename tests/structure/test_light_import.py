@@ -55,7 +55,7 @@ def after_command(line: str) -> set[str]:
 
 
 HELP = ("diagnose --help", "ablate --help", "intervene --help")
-DESCRIPTIONS = ("checkpoints", "train", "reproduce --all", "reproduce")
+DESCRIPTIONS = ("checkpoints", "train")
 
 
 @pytest.fixture(scope="module")
