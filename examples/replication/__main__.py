@@ -13,6 +13,13 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "table": "claims.commands:table",
     "reproduce": "claims.commands:reproduce_claims",
     "record": "claims.commands:record_claims",
+    "em": "measurements:em",
+    "settling": "measurements:settling",
+    "criteria": "measurements:criteria",
+    "pass-thresholds": "measurements:pass_thresholds",
+    "write-strength": "measurements:write_strength",
+    "share-controls": "measurements:share_controls",
+    "swap-shares": "measurements:swap_shares",
 }
 
 
