@@ -31,13 +31,10 @@ Measure one model:
 
 Compare models and trainings:
 
-    compare                compare architectures on tasks
-    diff                   compare two models on the same sequences, or two diagnoses
-    replicate              measure mean and spread of a recipe over several trainings
+    compare                compare models on the same sequences, or saved diagnoses
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training
     em_experiment          compare an EM-like schedule with its controls
-    capacity_matched       return the config whose number of parameters matches a reference
     reproduce              run a claim's commands and compare with the recorded numbers
 
 Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training) and
@@ -59,9 +56,6 @@ if TYPE_CHECKING:
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
     from bayesgeom.claims.reproduction import reproduce as reproduce
-    from bayesgeom.comparison.difference import diff as diff
-    from bayesgeom.comparison.replication import replicate as replicate
-    from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import Selection as Selection
     from bayesgeom.diagnosis.recording import capture as capture
@@ -70,6 +64,7 @@ if TYPE_CHECKING:
     from bayesgeom.engines.executor import Batch as Batch
     from bayesgeom.engines.named import engine as engine
     from bayesgeom.experiments.em.run import em_experiment as em_experiment
+    from bayesgeom.generalization.comparison import compare as compare
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
@@ -82,7 +77,6 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.run import share_controls as share_controls
     from bayesgeom.interventions.run import write_strength as write_strength
     from bayesgeom.interventions.shares import swap_shares as swap_shares
-    from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
@@ -106,12 +100,10 @@ _HOMES = {
     "Transformer": "bayesgeom.models.native.transformer",
     "TransformerConfig": "bayesgeom.models.native.transformer",
     "as_model": "bayesgeom.models.resolve",
-    "capacity_matched": "bayesgeom.models.capacity",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.named_checkpoints",
-    "compare": "bayesgeom.comparison.run",
+    "compare": "bayesgeom.generalization.comparison",
     "diagnose": "bayesgeom.diagnosis.run",
-    "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
     "Batch": "bayesgeom.engines.executor",
     "engine": "bayesgeom.engines.named",
@@ -126,7 +118,6 @@ _HOMES = {
     "load_report": "bayesgeom.results.diagnosis",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
-    "replicate": "bayesgeom.comparison.replication",
     "reproduce": "bayesgeom.claims.reproduction",
     "share_controls": "bayesgeom.interventions.run",
     "swap_shares": "bayesgeom.interventions.shares",

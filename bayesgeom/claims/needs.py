@@ -8,7 +8,6 @@ from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.description import FINISHED
 from bayesgeom.models.named_checkpoints import checkpoints
-from bayesgeom.training.duration import as_duration, typical_seconds
 
 _INSTALLED = {"models/smollm2": "make real-model"}  # models that a command installs
 
@@ -92,5 +91,4 @@ def _way(name: str) -> str:
     except UnknownName:
         return f"No recipe makes {name!r} yet"
     option = f" --seed {seed}" if seed.isdecimal() else ""
-    time = as_duration(typical_seconds(found))
-    return f"Make {name!r} with `bayesgeom train {found.name}{option}` (about {time} on two cores in float32)"
+    return f"Make {name!r} with `bayesgeom train {found.name}{option}`"

@@ -1,9 +1,10 @@
 """The training queue: an ordered list of trainings with estimated times, and its progress in a folder of runs.
 
-Times are from `duration.typical_seconds`. Run one training at a time, in this order; continue a stopped one with
-`--resume`. One command trains all stages of a recipe.
+Run one training at a time, in this order; continue a stopped one with `--resume`. One command trains all stages of a
+recipe.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +14,21 @@ from typing import Literal, final
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
+from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.results.tables import aligned
-from bayesgeom.training.construction import constructed
-from bayesgeom.training.duration import SHORT, as_duration, n_tokens, typical_seconds
+from bayesgeom.training.duration import as_duration
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
-from bayesgeom.training.queued_sizes import PARAMETERS
-from bayesgeom.training.rates import network_of, sweep
 from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import recipe
 from bayesgeom.training.state import LOG, is_locked, read_log
+from examples.replication.training.construction import constructed
+from examples.replication.training.recipes import network_of, recipe, sweep
 
 State = Literal["finished", "shipped", "reported", "running", "stopped", "waiting", "another recipe"]
 DONE: tuple[State, ...] = ("finished", "shipped", "reported")
-# Finished trainings whose weights do not ship: KL in bits, from the report in `docs/readings/seeds-TASK/NAME` or, for
-# the sweep of learning rates, from the card `docs/readings/rates/NAME.md`.
+# Finished trainings whose weights do not ship: KL in bits, from the reports of single seeds or, for
+# the sweep of learning rates, from their cards.
 REPORTED: Mapping[str, float] = {
     "bijection-transformer-untied-seed1": 0.002297,
     "bijection-transformer-seed1": 0.001947,
@@ -92,6 +92,103 @@ REPORTED: Mapping[str, float] = {
     "recall-mlp-prefix-quarter-lr3": 3.068,
 }
 
+# Numbers of parameters, so that the status needs no network. A recipe at another learning rate (`…-quarter-lr3`) has
+# the network of the one that it is named after.
+PARAMETERS: Mapping[str, int] = {
+    "bijection-lstm": 601_728,
+    "bijection-mamba": 606_220,
+    "bijection-mamba2": 602_340,
+    "bijection-mlp": 606_424,
+    "bijection-rwkv": 604_422,
+    "bijection-transformer": 602_496,
+    "bijection-transformer-untied": 607_616,
+    "bijection-v20-refined": 2_677_248,
+    "bijection-v20-refined-sampled": 2_677_248,
+    "bijection-v20-untied": 2_684_928,
+    "hmm-lstm": 1_817_640,
+    "hmm-mamba": 1_831_508,
+    "hmm-mlp": 1_811_160,
+    "hmm-s5": 1_820_160,
+    "hmm-sampled-lstm": 1_817_640,
+    "hmm-sampled-transformer": 1_820_160,
+    "recall-16-lstm": 602_032,
+    "recall-16-mamba2": 600_932,
+    "recall-16-transformer": 602_112,
+    "recall-64-lstm": 661_232,
+    "recall-64-mamba2": 653_852,
+    "recall-64-transformer": 659_456,
+    "recall-lstm": 602_112,
+    "recall-mamba": 606_560,
+    "recall-mamba2": 603_036,
+    "recall-mlp": 610_504,
+    "recall-mlp-prefix": 604_464,
+    "recall-rwkv": 604_914,
+    "recall-transformer": 606_336,
+    "recurrence": 596_864,
+    "recurrence-first5": 596_864,
+    "recurrence-first5-labels1": 596_864,
+    "recurrence-first5-labels25": 596_864,
+    "recurrence-first5-labels5": 596_864,
+    "recurrence-opaque": 601_728,
+    "recurrence-p31": 598_656,
+    "repeats-lstm": 601_728,
+    "repeats-mamba": 606_220,
+    "repeats-mlp": 606_424,
+    "repeats-transformer": 602_496,
+    "slow-hmm-lstm": 1_238_760,
+    "slow-hmm-mamba": 1_234_684,
+    "slow-hmm-mlp-prefix": 1_228_144,
+    "slow-hmm-transformer": 1_234_048,
+}
+# Floating-point operations per second of a training step with 6e5 parameters, on two cores without AVX-512 in float32.
+# Fitted to the processor time of steps of the queue's trainings; larger networks use a processor better.
+_RATES = {
+    "transformer": 4.1e10,
+    "llama": 4.1e10,
+    "lstm": 6.6e10,
+    "mlp": 6.2e10,
+    "mamba": 2.9e10,
+    "mamba2": 1.7e10,
+    "rwkv": 1.7e10,
+}
+_SLOWEST, _RATED_PARAMETERS, _GROWTH = 1.7e10, 6e5, 0.25
+_GROWTHS = {"mamba": 0.45}  # architectures whose rate grows faster with size
+SHORT_SECONDS = 15 * 60
+# Recipes that took less than that with native bfloat16 products, on one core (`comparison.md`, "What it costs").
+SHORT = tuple(f"{task}-{own}" for task in ("bijection", "repeats", "recall") for own in ("transformer", "lstm", "mlp"))
+
+
+def typical_seconds(chosen: Recipe, size: int | None = None) -> float:
+    """Return the typical training time in seconds on two cores without AVX-512 in float32, including earlier stages.
+
+    Nothing is timed: the estimate counts six operations per parameter and token, at the architecture's rate. It is
+    within a factor of 1.4 of the times measured for the training queue.
+
+    Args:
+        chosen: The recipe.
+        size: Number of parameters. None: the network is built on no device and counted.
+
+    Example:
+        >>> as_duration(typical_seconds(recipe("bijection-lstm")))
+        '12 min 57 s'
+    """
+    if size is None:
+        size = n_parameters(chosen.model_config())
+    architecture = str(chosen.sizes.get("architecture"))
+    rate = _RATES.get(architecture, _SLOWEST) * (size / _RATED_PARAMETERS) ** _GROWTHS.get(architecture, _GROWTH)
+    return float(6 * size * n_tokens(chosen) / rate)
+
+
+def n_tokens(chosen: Recipe, steps: int | None = None) -> int:
+    """Return the number of tokens in the first `steps` steps of a training, counted from its first stage, or in all.
+
+    Example:
+        >>> n_tokens(recipe("bijection-lstm"), 10)
+        23680
+    """
+    sizes = (stage.batch_size_at(step) * stage.task.n_pos for stage in chosen.stages() for step in range(stage.steps))
+    return sum(itertools.islice(sizes, steps))
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +211,7 @@ class Queued:
     @property
     def command(self) -> str:
         """Command that runs this training."""
-        return f"bayesgeom train {self.recipe}" + (f" --seed {self.seed}" if self.seed else "")
+        return f"python -m examples.replication train {self.recipe}" + (f" --seed {self.seed}" if self.seed else "")
 
 
 @final
@@ -142,7 +239,7 @@ def queue() -> tuple[Queued, ...]:
 
     Example:
         >>> queue()[0].command
-        'bayesgeom train slow-hmm-transformer'
+        'python -m examples.replication train slow-hmm-transformer'
     """
     return tuple(Queued(recipe=name, seed=seed) for name, seed in _entries())
 
@@ -150,13 +247,13 @@ def queue() -> tuple[Queued, ...]:
 def progress(runs: Path = RUNS, entries: Sequence[Queued] | None = None) -> list[Progress]:
     """Return the state of each training: finished, shipped, reported, running, stopped, waiting or another recipe.
 
-    Reported trainings are finished and scored, but their weights do not ship; `bayesgeom train` makes them again.
+    Reported trainings are finished and scored, but their weights do not ship; `train` makes them again.
     Shipped and reported ones count as such also while their finished run is in the folder; others are finished. A run
     is running if a process holds its lock. It is of another recipe if it was started with other options, such as
-    `--steps`, or if its recipe cannot be read: `bayesgeom train` refuses to continue it.
+    `--steps`, or if its recipe cannot be read: `train` refuses to continue it.
 
     Args:
-        runs: The folder in which `bayesgeom train` writes.
+        runs: The folder in which trainings are saved.
         entries: Trainings to look for; by default the queue.
 
     Returns:

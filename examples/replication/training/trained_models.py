@@ -7,14 +7,13 @@ from typing import final
 
 from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import apart
-from bayesgeom.core.progress import progress_in
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.description import CONFIG, FINISHED, read_description
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.resolve import from_checkpoint
-from bayesgeom.training.loop import RECIPE, Pace, check_run, run_precision, train
-from bayesgeom.training.publish import publish
+from bayesgeom.training.loop import RECIPE, check_run
+from bayesgeom.training.publish import make_checkpoint
 from bayesgeom.training.recipe import Recipe, deciding
 
 
@@ -67,7 +66,7 @@ class TrainedModels:
         if absent and not there and not self.train_missing:
             raise UnknownName(
                 f"there is no checkpoint named {' or '.join(repr(own.name) for own in absent)}, neither shipped nor in "
-                f"{str(self.runs)!r}: omit --only-existing (Python: train_missing=True) to train missing ones there, "
+                f"{str(self.runs)!r}: omit --only-existing to train missing ones there, "
                 f"or request others."
             )
         to_train, missing = (absent, ()) if self.train_missing else ((), absent)
@@ -93,9 +92,7 @@ class TrainedModels:
         """Return the model of this recipe, trained first if it is missing. Errors are those of `plan`."""
         if recipe in self.plan([recipe]).to_train:
             out = self.runs / recipe.name
-            with progress_in(out):
-                module = train(recipe, out, resume=(out / RECIPE).exists(), pace=Pace())
-            publish(recipe, module, out / FINISHED, precision=run_precision(recipe, out, "auto"))
+            make_checkpoint(recipe, out, resume=(out / RECIPE).exists())
         return from_checkpoint(replace(load_checkpoint(self.path(recipe)), name=recipe.name))
 
     def path(self, recipe: Recipe) -> Path:

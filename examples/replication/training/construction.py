@@ -13,8 +13,8 @@ were trained for 150,000 steps of 64 sequences. So a failure here holds at this 
 from dataclasses import replace
 
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training.compared import sizes_of
 from bayesgeom.training.recipe import Recipe, staged
+from bayesgeom.training.recipes import RECIPES
 
 HORIZON = 5  # positions with a loss
 PERCENT = (1, 5, 25)  # of the later positions with a label
@@ -22,7 +22,7 @@ PERCENT = (1, 5, 25)  # of the later positions with a label
 _EARLY = Recipe(
     name="recurrence-early",
     task=ModularRecurrence(),
-    sizes=sizes_of("bijection", "transformer"),
+    sizes=RECIPES["bijection-transformer"].sizes,
     lr=2e-3,
     matrix_lr=0.01,
     steps=15_000,

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.comparison.cell import Cell, cell
-from bayesgeom.comparison.verdict import (
-    DISAGREE,
+from bayesgeom.core.numbers import number_text, percent_text
+from bayesgeom.models.native.state_size import state_floats
+from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
+from bayesgeom.results.estimators import mean_estimate, with_interval
+from bayesgeom.results.headline import Headline
+from bayesgeom.results.report import Report, headline_of
+from bayesgeom.results.tables import aligned, markdown
+from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
+from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
+from examples.replication.comparison.cell import Cell, cell
+from examples.replication.comparison.scores import CONTEXT_FREE, Scores
+from examples.replication.comparison.verdict import (
     LIMITED,
-    NOT_DECIDED,
     NOT_TESTABLE,
     PRIMITIVE_OF,
     PUBLISHED,
@@ -28,36 +36,10 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.numbers import number_text, percent_text
-from bayesgeom.models.native.state_size import state_floats
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.estimators import mean_estimate, with_interval
-from bayesgeom.results.findings import FEWEST
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned, markdown
-from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
-from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
-from bayesgeom.training.scores import Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-CONTEXT_FREE = "context-free"
-NOTHING, _OPEN = "nothing published", f"{NOT_DECIDED}: "
-_AGAINST_PUBLISHED = {  # the standing of a cell, below its verdict
-    "as published": "as published",
-    "as published at these sizes": "as published, at these sizes",
-    "contradicts": "contradicts the published verdict",
-    "differs at these sizes": "differs from the published verdict, at these sizes",
-}
-_ORDER = ("realized", "limited", "not realized", NOT_DECIDED, NOT_TESTABLE)  # of the findings
-_TOLD = {
-    "realized": "The tested primitive is realized on {}.",
-    "limited": "The tested primitive is limited on {}.",
-    "not realized": "The tested primitive is not realized on {}.",
-    NOT_TESTABLE: f"No verdict is possible on {{}}: the last {TRANSPORT_WINDOW} symbols nearly give the posterior.",
-}
 EXACT_BITS = 1e-6  # a baseline this close to the posterior is exact
 
 
@@ -151,202 +133,53 @@ class ComparisonReport(Report):
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def headlines(self) -> Sequence[Headline]:
-        full, found = self._full_rulings(), self._told()
-        rows = zip(self.checkpoints, full, self.published, self.standings, self.is_check, strict=True)
-        lines = [
+        rulings = zip(self.checkpoints, self.verdicts, self.cell_verdicts, self.is_check, strict=True)
+        found = [outcome if is_check else of_cell for _, outcome, of_cell, is_check in rulings]
+        shares = [
             replace(
-                self._share_headline(index, f"{name}, share closed"),
-                ruling=ruling,
-                published=published or NOTHING,
-                caveat="check at twice the budget" if is_check else _AGAINST_PUBLISHED.get(stands, ""),
-                short_label=f"share of the gap closed ({name})",
+                headline_of(self, "share_closed", (index,), f"{name}, share closed"), verdict="", ruling=found[index]
             )
-            for index, (name, ruling, published, stands, is_check) in enumerate(rows)
+            for index, name in enumerate(self.checkpoints)
         ]
-        for place, (index, (finding, subject)) in enumerate(found.items()):
-            lines[index] = replace(lines[index], finding=finding, place=place, short_label=subject)
-        memories = [self._memory_headline(index, full[index]) for index in self._transporting()]
-        nearest = np.argsort(self.kl_bits.value, kind="stable")[: max(0, FEWEST - len(found))]
-        distances = [
-            replace(headline_of(self, "kl_bits", (at,), f"{name}, KL"), short_label=f"KL of {name}")
-            for at, name in ((int(at), self.checkpoints[at]) for at in nearest)
-        ]
-        return (*lines, *memories, *distances)
+        return (*shares, *(self._memory(index, found[index]) for index in self._transporting()))
 
-    def conclusion(self) -> str:
-        first, *others = (finding for finding, _ in self._told().values())
-        return f"{first}{self._open_cells() if others else ''}"
-
-    def _open_cells(self) -> str:
-        """How many cells have no verdict, as a sentence with a space before it; "" if all have one."""
-        rows = zip(self._cells(), self.cell_verdicts, strict=True)
-        of_cell = {cell: found for cell, found in rows if not cell[-1]}
-        n_open = sum(found.startswith(NOT_DECIDED) for found in of_cell.values())
-        n_untestable = sum(found == NOT_TESTABLE for found in of_cell.values())
-        counts = [
-            f"{n} {'is' if n == 1 else 'are'} {what}"
-            for n, what in ((n_open, "not decided"), (n_untestable, "not testable"))
-            if n
-        ]
-        cells = f"{len(of_cell)} cells (one architecture on one task each)"
-        return f" Of {cells}, {' and '.join(counts)}." if counts else ""
-
-    def _told(self) -> dict[int, tuple[str, str]]:
-        """One finding per verdict, and one for cells whose trainings disagree, with the subject of its number.
-
-        The key is the training that shows the number. Decided verdicts come first, and tasks that test nothing last.
-        """
-        alike: dict[tuple[str, str], list[int]] = {}
-        for index, (ruling, outcome, of_cell) in enumerate(
-            zip(self._rulings(), self.verdicts, self.cell_verdicts, strict=True)
-        ):
-            is_split = of_cell.startswith(DISAGREE) and ruling == NOT_DECIDED
-            alike.setdefault((ruling, of_cell if is_split else outcome), []).append(index)
-        found: dict[int, tuple[str, str]] = {}
-        needs = f"; transport needs more than {TRANSPORT_WINDOW}"  # stated once, where a page first reads a memory
-        for ruling, outcome in sorted(alike, key=lambda own: tuple(map(_place, own))):
-            places = alike[ruling, outcome]
-            memory = self._memory_sentence(places)
-            finding = f"{self._finding(places, ruling, outcome)}{f' {memory}{needs}.' if memory else ''}"
-            index = self._hardest(places, outcome)
-            which = "" if len(places) == 1 else "lowest " if outcome == "realized" else "highest "
-            found[index] = finding, f"{which}share of the gap closed ({self.checkpoints[index]})"
-            needs = "" if memory else needs
-        return found
-
-    def _share_headline(self, index: int, label: str) -> Headline:
-        """The share closed by one training next to the strongest and the context-free baseline; the rule decides."""
-        line = headline_of(self, "share_closed", (index,), label)
-        strongest, *others = line.baseline_name.split("; ")
-        free = [own for own in others if own.endswith(f"({CONTEXT_FREE})")]
-        return replace(line, verdict="", baseline_name="; ".join([strongest, *free]))
-
-    def _transporting(self, places: Sequence[int] | None = None) -> list[int]:
-        """The trainings, of all or of `places`, whose verdict follows from effective memory."""
-        chosen = range(len(self.checkpoints)) if places is None else places
-        found = [index for index in chosen if self.task_of[index] in TRANSPORT_TASKS]
-        return [index for index in found if self.window_gap_bits[index] >= TRANSPORT_BITS]
-
-    def _memory_headline(self, index: int, ruling: str) -> Headline:
+    def _memory(self, index: int, ruling: str) -> Headline:
         """The effective memory of one training, with the width that transport has to exceed as its baseline."""
-        name = self.checkpoints[index]
-        line = headline_of(self, "memory_symbols", at=(index,), label=f"{name}, effective memory")
-        line = replace(line, short_label=f"effective memory of {name}", verdict="", ruling=ruling)
-        return replace(line, baseline=float(TRANSPORT_WINDOW), baseline_name="transport needs more")
+        line = headline_of(self, "memory_symbols", at=(index,), label=f"{self.checkpoints[index]}, effective memory")
+        needed = {"baseline": float(TRANSPORT_WINDOW), "baseline_name": "transport needs more"}
+        return replace(line, verdict="", ruling=ruling, **needed)
 
-    def _hardest(self, places: Sequence[int], outcome: str) -> int:
-        """The training that comes closest to another verdict: the lowest share if realized, else the highest."""
-        worst = min if outcome == "realized" else max
-        return worst(places, key=lambda index: float(self.share_closed.value[index]))
-
-    def _finding(self, places: Sequence[int], ruling: str, outcome: str) -> str:
-        """A sentence on trainings with one verdict: their cells, why it is open, and where the papers differ."""
-        if outcome.startswith(DISAGREE):
-            return f"Seeds disagree on {self._seeds(places)}."
-        named = self._named(places)
-        if ruling != outcome:
-            reasons = dict.fromkeys(self.cell_verdicts[index].removeprefix(_OPEN) for index in places)
-            why = " or ".join(reasons)
-            return f"On {named}, the tested primitive is {outcome} in these trainings, but {why} cannot decide a cell."
-        told = _TOLD.get(outcome, f"The tested primitive cannot be judged on {{}}: {outcome.removeprefix(_OPEN)}.")
-        differ = ""
-        for stands, how in (("contradicts", ""), ("differs at these sizes", ", at other sizes,")):
-            if own := [index for index in places if self.standings[index] == stands]:
-                differ += f" The published verdict{how} differs for {self._named(own)}."
-        return f"{told.format(named)}{differ}"
-
-    def _seeds(self, places: Sequence[int]) -> str:
-        """The verdicts of the trainings of each cell: "recall (lstm): limited in 2 of 3 trainings (a, b), …"."""
-        cells: dict[str, list[int]] = {}
-        for index in places:
-            cells.setdefault(self._named([index]), []).append(index)
-        texts = []
-        for cell_name, own in cells.items():
-            named: dict[str, list[str]] = {}
-            for index in own:
-                named.setdefault(self.verdicts[index], []).append(self.checkpoints[index])
-            counts = [
-                f"{found} in {len(names)} of {len(own)} trainings ({', '.join(names)})"
-                for found, names in named.items()
-            ]
-            texts.append(f"{cell_name}: {', '.join(counts)}")
-        return "; ".join(texts)
-
-    def _memory_sentence(self, places: Sequence[int]) -> str:
-        """What decides transport, without a period; "" if no training tests it. Names its cells among others."""
-        own = self._transporting(places)
-        known = [float(self.memory_symbols.value[index]) for index in own]
-        if not known or np.isnan(known).any():
-            return ""
-        ends = " to ".join(number_text(value) for value in dict.fromkeys((min(known), max(known))))
-        where = "" if own == list(places) else f" on {self._named(own)}"
-        return f"Effective memory{where} is {ends} symbol{'s' * (ends != '1')}"
-
-    def _named(self, places: Sequence[int]) -> str:
-        """The cells of trainings, by task: "bijection (transformer, lstm), recall (transformer)"."""
-        of_task: dict[str, dict[str, None]] = {}
-        for index in places:
-            name = f"{self.architecture_of[index]}{', twice the budget' if self.is_check[index] else ''}"
-            of_task.setdefault(self.task_of[index], {})[name] = None
-        return ", ".join(f"{task} ({', '.join(names)})" for task, names in of_task.items())
-
-    def _rulings(self) -> tuple[str, ...]:
-        """The verdict on the cell of each checkpoint in short; a check has its own."""
-
-        def ruling(outcome: str, cell: str, is_check: bool) -> str:
-            is_open = cell.startswith(NOT_DECIDED) and not outcome.startswith(NOT_DECIDED)
-            return NOT_DECIDED if is_open and not is_check else outcome
-
-        return tuple(map(ruling, self.verdicts, self.cell_verdicts, self.is_check))
-
-    def _full_rulings(self) -> list[str]:
-        """The verdict on the cell of each checkpoint, and that on the training where the cell's is open.
-
-        Where seeds disagree, the finding states the verdict on each training: one of them would look like the cell's.
-        """
-        both = zip(self._rulings(), self.verdicts, self.cell_verdicts, strict=True)
-        return [
-            ruling if ruling == outcome or of_cell.startswith(DISAGREE) else f"{ruling} ({outcome})"
-            for ruling, outcome, of_cell in both
-        ]
+    def _transporting(self) -> list[int]:
+        """The trainings whose verdict follows from effective memory."""
+        rows = enumerate(zip(self.task_of, self.window_gap_bits, strict=True))
+        return [index for index, (task, gap) in rows if task in TRANSPORT_TASKS and gap >= TRANSPORT_BITS]
 
     def plot(self) -> "Figure":
-        from bayesgeom.comparison.drawing import comparison_figure
-        from bayesgeom.results.captions import with_captions
+        from bayesgeom.charts.cells import add_cells, stacked
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.results.theme import BASELINE, label_axes, panels
 
-        untestable = self._untestable()
-        primitives = [
+        untestable = [
+            task for task, outcome in zip(self.task_of, self.verdicts, strict=True) if outcome == NOT_TESTABLE
+        ]
+        rows = [
             f"{task}<br>({PRIMITIVE_OF[task].replace(' and ', '<br>and ')}{',<br>not testable' * (task in untestable)})"
             for task in self.tasks
         ]
-        models = (self.checkpoints, self.share_closed)
-        figure = comparison_figure(self.title, self.share_by_task(), primitives, self.architectures, models)
-        return with_captions(figure, self._captions(untestable))
-
-    def _untestable(self) -> tuple[str, ...]:
-        """Return the tasks on which no verdict is possible, because a baseline without the primitive suffices."""
-        rows = zip(self.task_of, self.verdicts, strict=True)
-        return tuple(dict.fromkeys(task for task, outcome in rows if outcome == NOT_TESTABLE))
-
-    def _captions(self, untestable: Sequence[str]) -> tuple[str, str]:
-        """Return what map and rows show on the tasks that can be tested: others are no evidence."""
-        others = ", ".join(untestable)
-        without = f" Not counted, because it cannot be tested here: {others}." if untestable else ""
-        rows = [index for index, task in enumerate(self.task_of) if task not in untestable]
-        if not rows:
-            none = f"No verdict follows from these {len(self.checkpoints)} trainings."
-            return f"{none}{without}", none
-        shares = self.share_by_task()[[task not in untestable for task in self.tasks]]
-        known = shares[np.isfinite(shares)]
-        closed, least = (int((known >= level).sum()) for level in (REALIZED, LIMITED))
-        cells = (
-            f"Of {len(known)} cells, {closed} close at least {percent_text(REALIZED)} of the gap, "
-            f"{len(known) - least} less than {percent_text(LIMITED)}.{without}"
+        levels = ((0.0, CONTEXT_FREE), (LIMITED, "limited"), (REALIZED, "realized"))
+        named = ", ".join(f"{name} {level:g}" for level, name in levels)  # on the lines, the names would cover rows
+        titles = ("Share of the gap closed (context-free predictor: 0)", f"Every trained model (dotted lines: {named})")
+        figure = panels(self.title, titles, n_columns=1)
+        add_cells(figure, (1, 1), self.share_by_task(), rows, self.architectures, absent="not<br>trained")
+        label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
+        low, high = self.share_closed.ends
+        shown = np.maximum(self.share_closed.value, -0.25)  # a model may be worse than that predictor by any amount
+        add_forest(
+            figure, (2, 1), self.checkpoints, shown, (np.maximum(low, -0.25), high), unit="share closed", baseline=None
         )
-        ends = [pick(rows, key=lambda index: float(self.share_closed.value[index])) for pick in (max, min)]
-        texts = [f"{self.checkpoints[index]}, {self.share_closed[index].text()}" for index in ends]
-        of = f"Share closed, without {others}" if others else "Share closed"
-        return cells, f"{of}. Largest: {texts[0]}; smallest: {texts[1]}."
+        for level, _ in levels:
+            figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1}, row=2, col=1)
+        return stacked(figure, (80 * len(self.tasks) + 60, 28 * len(self.checkpoints) + 60))
 
     def table(self, *, is_markdown: bool = False) -> str:
         """Return two tables, measurements and terms, and the rule, as text or Markdown."""
@@ -460,11 +293,6 @@ def comparison_report(
         window_gap_bits=np.array([own.window_gap_bits for own in scores]),
         n=len(kl),
     )
-
-
-def _place(verdict: str) -> int:
-    """Return the place of a verdict among the findings: decided, open, not testable."""
-    return _ORDER.index(NOT_DECIDED if verdict.startswith(NOT_DECIDED) else verdict)
 
 
 def task_baselines(

@@ -3,11 +3,34 @@
 from dataclasses import dataclass
 from typing import final
 
-from bayesgeom.comparison.verdict import has_published_sizes
 from bayesgeom.core.errors import unknown_name
-from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST, architectures_of, compared
-from bayesgeom.training.rates import CHOSEN, MULTIPLES, SEARCHED, at_rates
 from bayesgeom.training.recipe import Recipe
+from examples.replication.comparison.verdict import has_published_sizes
+from examples.replication.training.recipes import (
+    ALL_TASKS,
+    ARCHITECTURES,
+    CHOSEN,
+    MULTIPLES,
+    ON_REQUEST,
+    architectures_of,
+    at_rates,
+    compared,
+    lengthened,
+)
+
+_COMMON = "none: one setting for all, chosen on the transformer"
+_STAGED = "none: rates and the pooled first stage were tuned on the transformer"
+_DECAY = "none: the decay schedule was tuned on the transformer"
+_SEARCHED = {  # how the hyperparameters of each row were found, without a chosen multiple
+    "bijection": _COMMON,
+    "repeats": _STAGED,
+    "recall": _STAGED,
+    "recall-16": _STAGED,
+    "recall-64": _STAGED,
+    "hmm": _DECAY,
+    "hmm-sampled": _DECAY,
+    "slow-hmm": _COMMON,
+}
 
 
 @final
@@ -38,7 +61,7 @@ class Cell:
     @property
     def rate_search(self) -> str:
         """How the hyperparameters of this row were chosen."""
-        return f"{self.rate_trials} rates each" if self.rate_trials else SEARCHED[self.task]
+        return f"{self.rate_trials} rates each" if self.rate_trials else _SEARCHED[self.task]
 
     @property
     def targets(self) -> str:
@@ -74,5 +97,5 @@ def cell(task: str, architecture: str, *, seed: int = 0, is_check: bool = False)
         recipe = at_rates(recipe, CHOSEN[architecture])
     recipe = recipe.reseeded(seed)
     return Cell(
-        task=task, architecture=architecture, recipe=recipe.lengthened(2) if is_check else recipe, is_check=is_check
+        task=task, architecture=architecture, recipe=lengthened(recipe, 2) if is_check else recipe, is_check=is_check
     )

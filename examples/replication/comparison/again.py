@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.comparison.cell import Cell, cell
-from bayesgeom.comparison.report import (
-    CONTEXT_FREE,
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.results.estimate import ROUNDING, Estimate
+from bayesgeom.results.estimators import stacked
+from bayesgeom.results.report import with_provenance
+from examples.replication.comparison.cell import Cell, cell
+from examples.replication.comparison.report import (
     ComparisonReport,
     shares_of,
     sizes,
@@ -19,13 +22,8 @@ from bayesgeom.comparison.report import (
     task_baselines,
     verdict_on,
 )
-from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import ROUNDING, Estimate
-from bayesgeom.results.estimators import stacked
-from bayesgeom.results.report import with_provenance
-from bayesgeom.training.compared import ALL_TASKS, ARCHITECTURES, ON_REQUEST
-from bayesgeom.training.scores import Levels, levels
+from examples.replication.comparison.scores import CONTEXT_FREE, Levels, levels
+from examples.replication.training.recipes import ALL_TASKS, ARCHITECTURES, ON_REQUEST
 
 _TEXTS = (
     "checkpoints",
@@ -42,7 +40,7 @@ _TEXTS = (
 _ESTIMATES = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_known", "memory_symbols")
 
 
-def restated(path: Path) -> Diagnosis:
+def restated(path: Path) -> ComparisonReport:
     """Read a saved comparison and recompute its terms, baselines and verdicts by the current rules.
 
     Scores and effective memory do not change. Baselines are scored on the same sequences. Where the best context-free
@@ -54,11 +52,11 @@ def restated(path: Path) -> Diagnosis:
     Raises:
         OutputFault: The directory holds no readable comparison.
     """
-    diagnosis = Diagnosis.load(path)
-    return _restated(_comparison(diagnosis, path), diagnosis.provenance)
+    old = ComparisonReport.load(path)
+    return _restated(old, old.provenance)
 
 
-def _restated(old: ComparisonReport, provenance: Mapping[str, Any]) -> Diagnosis:
+def _restated(old: ComparisonReport, provenance: Mapping[str, Any]) -> ComparisonReport:
     arguments = provenance["arguments"]
     rows = zip(old.task_of, old.architecture_of, old.checkpoints, old.is_check, strict=True)
     cells = [_cell(*row) for row in rows]
@@ -89,7 +87,7 @@ def _restated(old: ComparisonReport, provenance: Mapping[str, Any]) -> Diagnosis
         ),
         window_gap_bits=np.array([known.window_gap_bits for known in found]),
     )
-    return Diagnosis.of(with_provenance(report, provenance))
+    return with_provenance(report, provenance)
 
 
 def _least_context_free(old: ComparisonReport, found: Sequence[Levels]) -> Float[np.ndarray, " checkpoint"]:
@@ -109,13 +107,6 @@ def _from_level(shares: Estimate, ratio: Float[np.ndarray, " checkpoint"]) -> Es
     return own.mapped(lambda share: np.where(ratio == 1, share, 1 - (1 - share) * ratio))
 
 
-def _comparison(diagnosis: Diagnosis, path: Path) -> ComparisonReport:
-    report = diagnosis.reports.get(ComparisonReport.name)
-    if not isinstance(report, ComparisonReport):
-        raise OutputFault(f"{path} holds no report of `bayesgeom compare`; it holds {', '.join(diagnosis)}.")
-    return report
-
-
 def _cell(task: str, architecture: str, checkpoint: str, is_check: bool) -> Cell:
     """Return the cell of a row; its seed is read from the checkpoint's name."""
     return cell(task, architecture, seed=_seed(checkpoint), is_check=is_check)
@@ -127,7 +118,7 @@ def _seed(checkpoint: str) -> int:
     return int(after.split("-")[0]) if has_seed else 0
 
 
-def with_rows_of(path: Path, new: ComparisonReport, *, saved: ComparisonReport | None = None) -> Diagnosis:
+def with_rows_of(path: Path, new: ComparisonReport, *, saved: ComparisonReport | None = None) -> ComparisonReport:
     """Return a comparison with the rows of a saved one for models that the new one lacks, and verdicts on all of them.
 
     It serves for trainings whose weights are no longer there, such as seeds that do not ship. Scores and effective
@@ -193,9 +184,8 @@ def joinable(path: Path, *, n: int, seed: int) -> ComparisonReport:
         OutputFault: The directory holds no readable comparison.
         InvalidArgument: It was scored on other sequences.
     """
-    saved = Diagnosis.load(path)
-    old = with_provenance(_comparison(saved, path), saved.provenance)
-    before = {name: saved.provenance["arguments"][name] for name in ("n", "seed")}
+    old = ComparisonReport.load(path)
+    before = {name: old.provenance["arguments"][name] for name in ("n", "seed")}
     if before != (now := {"n": n, "seed": seed}):
         raise InvalidArgument(f"{path} was scored on other sequences ({before} against {now}). Use its --n and --seed.")
     return old
@@ -203,7 +193,7 @@ def joinable(path: Path, *, n: int, seed: int) -> ComparisonReport:
 
 def _place(report: ComparisonReport, index: int) -> tuple[bool, int, int, int]:
     """Return where a row stands: checks last, then by task, architecture and seed."""
-    at_task = tuple(ALL_TASKS).index(report.task_of[index])
+    at_task = ALL_TASKS.index(report.task_of[index])
     at_architecture = (*ARCHITECTURES, *ON_REQUEST).index(report.architecture_of[index])
     return report.is_check[index], at_task, at_architecture, _seed(report.checkpoints[index])
 

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.numbers import number_text
-from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
@@ -16,7 +15,7 @@ from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.storage import quantities_of
 from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.bootstrap import seed_interval
-from bayesgeom.training.scores import Scores
+from examples.replication.comparison.scores import Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -162,7 +161,10 @@ def _mean(own: Estimate) -> Estimate:
     """Return the mean over trainings with Student's interval."""
     free = float(own.baseline(CONTEXT_FREE).value.mean())
     level = Baseline.of("baseline", CONTEXT_FREE, free)
-    return over_trainings(own.value.mean(), seed_interval(own.value), n=len(own.value), baselines=[level])
+    n = len(own.value)
+    why_not = "one training has no interval over trainings" if n < 2 else ""
+    ends = seed_interval(own.value)
+    return Estimate.of(own.value.mean(), ends, resampled="trainings", n=n, baselines=[level], why_not=why_not)
 
 
 def _spread(own: Estimate) -> Estimate:

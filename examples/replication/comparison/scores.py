@@ -27,7 +27,7 @@ from bayesgeom.stats.memory import (
 )
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
-from bayesgeom.training.baselines import context_aware
+from bayesgeom.tasks.bijection import Bijection, shown_before, uniform_on
 
 N_SCORED = 2_000
 N_REFERENCE = 1_024  # sequences behind the best context-free predictor
@@ -179,6 +179,19 @@ def context_free(task: WindTunnel, *, seed: int) -> dict[str, Float64[Tensor, "q
         total, n = total + block.at_scored(block.predictive).sum(dim=0), n + len(block)
     average = total / n
     return {_AVERAGE: average, _UNIFORM: torch.full_like(average, 1 / average.shape[-1])}
+
+
+def context_aware(task: WindTunnel, trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
+    """Return the task's own baselines, and for a bijection whose keys never return `bag_of_values`.
+
+    It is uniform on the values not shown yet, which is exact there: that row tests accumulation only, and `diagnose`
+    does not compare with it. If keys return, the task's own `key_membership` is the strongest.
+    """
+    known = dict(task.baseline_predictives(trials))
+    if isinstance(task, Bijection) and not task.repeats:
+        values = trials.at_scored(trials.labels) - task.n_values
+        known["bag_of_values"] = uniform_on(~shown_before(values, task.n_values))
+    return known
 
 
 def _expanded(

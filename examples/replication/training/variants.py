@@ -6,7 +6,7 @@ starts as ALiBi and learns slope and exponent of every head; `gaussian` is the f
 slopes. `no-top-attention` is `learned` without attention in the top two layers.
 
 Tasks are small, so a variant trains in minutes. `hmm` has three hidden states and ten steps. `recall` has four pairs
-and eight filler tokens, learned in two stages as in `training.compared`. In `recall-mixed`, batches alternate between
+and eight filler tokens, learned in two stages as in `training.recipes`. In `recall-mixed`, batches alternate between
 all distances from zero to eight filler tokens, because a network that saw one distance has no reason to generalize.
 """
 

@@ -8,8 +8,8 @@ from bayesgeom.core.numbers import percent_text
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.training.duration import SHORT, SHORT_SECONDS, typical_seconds
 from bayesgeom.training.recipe import Recipe
+from examples.replication.training.queue import SHORT, SHORT_SECONDS, typical_seconds
 
 NOT_DECIDED = "not decided"  # the beginning of every such verdict; the reason follows
 Verdict = Literal["realized", "limited", "not realized"]
@@ -100,11 +100,11 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
 def seeds_required(recipe: Recipe, n_parameters: int) -> int:
     """Return the number of trainings that a verdict on the recipe's cell requires: 3 if one is short, else 2.
 
-    Recipes that were timed with native bfloat16 are judged by that time (`training.duration.SHORT`), others by the
+    Recipes that were timed with native bfloat16 are judged by that time (`training.queue.SHORT`), others by the
     estimate for float32 without AVX-512.
 
     Example:
-        >>> from bayesgeom.training.recipes import recipe
+        >>> from examples.replication.training.recipes import recipe
         >>> seeds_required(recipe("repeats-lstm"), 562_000), seeds_required(recipe("recall-mamba"), 568_000)
         (3, 2)
     """
