@@ -9,7 +9,7 @@ import torch
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
-from bayesgeom.commands.train import assignments, resized
+from bayesgeom.commands.train import assignments
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.plugins import discover
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
@@ -17,7 +17,7 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipe import Recipe, resized
 from bayesgeom.training.recipes import recipe
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 from tests.test_cli import folder

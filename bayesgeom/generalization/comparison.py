@@ -55,7 +55,7 @@ _LABELS = (
     ("cross-entropy on the labels", "bits", "lower"),
     ("accuracy", "", "higher"),
 )
-_EXACT_IS_0 = SCORES[:3]  # scores whose exact value is 0, so that a share of the gap to it can be closed
+_EXACT_IS_0 = SCORES[:2]  # scores whose exact value is 0, so that a share of the gap to it can be closed
 _KEYWORDS = frozenset({"architectures", "tasks", "seeds", "runs", "train_missing", "executor"})
 
 
@@ -76,8 +76,8 @@ class CompareReport(Report):
     about: ClassVar[str] = (
         "All models were scored on the same sequences. Each row of differences is the value of one model minus that of "
         "another; 0 is no difference. Paired intervals come from the differences of single sequences, which removes "
-        "the variation between sequences. Conservative intervals come from the ends of both intervals: they are wider, and "
-        "hold for any correlation. Heads with the same index need not correspond in separately trained networks. The "
+        "the variation between sequences. Conservative intervals come from the ends of both intervals: they are wider, "
+        "and hold for any correlation. Heads with the same index need not correspond in separately trained networks. The "
         "map shows the share of the gap between the uniform predictor (0) and the exact posterior (1) that is closed."
     )
 

@@ -5,7 +5,6 @@ import pytest
 
 from bayesgeom.core.json_values import encoded
 from bayesgeom.dynamics.again import decided_again
-from bayesgeom.dynamics.replication import ReplicationReport
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.results.diagnosis import Diagnosis
@@ -13,7 +12,7 @@ from bayesgeom.results.findings import findings
 from bayesgeom.results.page import section_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
-from tests.pages import READINGS, named_rows, numbers, rows, section
+from tests.pages import READINGS, numbers, rows, section
 
 PAGE = section("dynamics.md", "Readings")
 
@@ -138,18 +137,3 @@ def test_single_trainings_decide_nothing(name: str) -> None:
     curves, settled = reading(f"dynamics-{name}")
     assert settled.verdicts[0].startswith("cannot decide")
     assert f"{float(curves.kl_bits[0, -1]):.4f}" in PAGE
-
-
-@pytest.mark.parametrize(("recipe", "name"), [("hmm-variant-learned", "seeds-hmm"), ("sticky-small", "seeds-sticky")])
-def test_rows_over_seeds_are_their_reports(recipe: str, name: str) -> None:
-    found = Diagnosis.load(READINGS / name)["replication"]
-    assert isinstance(found, ReplicationReport) and len(found.replicas) == 5 and not found.missing
-    trainings, kl, kl_spread, error, error_spread, _ = named_rows(PAGE)[recipe]
-    assert numbers(trainings) == [5]
-    for cell, known in (
-        (kl, [float(found.mean_kl_bits), *map(float, found.mean_kl_bits.ends)]),
-        (kl_spread, [float(found.spread_kl_bits)]),
-        (error, [float(found.mean_entropy_mae_bits), *map(float, found.mean_entropy_mae_bits.ends)]),
-        (error_spread, [float(found.spread_entropy_mae_bits)]),
-    ):
-        np.testing.assert_allclose(numbers(cell), known, rtol=0.06, atol=6e-5 if known[0] >= 1e-3 else 0)

@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bayesgeom
-from bayesgeom.comparison.replication import replicate
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.dynamics.replication import CONTEXT_FREE, ReplicationReport
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.training import publish
-from bayesgeom.training.trained_models import TrainedModels
+from examples.replication.comparison.replication import CONTEXT_FREE, ReplicationReport
+from examples.replication.comparison.run import replicate
+from examples.replication.training.trained_models import TrainedModels
 from tests.dynamics.trainings import a_recipe
+from tests.pages import READINGS
 
 RECIPE = a_recipe(steps=5, batch_size=4, warmup=1, snapshots=0)
 
@@ -56,7 +55,7 @@ def test_mean_and_spread_are_over_seeds(trained: tuple[Path, ReplicationReport])
 def test_it_is_saved_drawn_and_printed(trained: tuple[Path, ReplicationReport], tmp_path: Path) -> None:
     _, report = trained
     report.save(tmp_path / "out")
-    loaded = Diagnosis.load(tmp_path / "out")[ReplicationReport]
+    loaded = ReplicationReport.load(tmp_path / "out")
     assert loaded.table() == report.table()
     names = {trace.name for trace in report.plot().data}
     assert set(report.replicas) <= names and "mean over seeds" in report.plot().data[-2].y
@@ -70,7 +69,7 @@ def test_what_is_not_there_is_named(trained: tuple[Path, ReplicationReport], tmp
     with pytest.raises(UnknownName, match=r"no checkpoint named 'small' or 'small-seed1'"):
         replicate(RECIPE, seeds=2, runs=tmp_path, n=16, train_missing=False)
     with pytest.raises(UnknownName, match=r"no recipe named 'chess'"):
-        bayesgeom.replicate("chess")
+        replicate("chess")
     with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, must be an integer of at least 1"):
         replicate(RECIPE, seeds=0)
     with pytest.raises(CheckpointFault, match=r"made by a different recipe than the current small"):
@@ -83,3 +82,12 @@ def test_a_seed_that_another_recipe_made_is_refused_before_anything_is_trained(t
     with pytest.raises(CheckpointFault, match=r"made by a different recipe than the current small-seed2"):
         three(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["small-seed2"]
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("hmm-variant-learned", "seeds-hmm"), ("sticky-small", "seeds-sticky")])
+def test_committed_reports_are_of_five_seeds(recipe: str, name: str) -> None:
+    found = ReplicationReport.load(READINGS / name)
+    assert found.recipe == recipe and len(found.replicas) == 5 and not found.missing
+    kl = found.kl_bits.value
+    assert float(found.mean_kl_bits) == pytest.approx(kl.mean())
+    assert tuple(map(float, found.mean_kl_bits.ends)) == pytest.approx(tuple(map(float, seed_interval(kl))))

@@ -1,12 +1,11 @@
-"""Cells of the comparison's heat map."""
+"""Cells of a heat map."""
 
 import numpy as np
 import pytest
 from plotly.colors import find_intermediate_color
 
-from bayesgeom.comparison.drawing import _cell_text, comparison_figure
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.theme import SHADES, rgb
+from bayesgeom.charts.cells import _cell_text, add_cells
+from bayesgeom.results.theme import SHADES, panels, rgb
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,9 @@ def test_the_text_of_every_cell_can_be_read_on_its_color() -> None:
     assert contrast((255, 255, 255), (83, 144, 199)) == pytest.approx(3.4, abs=0.05)  # the reference sees the defect
     shares = np.linspace(-0.3, 1.0, 1301).reshape(1, -1)
     names = [f"model {i}" for i in range(shares.size)]
-    closed = Estimate.of(np.zeros(1), (np.zeros(1), np.ones(1)))
-    cells, text, *_ = comparison_figure("title", shares, ["task"], names, (["one"], closed)).data
+    figure = panels("title", ("map",))
+    add_cells(figure, (1, 1), shares, ["task"], names)
+    cells, text = figure.data
     assert list(cells.colorscale) == list(SHADES) and (cells.zmin, cells.zmax) == (0, 1)
     found = [contrast(cell_color(share), rgb(ink)) for share, ink in zip(cells.z[0], text.textfont.color, strict=True)]
     assert len(found) == shares.size and min(found) >= 4.5

@@ -1,4 +1,4 @@
-"""Training on a part of the labels, and the recipes on the modular recurrence."""
+"""Training on a part of the labels."""
 
 import json
 from dataclasses import replace
@@ -12,17 +12,13 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop
-from bayesgeom.training.compared import sizes_of
-from bayesgeom.training.construction import HORIZON, PERCENT, constructed
 from bayesgeom.training.labels import labeled
 from bayesgeom.training.loop import Pace, loss_nats, train
-from bayesgeom.training.queue import queue
 from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
-from bayesgeom.training.recipes import RECIPES, recipe
+from bayesgeom.training.recipes import RECIPES
 
 QUIET = Pace(quiet=True)
 TINY = Recipe(
@@ -130,25 +126,3 @@ def test_recipes_without_these_fields_read_as_ever() -> None:
 def test_impossible_horizons_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         replace(TINY, **change)
-
-
-def test_the_recipes_differ_in_what_their_names_say() -> None:
-    plain, own = recipe("recurrence"), constructed()
-    sizes = [n_parameters(kind.model_config()) for kind in own.values()]
-    assert all(abs(size / 602_496 - 1) <= 0.01 for size in sizes), "the size of the comparison"
-    assert all(kind.sizes == sizes_of("bijection", "transformer") for kind in own.values())
-    tasks = {"recurrence-opaque": {"opaque": True}, "recurrence-p31": {"modulus": 31, "prefixes": "trained"}}
-    for name, kind in own.items():
-        assert kind.after is not None and kind.after.after is None and plain.after is not None
-        task = replace(ModularRecurrence(), **tasks.get(name, {}))
-        share = {f"recurrence-first5-labels{percent}": percent / 100 for percent in PERCENT}.get(name, 0.0)
-        loss = {"loss_positions": HORIZON if "first5" in name else None, "label_share": share}
-        assert kind == replace(plain, name=name, task=task, **loss, after=kind.after)
-        assert kind.after == replace(plain.after, name=kind.after.name, task=task, **loss)
-    assert HORIZON == 5 and PERCENT == (1, 5, 25)
-
-
-def test_the_queue_ends_with_two_trainings_of_each() -> None:
-    last = [(own.recipe, own.seed) for own in queue()[-14:]]
-    assert last == [(name, seed) for name in constructed() for seed in (0, 1)]
-    assert not any("recurrence" in own.recipe for own in queue()[:-14])

@@ -13,14 +13,23 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.cli import main
-from bayesgeom.comparison import cell as cells
-from bayesgeom.comparison.again import joinable, restated, with_rows_of
-from bayesgeom.comparison.cell import cell
-from bayesgeom.comparison.replication import plan_replication, replicate
-from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport, comparison_report
-from bayesgeom.comparison.run import compare, plan_comparison
-from bayesgeom.comparison.verdict import (
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.models.capacity import n_parameters
+from bayesgeom.models.native.state_size import state_floats
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.results.storage import parts_of
+from bayesgeom.results.theme import DARK
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training import publish
+from bayesgeom.training.recipe import Recipe
+from examples.replication.comparison import cell as cells
+from examples.replication.comparison import commands
+from examples.replication.comparison.again import joinable, restated, with_rows_of
+from examples.replication.comparison.cell import cell
+from examples.replication.comparison.report import ComparisonReport, comparison_report
+from examples.replication.comparison.run import compare, plan_comparison, plan_replication, replicate
+from examples.replication.comparison.scores import CONTEXT_FREE, Scores, check_counts, context_aware
+from examples.replication.comparison.verdict import (
     NOT_TESTABLE,
     cell_verdict,
     has_published_sizes,
@@ -28,26 +37,8 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
-from bayesgeom.engines.executor import RESULT, Batch
-from bayesgeom.models.capacity import n_parameters
-from bayesgeom.models.native.state_size import state_floats
-from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.theme import DARK
-from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training import publish
-from bayesgeom.training.baselines import context_aware
-from bayesgeom.training.compared import ARCHITECTURES, ON_REQUEST, TASKS, compared
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import recipe
-from bayesgeom.training.scores import Scores, check_counts
-from bayesgeom.training.trained_models import TrainedModels
-from tests.engines.stand_ins import AtOnce
-from tests.engines.test_functions import assert_same
+from examples.replication.training.recipes import ARCHITECTURES, ON_REQUEST, TASKS, compared, lengthened, recipe
+from examples.replication.training.trained_models import TrainedModels
 
 SLOW = pytest.mark.slow
 SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
@@ -86,7 +77,7 @@ def _stages(recipe: Recipe | None) -> Iterator[Recipe]:
 
 def test_reseeding_and_lengthening_reach_every_stage() -> None:
     recipe = compared()["repeats-lstm"]
-    other = recipe.reseeded(2).lengthened(3)
+    other = lengthened(recipe.reseeded(2), 3)
     assert recipe.after is not None and other.after is not None
     assert [s.seed - o.seed for s, o in zip(_stages(other), _stages(recipe), strict=True)] == [2_000, 2_000]
     assert other.n_sequences == 3 * recipe.n_sequences and other.name == "repeats-lstm-seed2-x3"
@@ -227,9 +218,7 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert report.standings == report.cell_verdicts == ("not decided: one seed",) * 3
     strongest = [report.strongest_baseline(index) for index in range(3)]
     assert {own.name for own in strongest} == {"bag_of_values"} and {float(own.value) for own in strongest} == {0.5}
-    lines = [line for line in report.headlines() if line.metric == "share_closed"]
-    assert [line.baseline for line in lines] == pytest.approx([1 - 0.5 / 2.0] * 3, abs=0.01)  # of the bag of values
-    assert {tuple(line.baselines) for line in lines} == {(f"{lines[0].level_text} (bag of values)", "0 (context-free)")}
+    assert [line.ruling for line in report.headlines()] == ["not decided: one seed"] * 3
     assert report.n_seeds == (1, 1, 1) and np.isnan(report.memory_symbols.value).all()
     low, high = report.share_closed.ends
     assert (low < report.share_closed.value).all() and (report.share_closed.value < high).all()
@@ -248,79 +237,6 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
         assert len(header) == len(rule) == len(first) and set(rule[1:-1]) == {"---"}
 
 
-def test_a_page_opens_with_the_verdict_on_cells(rng: np.random.Generator) -> None:
-    """One training decides nothing, however good it is: it is not shown as "realized"."""
-    row = [cell("bijection", "lstm"), cell("repeats", "mamba"), cell("recall", "mlp"), cell("recall", "mamba", seed=1)]
-    row.append(cell("recall", "mamba"))
-    report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 0.03, 1.9, 0.02, 0.02)], seed=0)
-    found = [(line.ruling, line.finding) for line in report.headlines()]
-    here, seed = "the tested primitive is", "in these trainings, but one seed cannot decide a cell."
-    published = "The published verdict, at other sizes, differs for recall (mamba)."
-    assert found == [
-        ("not decided (realized)", ""),
-        ("not decided (realized)", f"On bijection (lstm), repeats (mamba), {here} realized {seed}"),
-        ("not decided (not realized)", f"On recall (mlp), {here} not realized {seed}"),
-        ("realized", ""),
-        ("realized", f"The tested primitive is realized on recall (mamba). {published}"),
-    ]
-
-
-def test_the_published_column_holds_what_was_published_alone(rng: np.random.Generator) -> None:
-    """It repeated this report's verdict: "limited; not decided: one seed". The comparison stands below the verdict."""
-    row = [cell("recall", "mamba", seed=1), cell("recall", "mamba"), cell("repeats", "lstm")]
-    row.append(cell("recall", "mamba", seed=1, is_check=True))
-    lines = comparison_report(row, [scores(0.02, rng) for _ in row], seed=0).headlines()[:4]
-    assert [line.published for line in lines[:3]] == ["limited", "limited", "nothing published"]
-    differs = "differs from the published verdict, at these sizes"
-    assert [line.caveat for line in lines] == [differs, differs, "", "check at twice the budget"]
-    page = comparison_report(row, [scores(0.02, rng) for _ in row], seed=0).to_html()
-    assert page.count(f'<div class="why">{differs}</div>') == 2
-
-
-def test_a_page_with_one_verdict_states_the_distances_too(rng: np.random.Generator) -> None:
-    """The page of four networks on the hidden Markov model had one finding: that no verdict is possible."""
-    row = [cell("hmm", name) for name in ("transformer", "mamba", "lstm", "mlp")]
-    found = [replace(scores(kl, rng), window_gap_bits=1e-8) for kl in (0.4, 0.02, 0.03, 1.9)]
-    report = comparison_report(row, found, seed=0)
-    told = findings([section_of("comparison", report)])
-    assert len(told) == 3 and told[0].sentence.endswith("the last 10 symbols nearly give the posterior.")
-    assert [own.line.label for own in told[1:]] == [f"{report.checkpoints[at]}, KL" for at in (1, 2)]
-    assert all("_" not in own.numbers for own in told)
-
-
-def test_a_page_opens_with_what_is_decided_and_counts_the_rest(rng: np.random.Generator) -> None:
-    """The page opened with "Seeds disagree", because findings followed the rows of the table."""
-    row = [cell("recall", "lstm", seed=seed) for seed in (0, 1)] + [cell("hmm", "mamba"), cell("bijection", "lstm")]
-    row += [cell(task, "mamba", seed=seed) for task in ("repeats", "recall") for seed in (0, 1)]
-    kls = (0.8, 1.9, 0.02, 0.02, 0.02, 0.02, 0.03, 0.02)
-    found = [replace(scores(kl, rng), window_gap_bits=1e-8) for kl in kls]
-    report = comparison_report(row, found, seed=0)
-    first, *others = findings([section_of("comparison", report)])
-    assert first.verdict == "realized" and first.sentence.startswith("The tested primitive is realized on repeats")
-    assert first.sentence.endswith(
-        " Of 5 cells (one architecture on one task each), 2 are not decided and 1 is not testable."
-    )
-    assert [own.verdict for own in others] == ["not decided (realized)", "not decided", "not testable on this task"]
-    assert first.numbers.startswith("Lowest share of the gap closed (recall-mamba) is 0.9")
-    lines = report.headlines()[: len(row)]
-    assert [line.label.split(",")[0] for line in lines] == list(report.checkpoints)
-    assert all(line.short_label.endswith(f"hare of the gap closed ({line.label.split(',')[0]})") for line in lines)
-    assert " ".join(report.summary().split()).find("2 are not decided") > 0
-
-
-def test_cells_whose_seeds_disagree_are_one_finding(rng: np.random.Generator) -> None:
-    """The LSTM on recall once stood in two findings, as limited and as not realized."""
-    row = [cell("recall", "mamba", seed=seed) for seed in (0, 1, 2)]
-    report = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9, 1.8)], seed=0)
-    first, *others = report.checkpoints
-    (found,) = {line.finding for line in report.headlines() if line.finding}
-    assert found == (
-        f"Seeds disagree on recall (mamba): realized in 1 of 3 trainings ({first}), not realized in 2 of 3 "
-        f"trainings ({', '.join(others)})."
-    )
-    assert [line.ruling for line in report.headlines()[:3]] == ["not decided"] * 3  # not the verdict on one training
-
-
 def test_a_cell_that_is_not_trained_is_named_in_a_color_that_dark_pages_change(rng: np.random.Generator) -> None:
     """A heat map writes on missing cells as on light ones, which is dark gray on dark pages."""
     row = [cell("recall", "mamba"), cell("bijection", "lstm")]
@@ -337,11 +253,6 @@ def test_a_cell_that_is_not_trained_is_named_in_a_color_that_dark_pages_change(r
     ]
 
 
-def test_what_a_page_says_of_the_table_is_in_words() -> None:
-    """Pages named a method of the report, which a reader of the terminal cannot call."""
-    assert "(" not in ComparisonReport.about.split("parameters do not")[1] and "`" not in ComparisonReport.about
-
-
 def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generator) -> None:
     """A share of 0.9 was not realized, for a reason that the page did not state."""
     row = [*(cell("slow-hmm", "transformer", seed=seed) for seed in (0, 1)), cell("slow-hmm", "mamba")]
@@ -351,22 +262,8 @@ def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generato
         for memory, gap in ((17.0, 0.03), (16.0, 0.03), (7.0, 0.03), (3.0, 1e-8))
     ]
     lines = comparison_report(row, measured, seed=0).headlines()
-    memories = [line for line in lines if line.metric == "memory_symbols"]
-    assert [(line.value, line.ruling) for line in memories] == [
-        (17, "realized"),
-        (16, "realized"),
-        (7, "not decided (not realized)"),
-    ]
-    assert all(line.baselines == ["10 (transport needs more)"] and not line.verdict for line in memories)
-    here, memory = "The tested primitive is", "Effective memory is"
-    undecided = (
-        f"On slow-hmm (mamba), {here.lower()} not realized in these trainings, but one seed cannot decide a cell."
-    )
-    assert [line.finding for line in lines if line.finding] == [
-        f"{here} realized on slow-hmm (transformer). {memory} 16 to 17 symbols; transport needs more than 10.",
-        f"{undecided} {memory} 7 symbols.",
-        "No verdict is possible on hmm (lstm): the last 10 symbols nearly give the posterior.",
-    ], "the threshold once, where a page states the first memory"
+    memories = [(line.value, line.ruling, line.baseline) for line in lines if line.metric == "memory_symbols"]
+    assert memories == [(17, "realized", 10), (16, "realized", 10), (7, "not decided: one seed", 10)]
 
 
 def test_seeds_at_the_same_budget_make_a_verdict_and_checks_do_not(rng: np.random.Generator) -> None:
@@ -404,26 +301,9 @@ def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator)
 def test_the_figure_shows_every_model_and_the_baseline(rng: np.random.Generator) -> None:
     figure = table(0.02, 0.6, 1.9, rng=rng).plot()
     heat, _, points = figure.data
-    assert np.asarray(heat.z).shape == (1, 3) and list(points.y) == [
-        "bijection-transformer",
-        "bijection-mamba",
-        "bijection-mlp",
-    ]
+    assert np.asarray(heat.z).shape == (1, 3)
+    assert list(points.y) == ["bijection-transformer", "bijection-mamba", "bijection-mlp"]
     assert "context-free predictor: 0" in figure.layout.annotations[0].text
-
-
-def test_captions_do_not_rest_on_a_task_that_cannot_be_tested(rng: np.random.Generator) -> None:
-    hmm = replace(scores(1e-4, rng), memory_symbols=20.0, most_memory_symbols=20.0, window_gap_bits=1e-6)
-    row = [cell("hmm", "transformer"), cell("bijection", "lstm"), cell("bijection", "mlp")]
-    figure = comparison_report(row, [hmm, scores(0.02, rng), scores(1.9, rng)], seed=0).plot()
-    cells, rows = figure.layout.meta["captions"]
-    without = "Not counted, because it cannot be tested here: hmm."
-    assert cells == f"Of 2 cells, 1 close at least 95 % of the gap, 1 less than 50 %. {without}"
-    assert rows.startswith("Share closed, without hmm. Largest: bijection-lstm, 0.9") and without not in rows
-    assert "not testable" in figure.data[0].y[0] and "not testable" not in figure.data[0].y[1]
-    alone = comparison_report(row[:1], [hmm], seed=0)
-    assert alone.plot().layout.meta["captions"][0].startswith("No verdict follows from these 1 trainings.")
-    assert [line.metric for line in alone.headlines()] == ["share_closed", "kl_bits"], "few models state their KL, too"
 
 
 # The whole of it.
@@ -433,26 +313,25 @@ def test_captions_do_not_rest_on_a_task_that_cannot_be_tested(rng: np.random.Gen
 def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
     kept = TrainedModels(runs=tmp_path, train_missing=True)
     kept.model(cell("bijection", "transformer", seed=1, is_check=True).recipe)
     report = compare(("transformer", "mlp", "mlp"), "bijection", n=5, runs=tmp_path)
     names = ("bijection-transformer", "bijection-mlp", "bijection-transformer-seed1-x2")
     assert report.checkpoints == names and report.is_check == (False, False, True)
     assert set(report.standings) == {"not decided: one seed"}
-    again = bayesgeom.compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), train_missing=False)
+    again = compare(("transformer", "mlp"), "bijection", n=5, runs=str(tmp_path), train_missing=False)
     partly = compare(("transformer", "lstm"), ("bijection",), n=5, runs=tmp_path, train_missing=False)
     assert partly.missing == ("bijection-lstm",)
     assert partly.table().endswith("Not trained, or without weights here: bijection-lstm.")
     assert np.array_equal(again.kl_bits.value, report.kl_bits.value)
     assert again.weights_hashes == report.weights_hashes
     report.save(tmp_path / "out")
-    loaded = Diagnosis.load(tmp_path / "out")[ComparisonReport]
+    loaded = ComparisonReport.load(tmp_path / "out")
     assert loaded.table() == report.table()
-    assert parts_of(restated(tmp_path / "out")["comparison"])[1].keys() == parts_of(report)[1].keys()
-    assert main(["compare", "--from-report", str(tmp_path / "out"), "--out", str(tmp_path / "again")]) == 0
-    once_more = Diagnosis.load(tmp_path / "again")["comparison"]
-    assert isinstance(once_more, ComparisonReport) and once_more.table() == report.table()
+    assert parts_of(restated(tmp_path / "out"))[1].keys() == parts_of(report)[1].keys()
+    commands.compare(from_report=tmp_path / "out", out=tmp_path / "again")
+    assert ComparisonReport.load(tmp_path / "again").table() == report.table()
     with pytest.raises(OutputFault, match="holds no readable report"):
         restated(tmp_path)
 
@@ -460,14 +339,14 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
 @pytest.mark.usefixtures("quick")
 def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports on parts, joined, equal the report on all: values, baselines, verdicts and terms."""
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
     TrainedModels(runs=tmp_path, train_missing=True).model(cell("bijection", "mlp", seed=1, is_check=True).recipe)
     whole = compare(("transformer", "mlp"), ("bijection", "repeats"), seeds=2, n=5, runs=tmp_path)
     compare(("mlp",), ("bijection", "repeats"), n=5, runs=tmp_path, seeds=2).save(tmp_path / "mlp")
     rest = compare("transformer", ("bijection", "repeats"), seeds=2, n=5, runs=tmp_path)
     joined = with_rows_of(tmp_path / "mlp", rest)
-    assert joined[ComparisonReport].table() == whole.table()
-    both, own = parts_of(joined[ComparisonReport])[1], parts_of(whole)[1]
+    assert joined.table() == whole.table()
+    both, own = parts_of(joined)[1], parts_of(whole)[1]
     assert both.keys() == own.keys()
     for name, values in own.items():
         # Baselines are scored in float64; a share is 1 minus a ratio of two of them.
@@ -486,8 +365,8 @@ def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkey
         with_rows_of(tmp_path / "mlp", compare("transformer", "bijection", n=7, runs=tmp_path))
     with pytest.raises(InvalidArgument, match=r"scored on other sequences .*Use its --n and --seed"):
         joinable(tmp_path / "mlp", n=7, seed=0)
-    both = ["compare", "--rows-of", str(tmp_path / "mlp"), "--from-report", str(tmp_path / "mlp")]
-    assert main(both) == 2
+    with pytest.raises(InvalidArgument, match="pass one of them"):
+        commands.compare(rows_of=tmp_path / "mlp", from_report=tmp_path / "mlp")
     refuses_other_recipes(tmp_path / "mlp", rest)
 
 
@@ -501,13 +380,14 @@ def refuses_other_recipes(path: Path, rest: ComparisonReport) -> None:
             with_rows_of(path, rest, saved=replace(old, **change))
 
 
-def test_a_report_is_not_its_own_source_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = str(tmp_path / "saved")
+def test_a_report_is_not_its_own_source_of_rows(tmp_path: Path) -> None:
+    where = tmp_path / "saved"
     compare("lstm", "hmm", n=5, runs=tmp_path, train_missing=False).save(where)
-    same = ["--architectures", "lstm", "--tasks", "hmm", "--n", "5", "--only-existing", "--rows-of", where]
-    assert main(["compare", *same, "--out", f"{where}/../saved"]) == 2
-    assert "would name itself as its source" in capsys.readouterr().err
-    assert main(["compare", *same, "--out", str(tmp_path / "other")]) == 0
+    again = partial(commands.compare, ("lstm",), ("hmm",), n=5, runs=tmp_path, only_existing=True, rows_of=where)
+    with pytest.raises(InvalidArgument, match="would replace the report that the rows come from"):
+        again(out=where / ".." / "saved")
+    again(out=tmp_path / "other")
+    assert ComparisonReport.load(tmp_path / "other").checkpoints == ("hmm-lstm",)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
@@ -527,15 +407,12 @@ def test_a_comparison_gives_the_numbers_of_a_diagnosis(seed: int, tmp_path: Path
 
 @pytest.mark.usefixtures("quick")
 def test_an_executor_gives_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
     asked: dict[str, Any] = {"tasks": "bijection", "n": 5, "runs": tmp_path / "runs"}
-    with ThreadPoolExecutor(1) as pool:
-        batch = Batch(executor=pool, folder=tmp_path / "jobs")
-        sent = compare(("transformer", "mlp"), **asked, executor=batch)
-    assert len(list((tmp_path / "jobs").glob(f"*/{RESULT}"))) == 2, "one job for each model"
-    assert_same(sent, compare(("transformer", "mlp"), **asked, train_missing=False))
-    again = compare(("mlp", "lstm"), **asked, executor=Batch(executor=(taker := AtOnce()), folder=tmp_path / "jobs"))
-    assert taker.n == 1 and again.kl_bits.value[0] == sent.kl_bits.value[1]
+    with ThreadPoolExecutor(2) as pool:
+        sent = compare(("transformer", "mlp"), **asked, executor=pool)
+    here = compare(("transformer", "mlp"), **asked, train_missing=False)
+    assert sent.table() == here.table() and sent.provenance == here.provenance
 
 
 @pytest.mark.usefixtures("quick")
@@ -543,7 +420,7 @@ def test_an_executor_gives_the_same_comparison(tmp_path: Path, monkeypatch: pyte
 def test_what_another_recipe_made_is_refused_before_anything_is_trained(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
     recipe = cell("bijection", "mlp", seed=1, is_check=True) if what == "check" else cell("bijection", "mlp")
     other = replace(recipe.recipe, lr=0.5)
     TrainedModels(runs=tmp_path, train_missing=True).model(other)
@@ -554,25 +431,6 @@ def test_what_another_recipe_made_is_refused_before_anything_is_trained(
     assert [path.name for path in tmp_path.iterdir()] == [other.name], "nothing was trained"
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_command_says_first_what_it_will_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
-    asked = ["compare", "--tasks", "bijection", "--n", "5", "--runs", str(tmp_path), "--architectures"]
-    assert main([*asked, "mlp", "mlp"]) == 0
-    out, err = capsys.readouterr()
-    first = f"there: nothing\nto be trained, in {str(tmp_path)!r}:\n  bijection-mlp: 6 sequences in 3 steps\n"
-    assert err.startswith(first) and "\nbijection-mlp, share closed" in out
-    assert main([*asked, "mlp", "lstm", "--only-existing"]) == 0
-    out, err = capsys.readouterr()
-    assert (
-        err == ""
-        and out.count("bijection-lstm") == 1
-        and "\nnot trained, or without weights here: bijection-lstm\n" in out
-    )
-
-
 def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match=r"compared task.*'chess'.*bijection"):
         compare(tasks="chess")
@@ -580,7 +438,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         compare(("rnn",))
     with pytest.raises(InvalidArgument, match=r"^architectures is empty: pass at least one architecture"):
         compare(())
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
+    monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
     with pytest.raises(UnknownName, match=r"named 'bijection-lstm' or 'bijection-lstm-seed1', .*only-existing"):
         compare(("lstm",), ("bijection",), seeds=2, n=2, runs=tmp_path, train_missing=False)
 

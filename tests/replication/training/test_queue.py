@@ -1,27 +1,34 @@
 """The training queue and its status: read from a folder of runs, without loading a model."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bayesgeom.cli import main
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.description import FINISHED
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.training.duration import typical_seconds
+from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import RECIPE
-from bayesgeom.training.queue import REPORTED, Queued, progress, queue, status_table
-from bayesgeom.training.queued_sizes import PARAMETERS
-from bayesgeom.training.rates import network_of, sweep
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.state import LOG, append_log, locked
-from tests.pages import READINGS, section
+from examples.replication.comparison import commands
+from examples.replication.training.queue import (
+    PARAMETERS,
+    REPORTED,
+    Queued,
+    n_tokens,
+    progress,
+    queue,
+    status_table,
+    typical_seconds,
+)
+from examples.replication.training.recipes import network_of, recipe
+from tests.pages import READINGS
 
 # Minutes on two cores without AVX-512 in float32, from the processor time of single steps, by recipe.
 MEASURED = {
@@ -40,6 +47,15 @@ MEASURED = {
     "hmm-s5": 110,
     "bijection-v20-refined": 110,
 }
+TINY = Recipe(
+    name="tiny",
+    task=Bijection(n_values=5, n_pairs=3),
+    sizes={"architecture": "lstm", "n_layers": 2, "d_model": 11},
+    steps=20,
+    batch_size=5,
+    late_batch_size=7,
+    late_from=0.5,
+)
 ENTRIES = (
     Queued(recipe="sticky-small"),
     Queued(recipe="recall-lstm", seed=7),
@@ -115,7 +131,9 @@ def test_what_is_done_running_and_next_is_read_from_the_folder(tmp_path: Path) -
     assert running.minutes_left == pytest.approx(0.8 * ENTRIES[1].minutes) and shipped.minutes_left == 0
     assert shipped.kl_bits < 1e-3
     table = status_table([shipped, running, waiting])
-    assert "recall-lstm-seed7" in table and table.endswith("next: bayesgeom train recall-mlp --seed 7")
+    assert "recall-lstm-seed7" in table and table.endswith(
+        "next: python -m examples.replication train recall-mlp --seed 7"
+    )
     append_log(folder / LOG, {"step": 1_500})
     assert progress(tmp_path, ENTRIES)[1].steps_done == 1_500 + recipe("recall-lstm").after.steps  # type: ignore[union-attr]
 
@@ -158,12 +176,12 @@ def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path) -> None
     with locked(folder):
         found = progress(tmp_path, ENTRIES)
         assert found[1].state == progress(tmp_path, ENTRIES)[1].state == "running", "looking takes no lock away"
-        assert status_table(found).endswith("next: bayesgeom train recall-mlp --seed 7")
+        assert status_table(found).endswith("next: python -m examples.replication train recall-mlp --seed 7")
     with locked(folder):
         pass  # nor is it kept
     found = progress(tmp_path, ENTRIES)
     assert found[1].state == "stopped"
-    assert status_table(found).endswith("next: bayesgeom train recall-lstm --seed 7 --resume")
+    assert status_table(found).endswith("next: python -m examples.replication train recall-lstm --seed 7 --resume")
 
 
 def test_a_run_of_another_recipe_is_neither_done_nor_next(tmp_path: Path) -> None:
@@ -185,7 +203,7 @@ def test_a_run_of_another_recipe_is_neither_done_nor_next(tmp_path: Path) -> Non
 
 
 def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--status", "--out", str(tmp_path)]) == 0
+    commands.train(status=True, out=tmp_path)
     out = capsys.readouterr().out
     assert "slow-hmm-transformer" in out and " left on two cores in float32" in out
 
@@ -207,10 +225,10 @@ def test_a_reported_training_is_queued_and_has_the_kl_of_its_report(
         assert REPORTED[name] == pytest.approx(float(report.kl_bits), rel=1e-3)
 
 
-def test_the_table_of_the_sweep_is_that_of_its_cards() -> None:
-    shown = re.findall(r"(\S+ \[\S+ … \S+\])", section("comparison.md", "Learning rates"))
-    row = r"\*\*this model\*\*.* \| \*\*(\S+)\*\* (\(\S+ … \S+\))"
-    found = (
-        re.search(row, path.read_text(encoding="utf-8")) for path in READINGS.glob("rates/*.md") if path.stem in sweep()
-    )
-    assert sorted(shown) == sorted(f"{own[1]} [{own[2][1:-1]}]" for own in found if own)
+def test_the_tokens_of_a_training_are_those_of_every_stage_in_turn() -> None:
+    first = replace(TINY, name="first", steps=3, batch_size=2, late_from=1.0, task=Bijection(n_values=5, n_pairs=2))
+    own = replace(TINY, after=replace(TINY, name="second", after=first))
+    assert [stage.name for stage in own.stages()] == ["first", "second", "tiny"]
+    sizes = [2 * 3] * 3 + ([5 * 5] * 10 + [7 * 5] * 10) * 2
+    assert [n_tokens(own, steps) for steps in range(44)] == [sum(sizes[:steps]) for steps in range(44)]
+    assert n_tokens(own) == sum(sizes)

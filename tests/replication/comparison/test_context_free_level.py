@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesgeom.comparison.again import restated
-from bayesgeom.comparison.report import CONTEXT_FREE, ComparisonReport
-from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import ROUNDING
 from bayesgeom.results.report import with_provenance
+from examples.replication.comparison.again import restated
+from examples.replication.comparison.report import ComparisonReport
+from examples.replication.comparison.scores import CONTEXT_FREE
 from tests.pages import READINGS
 
 COMMITTED = READINGS.parent / "comparison"
@@ -18,7 +18,7 @@ OTHERS = (READINGS / "mlp-prefix", READINGS / "checks" / "comparison", *sorted(R
 
 
 def test_the_committed_level_is_not_worse_than_uniform() -> None:
-    kl = Diagnosis.load(COMMITTED)[ComparisonReport].kl_bits
+    kl = ComparisonReport.load(COMMITTED).kl_bits
     free, uniform = (kl.baseline(name).value for name in (CONTEXT_FREE, "uniform"))
     is_known = np.isfinite(uniform)
     assert is_known.any()
@@ -27,8 +27,7 @@ def test_the_committed_level_is_not_worse_than_uniform() -> None:
 
 @pytest.mark.exhaustive  # scores the baselines of five tasks
 def test_a_saved_level_that_is_worse_than_todays_is_replaced_and_shares_with_it(tmp_path: Path) -> None:
-    saved = Diagnosis.load(COMMITTED)
-    report = saved[ComparisonReport]
+    report = ComparisonReport.load(COMMITTED)
     own, share = report.kl_bits, report.share_closed
     worse = tuple(
         replace(level, value=1.003 * level.value) if level.name == CONTEXT_FREE else level for level in own.baselines
@@ -37,8 +36,8 @@ def test_a_saved_level_that_is_worse_than_todays_is_replaced_and_shares_with_it(
     planted = replace(
         report, kl_bits=replace(own, baselines=worse), share_closed=replace(moved, baselines=share.baselines)
     )
-    Diagnosis.of(with_provenance(planted, saved.provenance)).save(tmp_path / "saved")
-    again = restated(tmp_path / "saved")[ComparisonReport]
+    with_provenance(planted, report.provenance).save(tmp_path / "saved")
+    again = restated(tmp_path / "saved")
     level = again.kl_bits.baseline(CONTEXT_FREE).value
     np.testing.assert_allclose(level, own.baseline(CONTEXT_FREE).value, rtol=1e-6)
     np.testing.assert_allclose(again.share_closed.value, 1 - own.value / level, atol=1e-6)
@@ -52,7 +51,7 @@ def test_a_saved_level_that_is_worse_than_todays_is_replaced_and_shares_with_it(
 @pytest.mark.parametrize("folder", [COMMITTED, *OTHERS])
 def test_one_predictor_gives_the_context_free_level_of_all_rows_of_a_task(folder: Path) -> None:
     """Copied rows once had the accuracy and the entropy error of the average, next to the KL of the uniform one."""
-    report = Diagnosis.load(folder)[ComparisonReport]
+    report = ComparisonReport.load(folder)
     uniform = report.kl_bits.baseline("uniform").value
     for name in ("kl_bits", "entropy_mae_bits"):
         level = report.estimate(name).baseline(CONTEXT_FREE).value
@@ -66,7 +65,7 @@ def test_one_predictor_gives_the_context_free_level_of_all_rows_of_a_task(folder
 @pytest.mark.parametrize("folder", [COMMITTED, *OTHERS])
 def test_tables_name_the_baseline_of_the_share_closed_that_cards_name(folder: Path) -> None:
     """Both read the field; tables once had the context-free predictor, whatever the strongest baseline was."""
-    report = Diagnosis.load(folder)[ComparisonReport]
+    report = ComparisonReport.load(folder)
     table = report.to_pandas()
     rows = table[table.metric == "share_closed"].set_index("variant")
     lines = [line for line in report.headlines() if line.metric == "share_closed"]

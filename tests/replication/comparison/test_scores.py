@@ -15,8 +15,8 @@ from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Process
-from bayesgeom.training import scores
-from bayesgeom.training.scores import context_free, levels, score
+from examples.replication.comparison import scores
+from examples.replication.comparison.scores import context_free, levels, score
 
 
 def candidates_kl(task: WindTunnel, *, n: int, seed: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """How often intervals of differences between two diagnoses hold the true difference, on planted data.
 
-docs/comparison.md states the result of `coverage(1_000)`.
+Of 1,000 data sets, paired intervals held it in 95.5 % and conservative ones in all (`coverage(1_000)`).
 """
 
 from dataclasses import replace
@@ -53,10 +53,12 @@ def coverage(n_sets: int) -> dict[str, float]:
     template, ends = Calibration().measure(planted_run(trials, {})), []
     for seed in range(n_sets):
         made = diagnoses(template, planted_kl(np.random.default_rng([7, seed])), seed)
-        reports = [bayesgeom.diff(*made), bayesgeom.diff(*map(without_scores, made))]
+        reports = [bayesgeom.compare(made), bayesgeom.compare([*map(without_scores, made)])]
         rows = [own.rows.index(LABEL) for own in reports]
-        assert [bool(own.is_paired[at]) for own, at in zip(reports, rows, strict=True)] == [True, False]
-        ends.append([[own.difference.ends[end][at] for end in (0, 1)] for own, at in zip(reports, rows, strict=True)])
+        assert [bool(own.is_paired[at, 0]) for own, at in zip(reports, rows, strict=True)] == [True, False]
+        ends.append(
+            [[own.difference.ends[end][at, 0] for end in (0, 1)] for own, at in zip(reports, rows, strict=True)]
+        )
     low, high = np.array(ends).transpose(2, 1, 0)
     true = MEANS[1] - MEANS[0]
     paired, conservative = ((low <= true) & (true <= high)).mean(axis=1)
