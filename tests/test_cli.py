@@ -389,7 +389,7 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bayesgeom.training.duration.estimated_seconds", lambda *_, **named: 754.0)
+    monkeypatch.setattr("bayesgeom.training.publish.estimated_seconds", lambda *_, **named: 754.0)
     monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
     monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
     monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_batch", interrupted)

@@ -155,8 +155,3 @@ def test_a_single_text_and_a_measurement_in_bits_say_what_to_do() -> None:
         bayesgeom.diagnose(model, "a text")
     with pytest.raises(TaskMismatch, match=r"posterior of ordinary text is unknown\. .*such as bijection-in-context"):
         bayesgeom.ablate(model, ["apple river stone", "river apple"])
-
-
-def test_an_option_is_not_set_as_a_parameter_of_the_recipe() -> None:
-    with pytest.raises(InvalidArgument, match="steps is an option of its own: use --steps 30 instead of --set"):
-        resized(recipe("bijection-v20"), {"steps": 30})

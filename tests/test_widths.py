@@ -32,7 +32,7 @@ CHEAP = {
     "write-strength": f"{LONG} --n 8",
     "swap-shares": f"{READINGS / 'interventions'}",
     "share-controls": f"{LONG} --n 8",
-    "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
+    "length": "slow-hmm-transformer slow-hmm-mamba --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",
     "gradients": f"{LONG} --n 4",
@@ -80,7 +80,7 @@ def test_the_output_of_a_command_fits(
 
 
 def test_every_command_is_run() -> None:
-    assert set(CHEAP) == set(COMMANDS)
+    assert set(CHEAP) == set(COMMANDS) - {"train"}, "a training has no small table"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.commands.base import Command, TaskOption, check_target, conclude_report
+from bayesgeom.commands.base import Command, TaskOption, check_target, conclude
 
 Sides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT-OR-REPORT …")]
 
@@ -16,14 +16,14 @@ Sides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 class Compare(Command):
     """Compare checkpoints on the same sequences, or saved diagnoses.
 
-    With the default --n, two shipped checkpoints take about half a minute on two CPU cores. Time grows with n.
+    With the default --n, two shipped checkpoints take about 30 seconds on two CPU cores. Time grows with n.
     """
 
     name: ClassVar[str] = "compare"
     order: ClassVar[int] = 90
 
-    models: Sides
-    """Checkpoints, or directories of saved diagnoses: two or more."""
+    models: Sides = ()
+    """Checkpoints, or directories of saved diagnoses: two or more. Required."""
     task: TaskOption = None
     n: int | None = None
     """Number of sequences for checkpoints. Default: 512."""
@@ -34,7 +34,8 @@ class Compare(Command):
 
     def __call__(self) -> int:
         from bayesgeom.generalization.comparison import compare
+        from bayesgeom.results.diagnosis import Diagnosis
 
         check_target(self.out)
         report = compare(self.models, self.task, n=self.n, seed=self.seed)
-        return conclude_report(report, self.out, f"\n{report.table()}")
+        return conclude(Diagnosis.of(report), self.out, report.table())

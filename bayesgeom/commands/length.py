@@ -30,8 +30,8 @@ class Length(Command):
     name: ClassVar[str] = "length"
     order: ClassVar[int] = 50
 
-    checkpoints: Names
-    """Checkpoints, by name or directory. Several share one chart and the same sequences."""
+    checkpoints: Names = ()
+    """Checkpoints, by name or directory. Several share one chart and the same sequences. Required."""
     to: str | None = None
     """Lengths to report, joined by commas: 50,100. There is an error if models and task allow none beyond the training
     length: a learned position table ends there (see --untrained-rows), and a bijection whose keys do not return has no
@@ -54,6 +54,8 @@ class Length(Command):
     def __call__(self) -> int:
         from bayesgeom.generalization.length import length_generalization, with_room
 
+        if not self.checkpoints:
+            raise InvalidArgument("Missing from bayesgeom length: CHECKPOINT …")
         check_target(self.out)
         lengths = self._lengths()
         models: Sequence[ModelLike] = self.checkpoints

@@ -77,8 +77,9 @@ class CompareReport(Report):
         "All models were scored on the same sequences. Each row of differences is the value of one model minus that of "
         "another; 0 is no difference. Paired intervals come from the differences of single sequences, which removes "
         "the variation between sequences. Conservative intervals come from the ends of both intervals: they are wider, "
-        "and hold for any correlation. Heads with the same index need not correspond in separately trained networks. The "
-        "map shows the share of the gap between the uniform predictor (0) and the exact posterior (1) that is closed."
+        "and hold for any correlation. Heads with the same index need not correspond in separately trained networks. "
+        "The map shows the share of the gap between the uniform predictor (0) and the exact posterior (1) that is "
+        "closed."
     )
 
     models: tuple[str, ...]

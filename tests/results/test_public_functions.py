@@ -203,10 +203,7 @@ def result(
 
 
 def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count models made of a module or of a checkpoint, which every name, directory and module passes through.
-
-    The scores of a training are not counted: they are of the module itself, before it is written.
-    """
+    """Count models made of a module or of a checkpoint, which every name, directory and module passes through."""
     own, found = resolve._adapted, Counter[str]()
 
     def counted(module: nn.Module, **others: Any) -> Any:
@@ -214,7 +211,6 @@ def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return own(module, **others)
 
     monkeypatch.setattr(resolve, "_adapted", counted)
-    monkeypatch.setattr(publish, "of_module", own)
     return found
 
 

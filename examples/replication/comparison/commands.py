@@ -1,10 +1,8 @@
 """The commands `compare`, `replicate`, `train` and `length`: a function each, whose arguments are the options."""
 
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +10,8 @@ import tyro
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.engines.executor import Executor
+from bayesgeom.engines.named import engine
 from bayesgeom.generalization.length import Unmade, length_generalization
 from bayesgeom.models.description import FINISHED
 from bayesgeom.models.resolve import of_module
@@ -35,7 +35,8 @@ def compare(
     seed: int = 0,
     only_existing: bool = False,
     runs: Path = RUNS,
-    workers: int = 0,
+    on: str | None = None,
+    on_options: Path | None = None,
     from_report: Path | None = None,
     rows_of: Path | None = None,
     out: Path | None = None,
@@ -53,7 +54,9 @@ def compare(
         seed: Seed of these sequences and of the intervals.
         only_existing: Train nothing: report the models that exist, and list the missing ones.
         runs: Directory where missing models are trained and saved.
-        workers: Number of processes that train and score. 0: this process.
+        on: Where to train and score: local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default:
+            this process.
+        on_options: TOML file with the options of these engines.
         from_report: A saved comparison: recompute its baselines and verdicts by the current rules, without a model.
         rows_of: A saved comparison on the same sequences: add its rows for trainings that are no longer there.
         out: Directory for the report. Default: it is not saved.
@@ -68,7 +71,7 @@ def compare(
     saved = None if rows_of is None else joinable(rows_of, n=n, seed=seed)
     if not only_existing:
         _note(str(run.plan_comparison(architectures, tasks, seeds=seeds, runs=runs)))
-    with _pool(workers) as pool:
+    with _executor(on, on_options) as executor:
         report = run.compare(
             architectures,
             tasks,
@@ -77,7 +80,7 @@ def compare(
             seed=seed,
             runs=runs,
             train_missing=not only_existing,
-            executor=pool,
+            executor=executor,
         )
     if rows_of is not None:
         report = with_rows_of(rows_of, report, saved=saved)
@@ -92,7 +95,8 @@ def replicate(
     seed: int = 0,
     only_existing: bool = False,
     runs: Path = RUNS,
-    workers: int = 0,
+    on: str | None = None,
+    on_options: Path | None = None,
     out: Path | None = None,
 ) -> None:
     """Train a recipe with several seeds, and report mean, spread and curves.
@@ -104,15 +108,17 @@ def replicate(
         seed: Seed of these sequences and of the intervals.
         only_existing: Train nothing: report the trainings that exist, and list the missing ones.
         runs: Directory of the trainings: existing ones are loaded, new ones are saved.
-        workers: Number of processes that train and score. 0: this process.
+        on: Where to train and score: local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default:
+            this process.
+        on_options: TOML file with the options of these engines.
         out: Directory for the report. Default: it is not saved.
     """
     chosen = recipes.recipe(recipe)
     if not only_existing:
         _note(str(run.plan_replication(chosen, seeds=seeds, runs=runs)))
-    with _pool(workers) as pool:
+    with _executor(on, on_options) as executor:
         report = run.replicate(
-            chosen, seeds=seeds, n=n, seed=seed, runs=runs, train_missing=not only_existing, executor=pool
+            chosen, seeds=seeds, n=n, seed=seed, runs=runs, train_missing=not only_existing, executor=executor
         )
     _conclude(report, out, report.table(), *_missing(report.missing))
 
@@ -194,8 +200,8 @@ def _unmade(available: TrainedModels, recipe: Recipe) -> Unmade:
     )
 
 
-def _pool(workers: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else nullcontext()
+def _executor(on: str | None, options: Path | None) -> AbstractContextManager[Executor | None]:
+    return nullcontext() if on is None else engine(on, options)
 
 
 def _conclude(report: Report, out: Path | None, *lines: str) -> None:

@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.progress import bar
+from bayesgeom.engines.executor import Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
@@ -51,8 +52,8 @@ def compare(
         seed: Seed of the sequences and of the intervals.
         runs: Directory in which trainings are looked up and saved.
         train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
-        executor: Where models are trained and scored, one job each; `runs` is then a directory that all workers see.
-            Default: this process.
+        executor: Where models are trained and scored, one job each (see `bayesgeom.engines`); `runs` is then a
+            directory that all workers see. Default: this process.
 
     Returns:
         One cell for each architecture and task.
@@ -195,7 +196,9 @@ def _scores(
     if executor is None:
         shown = bar(recipes, desc="models", leave=False)
         return [score(available.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
-    return [job.result() for job in [executor.submit(scored, own.to_dict(), available, n, seed) for own in recipes]]
+    there = replace(available, runs=available.runs.resolve())  # a worker may be in another directory
+    jobs = [executor.submit(scored, recipe.to_dict(), there, n, seed) for recipe in recipes]
+    return [job.result() for job in jobs]
 
 
 def scored(recipe: Mapping[str, Any], available: TrainedModels, n: int, seed: int) -> Scores:
