@@ -21,7 +21,6 @@ from bayesgeom.core.numbers import interval_text, number_text
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.config import architectures
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
@@ -99,7 +98,8 @@ class CompareReport(Report):
     def signs(self) -> Int[np.ndarray, "row pair"]:
         """Return 1 where the second model of a pair has the higher value, -1 where it has the lower, 0 if undecided."""
         low, high = self.difference.ends
-        return (low > 0).astype(int) - (high < 0).astype(int)
+        signs: Int[np.ndarray, "row pair"] = (low > 0).astype(int) - (high < 0).astype(int)
+        return signs
 
     def verdict(self, row: int, pair: int) -> str:
         """Return the name of the better model (the higher one, if no direction is better), or "undecided"."""
@@ -237,16 +237,17 @@ def compare(
         >>> report.rows[0], report.difference.value.shape
         ('KL(exact ‖ model)', (6, 1))
     """
-    if isinstance(models, str | Path | Checkpoint | Diagnosis) or not isinstance(models, Sequence) or len(models) < 2:
-        raise InvalidArgument(f"compare takes a list of two or more models or diagnoses, got {shown(models)}.")
+    given: object = models
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2:
+        raise InvalidArgument(f"compare takes a list of two or more models or diagnoses, got {shown(given)}.")
     sides = [_side(own) for own in models]
     diagnoses = [own for own in sides if isinstance(own, Diagnosis)]
     measured = [own for own in sides if isinstance(own, Model)]
     if diagnoses and measured:
         raise InvalidArgument("some of these are diagnoses and others models: pass models only, or diagnoses only.")
     if diagnoses:
-        given = {"task": task, "n": n, "seed": seed, "probes": probes}
-        if told := [name for name, own in given.items() if own is not None]:
+        others = {"task": task, "n": n, "seed": seed, "probes": probes}
+        if told := [name for name, own in others.items() if own is not None]:
             raise InvalidArgument(f"{', '.join(told)} cannot be passed with diagnoses, which are already measured.")
         return _of_diagnoses(diagnoses)
     n, seed = N_SEQUENCES if n is None else n, 0 if seed is None else seed
@@ -406,7 +407,8 @@ def _can_be_paired(a: Diagnosis, b: Diagnosis) -> bool:
     reports = [own.reports.get(CalibrationReport.name) for own in (a, b)]
     known = [own for own in reports if isinstance(own, CalibrationReport) and len(own.sequence_scores) == own.n]
     exact = [[*own.entropy_bits_by_position[0], own.accuracy.value[0]] for own in known]
-    return len(exact) == 2 and len(exact[0]) == len(exact[1]) and np.allclose(*exact, rtol=0, atol=_SAME)
+    is_same_length = len(exact) == 2 and len(exact[0]) == len(exact[1])
+    return is_same_length and np.allclose(exact[0], exact[1], rtol=0, atol=_SAME)
 
 
 def _conservative(a: Report, b: Report) -> list[_Row]:
