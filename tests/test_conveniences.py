@@ -17,7 +17,7 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.recipe import Recipe, resized
+from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 from tests.test_cli import folder
@@ -70,15 +70,15 @@ def test_unknown_or_impossible_sizes_are_refused(given: str, text: str, capsys: 
 
 
 def test_every_stage_takes_the_sizes() -> None:
-    stage: Recipe | None = resized(recipe("bijection-v20"), {"n_layers": 2, "n_values": 8, "n_pairs": 7})
+    stage: Recipe | None = recipe("bijection-v20").resized({"n_layers": 2, "n_values": 8, "n_pairs": 7})
     count = 0
     while stage is not None:
         assert stage.name.endswith("-n_layers2-n_values8-n_pairs7") and stage.sizes["n_layers"] == 2
         assert stage.task == Bijection(n_values=8, n_pairs=7)
         stage, count = stage.after, count + 1
-    assert count == 4 and resized(recipe("bijection-v20"), {}) is recipe("bijection-v20")
+    assert count == 4 and recipe("bijection-v20").resized({}) is recipe("bijection-v20")
     with pytest.raises(InvalidArgument, match=r"starts from the trained weights"):
-        resized(recipe("bijection-v20-refined"), {"n_layers": 2})
+        recipe("bijection-v20-refined").resized({"n_layers": 2})
     with pytest.raises(InvalidArgument, match="each key once"):
         assignments(["n_layers=2", "n_layers=3"])
 

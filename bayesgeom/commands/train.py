@@ -50,10 +50,9 @@ class Train(Command):
     def __call__(self) -> int:
         from bayesgeom.models.description import FINISHED
         from bayesgeom.training.publish import make_checkpoint
-        from bayesgeom.training.recipe import resized
         from bayesgeom.training.recipes import recipe
 
-        committed = resized(recipe(self.recipe), assignments(self.set)).reseeded(self.seed)
+        committed = recipe(self.recipe).resized(assignments(self.set)).reseeded(self.seed)
         steps = committed.steps if self.steps is None else self.steps
         kept = committed.snapshots if self.keep is None else self.keep
         chosen, out = replace(committed, steps=steps, snapshots=kept), self.out or RUNS / committed.name

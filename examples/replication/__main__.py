@@ -1,13 +1,14 @@
 """`python -m examples.replication COMMAND …`."""
 
 import sys
+from typing import Any
 
 import tyro
 
 from bayesgeom.core.errors import BayesGeomError
 from examples.replication.comparison import commands
 
-_COMMANDS = {
+_COMMANDS: dict[str, Any] = {
     "compare": commands.compare,
     "replicate": commands.replicate,
     "train": commands.train,

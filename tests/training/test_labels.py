@@ -15,8 +15,7 @@ from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop
-from bayesgeom.training.labels import labeled
-from bayesgeom.training.loop import Pace, loss_nats, train
+from bayesgeom.training.loop import Pace, labeled, loss_nats, train
 from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
 from bayesgeom.training.recipes import RECIPES
 

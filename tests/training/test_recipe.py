@@ -15,7 +15,7 @@ from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.optimizers import Optimizers, schedule
-from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict, resized
+from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
 from bayesgeom.training.recipes import RECIPES, recipe
 from tests.shape_checks import ARE_ON
 
@@ -176,7 +176,7 @@ def test_a_size_of_another_type_on_the_command_line_names_its_field() -> None:
     with pytest.raises(
         InvalidArgument, match=r"recipe 'mess3-small-batch_size7\.5': batch_size must be an integer, got"
     ):
-        resized(recipe("mess3-small"), {"batch_size": 7.5})
+        recipe("mess3-small").resized({"batch_size": 7.5})
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:

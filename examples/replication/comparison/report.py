@@ -146,8 +146,8 @@ class ComparisonReport(Report):
     def _memory(self, index: int, ruling: str) -> Headline:
         """The effective memory of one training, with the width that transport has to exceed as its baseline."""
         line = headline_of(self, "memory_symbols", at=(index,), label=f"{self.checkpoints[index]}, effective memory")
-        needed = {"baseline": float(TRANSPORT_WINDOW), "baseline_name": "transport needs more"}
-        return replace(line, verdict="", ruling=ruling, **needed)
+        needed, what = float(TRANSPORT_WINDOW), "transport needs more"
+        return replace(line, verdict="", ruling=ruling, baseline=needed, baseline_name=what)
 
     def _transporting(self) -> list[int]:
         """The trainings whose verdict follows from effective memory."""

@@ -61,7 +61,7 @@ _LSTM: Sizes = {"architecture": "lstm", "n_layers": 2}
 _ADDED: Mapping[str, Mapping[str, Sizes]] = {  # architectures that no checkpoint of the row ships
     "bijection": _SMALL,
     "repeats": _SMALL,
-    "recall": _SMALL | {"mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}},  # for its window
+    "recall": {**_SMALL, "mlp-prefix": {**_PREFIX, "n_layers": 3, "d_model": 120, "d_mlp": 480}},  # for its window
     "hmm": _DEEP,
     "slow-hmm": _SLOW,
     "hmm-sampled": _DEEP,
