@@ -28,12 +28,9 @@ Measure one model:
 
 Compare models and trainings:
 
-    compare                compare architectures on tasks
-    diff                   compare two models on the same sequences, or two diagnoses
-    replicate              measure mean and spread of a recipe over several trainings
+    compare                compare models on the same sequences, or saved diagnoses
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training
-    capacity_matched       return the config whose number of parameters matches a reference
 
 Modules: ablations (batteries of components), subspaces (fits of a quantity), monitor (watch a running training),
 executors (processes, SLURM, Ray, Dask). Classes: Diagnosis, Selection
@@ -53,14 +50,12 @@ if TYPE_CHECKING:
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
-    from bayesgeom.comparison.difference import diff as diff
-    from bayesgeom.comparison.replication import replicate as replicate
-    from bayesgeom.comparison.run import compare as compare
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import Selection as Selection
     from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
+    from bayesgeom.generalization.comparison import compare as compare
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
@@ -70,7 +65,6 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
-    from bayesgeom.models.capacity import capacity_matched as capacity_matched
     from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
@@ -94,12 +88,10 @@ _HOMES = {
     "Transformer": "bayesgeom.models.native.transformer",
     "TransformerConfig": "bayesgeom.models.native.transformer",
     "as_model": "bayesgeom.models.resolve",
-    "capacity_matched": "bayesgeom.models.capacity",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.named_checkpoints",
-    "compare": "bayesgeom.comparison.run",
+    "compare": "bayesgeom.generalization.comparison",
     "diagnose": "bayesgeom.diagnosis.run",
-    "diff": "bayesgeom.comparison.difference",
     "training_dynamics": "bayesgeom.dynamics.run",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
@@ -111,7 +103,6 @@ _HOMES = {
     "load_report": "bayesgeom.results.diagnosis",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
-    "replicate": "bayesgeom.comparison.replication",
 }
 _MODULES = ("ablations", "executors", "monitor", "subspaces", "tasks")
 __all__ = [*_HOMES, *_MODULES]  # `from bayesgeom import *` loads them all

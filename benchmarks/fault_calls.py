@@ -90,11 +90,11 @@ def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
             lambda run, **others: bayesgeom.training_dynamics(*[run], **others),
             {"run": run, "n": 4, "seed": 0, "device": "cpu", "maps_at": None, "out": None},
         ),
-        **comparing(folder, on),
+        **comparing(on),
     }
 
 
-def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
+def comparing(on: dict[str, Any]) -> dict[str, Call]:
     """Functions that measure several models, lengths or parameters."""
     without = RECIPE.model_config().to_dict() | {"positions": "none"}
     endless = bayesgeom.as_model(config_from_dict(without).build(seed=0))
@@ -109,21 +109,8 @@ def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
         ),
         "compare": (
             bayesgeom.compare,
-            {
-                "architectures": "mlp",
-                "tasks": "bijection",
-                "seeds": 1,
-                "n": 4,
-                "seed": 0,
-                "runs": folder,
-                "train_missing": False,
-            },
+            {"models": [on["model"]] * 2, "task": TASK, "n": 4, "seed": 0, "probes": "calibration"},
         ),
-        "replicate": (
-            bayesgeom.replicate,
-            {"recipe": "mess3-small", "seeds": 1, "n": 4, "seed": 0, "runs": folder, "train_missing": False},
-        ),
-        "diff": (bayesgeom.diff, {"a": on["model"], "b": on["model"], "task": TASK, "n": 4, "seed": 0}),
     }
 
 
@@ -144,7 +131,6 @@ def loading(model: Model, held: Path, saved: Path) -> dict[str, Call]:
         ),
         "load_report": (bayesgeom.load_report, {"path": saved}),
         "as_model": (bayesgeom.as_model, {"model": model.module, "tokenizer": None}),
-        "capacity_matched": (bayesgeom.capacity_matched, {"architecture": "lstm", "reference": model}),
     }
 
 
@@ -301,8 +287,6 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
             (
                 "",
                 "--to",
-                "--variants",
-                "--kinds",
                 "--task",
                 "--n",
                 "--seed",
@@ -315,7 +299,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
             ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *FEW, "--checkpoint", held],
             ("", "--vary", "--checkpoint", "--n", "--seed", "--threshold", "--out"),
         ),
-        "diff": (["diff", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
+        "compare": (["compare", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
     }
 
 
@@ -323,19 +307,11 @@ def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
     """Commands on trainings, comparisons and checkpoints."""
     return {
         "dynamics": (["dynamics", run, *FEW], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
-        "compare": (
-            ["compare", "--only-existing", "--architectures", "mlp", *FEW],
-            ("--architectures", "--tasks", "--seeds", "--n", "--seed", "--runs", "--from-report", "--out"),
-        ),
-        "replicate": (
-            ["replicate", "mess3-small", "--only-existing", *FEW],
-            ("", "--seeds", "--runs", "--n", "--seed", "--out"),
-        ),
         "export": (["export", rotary, "--out", str(folder / "exported")], ("", "--out", "--to")),
         "pack": (["pack", run, str(folder / "packed")], ("", "--keep", "--dtype")),
         "checkpoints": (["checkpoints"], ("--seal",)),
         "train": (
-            ["train", "--status"],
+            ["train", "no-such-recipe"],
             ("--out", "--resume", "--set", "--steps", "--seed", "--keep", "--device", "--precision"),
         ),
     }

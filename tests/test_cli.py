@@ -275,10 +275,6 @@ BAD_ARGUMENTS = {
     "diagnose tiny --sed 3": (
         "Unrecognized options: --sed, 3. Perhaps you meant --seed. See bayesgeom diagnose --help."
     ),
-    "compare one two": (
-        "Unrecognized options: one, two. See bayesgeom compare --help. For two models or two saved diagnoses, use "
-        "`bayesgeom diff A B`."
-    ),
     "diagnose tiny --task": "--task needs a value. See bayesgeom diagnose --help.",
     "export tiny --out x --to gguf": "--to must be one of 'hf', 'bayesgeom'; got 'gguf'. See bayesgeom export --help.",
     "ablate tiny --mode void": "mode must be zero, mean or resample, got 'void'.",
@@ -393,7 +389,7 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bayesgeom.training.duration.estimated_seconds", lambda *_, **named: 754.0)
+    monkeypatch.setattr("bayesgeom.training.publish.estimated_seconds", lambda *_, **named: 754.0)
     monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
     monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
     monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_batch", interrupted)
@@ -538,10 +534,8 @@ def test_help_names_the_type_of_an_option_that_may_be_left_out(
     [
         ("gradients", "Sequences to draw. (default: 64, or 32 per snapshot with --over-training)"),
         ("gradients", "otherwise they take their defaults. (default: the checkpoint's own task)"),
-        ("compare", "No model is scored. (optional)"),
         ("capture", "A capture that was stopped continues there. (required)"),
         ("train", "is added to the recipe's name. (repeatable)"),
-        ("replicate", "Number of seeds; the first is the recipe's own. (default: 5)"),
     ],
 )
 def test_help_states_what_happens_without_an_option(
@@ -554,7 +548,7 @@ def test_help_states_what_happens_without_an_option(
 
 
 def test_an_option_that_may_be_left_out_is_read_as_its_type() -> None:
-    command = parsed(["diff", "a", "b", "--n", "64"])
+    command = parsed(["compare", "a", "b", "--n", "64"])
     assert command.n == 64 and command.seed is None
     with pytest.raises(InvalidArgument, match="--n"):
-        parsed(["diff", "a", "b", "--n", "several"])
+        parsed(["compare", "a", "b", "--n", "several"])

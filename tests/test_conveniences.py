@@ -9,7 +9,7 @@ import torch
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.commands.base import Command
-from bayesgeom.commands.train import assignments, resized
+from bayesgeom.commands.train import assignments
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.plugins import discover
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
@@ -70,15 +70,15 @@ def test_unknown_or_impossible_sizes_are_refused(given: str, text: str, capsys: 
 
 
 def test_every_stage_takes_the_sizes() -> None:
-    stage: Recipe | None = resized(recipe("bijection-v20"), {"n_layers": 2, "n_values": 8, "n_pairs": 7})
+    stage: Recipe | None = recipe("bijection-v20").resized({"n_layers": 2, "n_values": 8, "n_pairs": 7})
     count = 0
     while stage is not None:
         assert stage.name.endswith("-n_layers2-n_values8-n_pairs7") and stage.sizes["n_layers"] == 2
         assert stage.task == Bijection(n_values=8, n_pairs=7)
         stage, count = stage.after, count + 1
-    assert count == 4 and resized(recipe("bijection-v20"), {}) is recipe("bijection-v20")
+    assert count == 4 and recipe("bijection-v20").resized({}) is recipe("bijection-v20")
     with pytest.raises(InvalidArgument, match=r"starts from the trained weights"):
-        resized(recipe("bijection-v20-refined"), {"n_layers": 2})
+        recipe("bijection-v20-refined").resized({"n_layers": 2})
     with pytest.raises(InvalidArgument, match="each key once"):
         assignments(["n_layers=2", "n_layers=3"])
 
@@ -155,8 +155,3 @@ def test_a_single_text_and_a_measurement_in_bits_say_what_to_do() -> None:
         bayesgeom.diagnose(model, "a text")
     with pytest.raises(TaskMismatch, match=r"posterior of ordinary text is unknown\. .*such as bijection-in-context"):
         bayesgeom.ablate(model, ["apple river stone", "river apple"])
-
-
-def test_an_option_is_not_set_as_a_parameter_of_the_recipe() -> None:
-    with pytest.raises(InvalidArgument, match="steps is an option of its own: use --steps 30 instead of --set"):
-        resized(recipe("bijection-v20"), {"steps": 30})

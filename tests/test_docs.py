@@ -31,7 +31,6 @@ import pytest
 
 import bayesgeom
 from bayesgeom.commands.base import Command, Machines, Source
-from bayesgeom.comparison.report import ComparisonReport
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.trials import Trials
@@ -465,14 +464,3 @@ def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
     special = {"ablation": "ablation", "onwards": "erasure_onwards", "together": "joint_intervention"}
     kinds = {special[part] for part in folder.name.split("-") if part in special}
     assert list(reading) == list(kinds or {"intervention"})
-
-
-def test_the_committed_comparison_is_of_the_shipped_checkpoints_and_on_its_page() -> None:
-    report = Diagnosis.load(ROOT / "examples/replication/results/comparison")["comparison"]
-    assert isinstance(report, ComparisonReport)
-    shipped = {name: json.loads((path / "config.json").read_text()) for name, path in checkpoints().items()}
-    made = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
-    assert {name: shipped[name]["weights_hash"] for name in made if name in shipped} == {
-        name: digest for name, digest in made.items() if name in shipped
-    }
-    assert squeezed(report.table(is_markdown=True)) in squeezed(read(ROOT / "docs/comparison.md"))

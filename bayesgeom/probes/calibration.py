@@ -71,7 +71,7 @@ class CalibrationReport(Report):
     can show transport and whether the model does. On other tasks these are NaN or empty.
 
     `sequence_scores` are the model's means over the scored positions of each sequence, in the order of `SCORES`, by
-    which `bayesgeom.diff` pairs two diagnoses. Readings of earlier versions have no rows.
+    which `bayesgeom.compare` pairs diagnoses. Readings of earlier versions have no rows.
     """
 
     name: ClassVar[str] = "calibration"

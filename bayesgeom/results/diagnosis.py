@@ -35,7 +35,6 @@ _WITH_REPORTS = (
     "probes",
     "ablations",
     "interventions",
-    "comparison",
     "dynamics",
     "generalization",
     "gradients",

@@ -19,14 +19,12 @@ from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.run import ablate
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.comparison.replication import replicate
-from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument
-from bayesgeom.core.parcels import read_parcel, write_parcel
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.runs import CACHE
-from bayesgeom.executors import RESULT, Batch, check_same, name_of
+from bayesgeom.executors import Batch, check_same, name_of
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep
 from bayesgeom.models.checkpoint import save_checkpoint
@@ -79,29 +77,6 @@ def assert_near(one: Any, other: Any, tolerance: float) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "N_SCORED", 16)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.slow
-def test_replicate(tmp_path: Path) -> None:
-    alone = replicate(RECIPE, seeds=3, runs=tmp_path / "alone", n=16)
-    batch = Batch(executor=Backward(3), folder=tmp_path / "jobs")
-    assert_same(replicate(RECIPE, seeds=3, runs=tmp_path / "sent", n=16, executor=batch), alone)
-    more = Batch(executor=(taker := AtOnce()), folder=tmp_path / "jobs")
-    four = replicate(RECIPE, seeds=4, runs=tmp_path / "sent", n=16, executor=more)
-    assert taker.n == 1 and np.array_equal(four.kl_bits.value[:3], alone.kl_bits.value)
-
-
-@pytest.mark.usefixtures("quick")
-def test_scores_of_other_weights_are_refused(tmp_path: Path) -> None:
-    batch = Batch(executor=AtOnce(), folder=tmp_path / "jobs")
-    replicate(RECIPE, seeds=1, runs=tmp_path / "runs", n=16, executor=batch)
-    path = next((tmp_path / "jobs").glob(f"*/{RESULT}"))
-    scores = read_parcel(path)
-    vars(scores)["weights_hash"] = "0" * 16
-    write_parcel(path, scores)
-    with pytest.raises(ExecutorFault, match=r"holds scores of small with weights 0{16}, but its checkpoint has"):
-        replicate(RECIPE, seeds=1, runs=tmp_path / "runs", n=16, executor=batch)
 
 
 def test_sweep(checkpoint: Path, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import xarray as xr
 from torch import nn
 
 import bayesgeom
-from bayesgeom.comparison import cell as cells
+from bayesgeom.claims.claim import Claim
+from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
@@ -35,17 +36,13 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.terminal import LINES
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training import publish
-from bayesgeom.training.compared import compared
-from tests.dynamics.trainings import a_recipe, a_run
+from tests.dynamics.trainings import a_run
 from tests.figures import drawn_once
 from tests.interventions.worlds import TASK, lively
 
 Result = Report | Diagnosis
 FEW = Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
 LATER = InterventionSite(RESID_PRE, (1,))
-RECIPE = a_recipe(steps=3, batch_size=2, warmup=1, snapshots=0)
-SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
 CALLS: dict[str, Callable[[Path], Result]] = {
     "diagnose": lambda folder: bayesgeom.diagnose(
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
@@ -69,9 +66,9 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         [stored(folder, hmm_model(0)), stored(folder, hmm_model(1))], lengths=[7], n=5
     ),
     "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
-    "compare": lambda folder: bayesgeom.compare(("transformer", "mlp"), "bijection", runs=folder, n=5),
-    "diff": lambda folder: bayesgeom.diff(stored(folder), stored(folder / "b", lively(n_layers=1)), n=5),
-    "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
+    "compare": lambda folder: bayesgeom.compare([stored(folder), stored(folder / "b", lively(n_layers=1))], n=5),
+    "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
+    "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
 }
 N_MODELS = {  # that are resolved, where that is not one
     "monitor.Monitor.report": 0,
@@ -80,8 +77,8 @@ N_MODELS = {  # that are resolved, where that is not one
     "training_dynamics": 2,
     "length_generalization": 2,
     "compare": 2,
-    "diff": 2,
-    "replicate": 2,
+    "em_experiment": 0,
+    "swap_shares": 2,
 }
 
 
@@ -108,14 +105,11 @@ def watched() -> Monitor:
     return watch
 
 
-@pytest.fixture(autouse=True)
-def short_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison's own recipe of a bijection, of three steps, for every architecture."""
-    short = {"sizes": SMALL, "steps": 3, "batch_size": 2, "warmup": 1, "snapshots": 0, "after": None}
-    known = {name: replace(own, **short) for name, own in compared().items() if name.startswith("bijection-")}  # type: ignore[arg-type]
-    monkeypatch.setattr(cells, "compared", lambda: known)
-    monkeypatch.setattr(publish, "N_SCORED", 8)
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)  # no shipped one is of these recipes
+def measured_shortly() -> Claim:
+    """B1 on few sequences of a small checkpoint."""
+    claim = load_claims()["B1"]
+    command = "bayesgeom diagnose mess3-small --probes calibration --n 5 --n-untrained 0"
+    return replace(claim, runs=(replace(claim.runs[0], command=command),))
 
 
 def kinds_of(hint: object) -> tuple[object, ...]:
@@ -197,10 +191,7 @@ def result(
 
 
 def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count models made of a module or of a checkpoint, which every name, directory and module passes through.
-
-    The scores of a training are not counted: they are of the module itself, before it is written.
-    """
+    """Count models made of a module or of a checkpoint, which every name, directory and module passes through."""
     own, found = resolve._adapted, Counter[str]()
 
     def counted(module: nn.Module, **others: Any) -> Any:
@@ -208,7 +199,6 @@ def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return own(module, **others)
 
     monkeypatch.setattr(resolve, "_adapted", counted)
-    monkeypatch.setattr(publish, "of_module", own)
     return found
 
 
