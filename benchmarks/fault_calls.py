@@ -48,7 +48,7 @@ def sound(folder: Path) -> dict[str, Call]:
     """A function and arguments that it takes, by the name of the call; each argument is then replaced by odd values."""
     model = bayesgeom.as_model(RECIPE.model_config().build(seed=0))
     held, run, saved = checkpoint(folder / "held"), training(folder / "run"), report(folder / "report")
-    calls = measuring(folder, model, run) | loading(model, held, saved) | building(folder, model, saved)
+    calls = measuring(model, run) | loading(model, held, saved) | building(folder, model, saved)
     calls |= parts(model) | further(folder, model, held)
     for name in ("every_attention", "every_head", "every_layer", "every_mlp", "everything"):
         calls[name] = (getattr(ablations, name), {"model": model})
@@ -60,7 +60,7 @@ def sound(folder: Path) -> dict[str, Call]:
     return calls
 
 
-def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
+def measuring(model: Model, run: Path) -> dict[str, Call]:
     """Functions that measure a model or a training."""
     few = bayesgeom.Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
     on: dict[str, Any] = {"model": model, "task": TASK, "n": 4, "seed": 0}

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.json_values import encoded
-from bayesgeom.dynamics.again import decided_again
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.findings import findings
 from bayesgeom.results.page import section_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
-from tests.pages import READINGS, numbers, rows, section
+from examples.replication.comparison.replication import ReplicationReport
+from examples.replication.em.report import HELD_OUT, SEEDS, TRAINED, EMReport
+from examples.replication.settling import SettlingReport, decided_again
+from tests.pages import READINGS, named_rows, numbers, rows, section
 
 PAGE = section("dynamics.md", "Readings")
 
@@ -129,8 +131,38 @@ def test_a_committed_report_follows_from_its_curves(name: str) -> None:
         np.testing.assert_array_equal(arrays[part], array)
 
 
-@pytest.mark.parametrize("name", ["lstm", "repeats", "recall"])
-def test_single_trainings_decide_nothing(name: str) -> None:
-    curves, settled = reading(f"dynamics-{name}")
-    assert settled.verdicts[0].startswith("cannot decide")
-    assert f"{float(curves.kl_bits[0, -1]):.4f}" in PAGE
+@pytest.mark.parametrize(("recipe", "name"), [("hmm-variant-learned", "seeds-hmm"), ("sticky-small", "seeds-sticky")])
+def test_rows_over_seeds_are_their_reports(recipe: str, name: str) -> None:
+    found = Diagnosis.load(READINGS / name)["replication"]
+    assert isinstance(found, ReplicationReport) and len(found.replicas) == 5 and not found.missing
+    trainings, kl, kl_spread, error, error_spread, _ = named_rows(PAGE)[recipe]
+    assert numbers(trainings) == [5]
+    for cell, known in (
+        (kl, [float(found.mean_kl_bits), *map(float, found.mean_kl_bits.ends)]),
+        (kl_spread, [float(found.spread_kl_bits)]),
+        (error, [float(found.mean_entropy_mae_bits), *map(float, found.mean_entropy_mae_bits.ends)]),
+        (error_spread, [float(found.spread_entropy_mae_bits)]),
+    ):
+        np.testing.assert_allclose(numbers(cell), known, rtol=0.06, atol=6e-5 if known[0] >= 1e-3 else 0)
+
+
+def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> None:
+    reading = Diagnosis.load(READINGS / "em-experiment")
+    report, text = reading["em_experiment"], section("readings.md", "The EM-like schedule")
+    assert isinstance(report, EMReport)
+    arguments = reading.provenance["arguments"]
+    assert (arguments["seeds"], arguments["steps"], arguments["length"]) == (SEEDS, 1_000, 2_000)
+    shown = {cells[0]: [numbers(cell) for cell in cells[1:]] for cells in rows(text)}
+    for condition, name in enumerate(report.conditions):
+        loss, elsewhere = (report.final_loss_bits[at, 0, condition] for at in (TRAINED, HELD_OUT))
+        margin, margin_elsewhere = (report.em_margin_bits[at, 0, condition] for at in (TRAINED, HELD_OUT))
+        expected = [
+            [report.final_loss_nats[TRAINED, 0, condition]],
+            [float(loss), *loss.ends],
+            [float(elsewhere)],
+            [float(report.speedup[TRAINED, 0, condition]), *report.speedup[TRAINED, 0, condition].ends],
+            [float(margin), *margin.ends],
+            [float(margin_elsewhere), *margin_elsewhere.ends],
+        ]
+        for found, known, atol in zip(shown[name], expected, (6e-4, 6e-4, 6e-4, 0.06, 6e-4, 6e-4), strict=True):
+            np.testing.assert_allclose(found, known[: len(found)], atol=atol, err_msg=name)

@@ -11,7 +11,7 @@ from typing import Any
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.progress import bar
-from bayesgeom.engines.executor import Executor
+from bayesgeom.executors import Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
