@@ -1,6 +1,6 @@
 """Parse the command line and run a command.
 
-Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for invalid arguments or input.
+Exit status: 0 for success, 1 for a failed selftest, 2 for invalid arguments or input.
 """
 
 import codecs
@@ -14,31 +14,41 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import final
+from types import FunctionType
+from typing import Any
 
 import tyro
 
+from bayesgeom import commands
 from bayesgeom.checks.text import is_encodable, shown
-from bayesgeom.commands.base import Command, flush, note, tell, writing_output
-from bayesgeom.commands.optional import registry
+from bayesgeom.commands import Out, described, flush, note, tell, writing_output
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, unknown_name
-from bayesgeom.core.plugins import discover
+from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import elapsed_shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
-_PLAIN = "bayesgeom.plain"
+GROUPS = {
+    "Measure one model": "diagnose ablate intervene length relabel sweep gradients capture",
+    "Compare models and snapshots": "compare dynamics",
+    "Train and exchange models": "train checkpoints pack export",
+    "Check the installation": "selftest",
+}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    name: vars(commands)[name] for group in GROUPS.values() for name in group.split()
+}
+# The groups of entry points by which other packages extend a command.
+_OPEN = {"diagnose": "probes tasks", "ablate": "ablations", "intervene": "subspaces", "train": "recipes models"}
 _HELP = """usage: bayesgeom COMMAND [options]
 
 Measure whether a sequence model does Bayesian inference, and where in the network.
 
 Example:
   bayesgeom diagnose bijection-v20 --out runs/first   # then open runs/first/report.html
-
-Commands, in the order of use:
 {commands}
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
@@ -51,6 +61,7 @@ _REWORDED = {  # messages of Python and tyro, and how to say them
     r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
     r"Missing value for argument '(?:source\.)?(.*)'\. Expected .*": r"\1 needs a value",
 }
+_PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
@@ -58,15 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. An invalid input prints one line to standard error."""
     if is_requested():
         keep_freed_memory()
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with _any_encoding(), _flushed():
-            if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
+            if given == ["--version"]:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
             with writing_output():  # long help is written before it is flushed
-                command = parsed(arguments)
-            with _reporting(command.name, sys.argv[2:] if arguments is None else None):
-                return int(command())
+                command = parsed(given)
+            with _reporting(given) if arguments is None else contextlib.nullcontext():
+                return command()
     except BayesGeomError as error:
         notes = _notes(error)
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
@@ -85,17 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _reporting(name: str, given: Sequence[str] | None) -> Iterator[None]:
+def _reporting(given: Sequence[str]) -> Iterator[None]:
     """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
 
-    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
-    `given` is None, the command was called from Python, and nothing is reported.
+    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too.
     """
-    if given is None:
-        yield
-        return
-    begun, what = time.monotonic(), f"bayesgeom {name}"
-    note(textwrap.shorten(f"{what}: {' '.join(given)}".rstrip(": "), 100, placeholder=" …") + " …")
+    begun, what = time.monotonic(), f"bayesgeom {given[0]}"
+    note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
     for logger in _FOREIGN:
         logging.getLogger(logger).setLevel(logging.ERROR)
     with elapsed_shown(what):
@@ -109,7 +117,7 @@ def _notes(error: BaseException) -> list[str]:
 
 @contextlib.contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Let standard output replace characters that it cannot encode, instead of ending the command."""
+    """Let standard output replace characters that it cannot encode by plain ones, so that tables stay aligned."""
     stream = sys.stdout
     # Python chooses "surrogateescape" in the C locale, which handles file names but no other characters.
     if not isinstance(stream, io.TextIOWrapper) or (before := stream.errors) not in ("strict", "surrogateescape"):
@@ -125,11 +133,9 @@ def _any_encoding() -> Iterator[None]:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Return one plain character for each character that cannot be encoded, so that tables stay aligned."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    part = error.object[error.start : error.end]
-    return "".join(_ALIKE.get(character, "?") for character in part), error.end
+    return "".join(_ALIKE.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 @contextlib.contextmanager
@@ -153,97 +159,82 @@ def _drop_unwritable() -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def parsed(arguments: Sequence[str] | None) -> Command:
-    """Return the requested command.
+def parsed(given: Sequence[str]) -> "partial[int]":
+    """Return the requested call of `bayesgeom.commands.run`, with the options as its keywords.
 
     Raises:
         InvalidArgument: tyro rejects the arguments; its message is reduced to one line.
     """
-    given = sys.argv[1:] if arguments is None else arguments
     for place, text in enumerate(given, 1):
         if not is_encodable(text):
             raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
-    # mypy forbids an abstract class as a value, but discovery needs one.
-    found = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
-    commands = dict(sorted(found.items(), key=lambda entry: (entry[1].order, entry[0])))
     name = given[0] if given else ""
     if name in ("--help", "-h"):
-        tell(_HELP.format(commands="\n".join(_listed(commands))))
+        tell(_HELP.format(commands="\n".join(_overview())))
         raise SystemExit(0)
-    if name not in commands:
-        problem = unknown_name("command", name, commands) if name else f"name a command: {', '.join(commands)}."
+    known = COMMANDS if name in COMMANDS else {**COMMANDS, **_of_other_packages()}
+    if name not in known:
+        problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
-    written, printed = io.StringIO(), _Help()
+    if not {"--help", "-h"}.isdisjoint(given):
+        tell(*_description(name, known[name]))
+    written, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(WIDTH, shutil.get_terminal_size().columns))  # tyro reads no other setting
     try:
-        # tyro 1.0.0 ignores an argument `registry`
-        with contextlib.redirect_stderr(written), contextlib.redirect_stdout(printed), _columns(), registry():
-            # The options of the other commands are not read: that takes longer than all else.
-            command: Command = tyro.cli(commands[name], prog=f"bayesgeom {name}", args=given[1:])
+        with contextlib.redirect_stderr(written):
+            return tyro.cli(
+                _call_of(known[name]), prog=f"bayesgeom {name}", args=given[1:], config=(tyro.conf.DisallowNone,)
+            )
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # after --help
-            _tell_help(printed.getvalue())
-            _tell_choices(commands[name])
             raise
-        hint = f"See bayesgeom {name} --help. {commands[name].hint}".strip()
-        raise InvalidArgument(f"{_one_line(written.getvalue())}. {hint}") from None
-    return command
-
-
-def _listed(commands: Mapping[str, type[Command]]) -> Iterator[str]:
-    """One line per command: its name and the first sentence of its help."""
-    width = max(map(len, commands))
-    for name, command in commands.items():
-        first = " ".join((inspect.getdoc(command) or "").partition("\n\n")[0].split())
-        yield f"  {name:{width}}  {textwrap.shorten(first, WIDTH - width - 4, placeholder=' …')}"
-
-
-@final
-class _Help(io.StringIO):
-    """Text for standard output that can still be wrapped: tyro wraps options, but no descriptions of commands."""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute; in Python it cannot be set
-        """That of standard output, by which tyro chooses the lines of its boxes."""
-        return "" if sys.__stdout__ is None else sys.__stdout__.encoding
-
-    def isatty(self) -> bool:
-        """Whether standard output is a terminal, for which tyro writes colors."""
-        return sys.__stdout__ is not None and sys.__stdout__.isatty()
-
-
-@contextlib.contextmanager
-def _columns() -> Iterator[None]:
-    """Let tyro print help of at most 100 columns, on wider terminals, too: it reads no other setting."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(min(WIDTH, shutil.get_terminal_size().columns))
-    try:
-        yield
+        raise InvalidArgument(f"{_one_line(written.getvalue())}. See bayesgeom {name} --help.") from None
     finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
+        os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
 
 
-def _tell_help(text: str) -> None:
-    """Print the help of a command; long lines of its description wrap."""
-    for line in text.splitlines():
-        print(_filled(line, 0) if len(line) > WIDTH and "\x1b" not in line else line)
+def _of_other_packages() -> dict[str, Callable[..., Any]]:
+    return {**values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
 
 
-def _tell_choices(command: type[Command]) -> None:
-    """Print the allowed values of this command's options, plug-ins included, below its help."""
-    for title, choices in command.choices().items():
-        width = max(map(len, choices), default=0)
-        rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
-        tell(
-            f"\n{_filled(title, 2)}",
-            *(_filled(row, width + 4) for row in rows),
-        )
+def _overview() -> Iterator[str]:
+    """A line for each command, by group."""
+    others = _of_other_packages()
+    width = max(map(len, [*COMMANDS, *others]))
+    for group, names in {**GROUPS, **({"Of other packages": " ".join(others)} if others else {})}.items():
+        yield f"\n{group}:"
+        for name in names.split():
+            first = (inspect.getdoc({**COMMANDS, **others}[name]) or "").partition("\n\n")[0]
+            yield f"  {name:{width}}  {textwrap.shorten(first, WIDTH - width - 4, placeholder=' …')}"
 
 
-def _filled(text: str, indent: int) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+def _description(name: str, command: Callable[..., Any]) -> Iterator[str]:
+    """The paragraphs of a command's docstring, and the names by which other packages extend it."""
+    for paragraph in (inspect.getdoc(command) or "").partition("\n\nArgs:")[0].split("\n\n"):
+        yield f"{' '.join(paragraph.split())}\n"
+    for group in _OPEN.get(name, "").split():
+        if names := sorted(entry_points(group=f"bayesgeom.{group}").names):
+            yield f"Of other packages: {group} {', '.join(names)}\n"
+
+
+def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
+    """Return the function that tyro calls with the options: it returns the call of the command.
+
+    A command that returns a report takes `--out`, too.
+    """
+    parameters = dict(inspect.signature(command).parameters)
+    if command.__annotations__["return"] is not int:
+        parameters["out"] = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Out)
+
+    def call(**options: Any) -> "partial[int]":
+        return partial(commands.run, command, **options)
+
+    call.__doc__ = command.__doc__
+    call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    vars(call)["__signature__"] = inspect.Signature(
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
+    )
+    return described(call)
 
 
 def _one_line(box: str) -> str:
