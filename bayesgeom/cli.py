@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from bayesgeom.subspaces.site import InterventionSite
 
 T = TypeVar("T")
-HUB_VARIABLE = "BAYESGEOM_TOKEN"  # environment variable of the hub's token
-KEY_VARIABLE = "BAYESGEOM_SERVER_KEY"  # of an inference server's key, which no other host may get
 Maybe = Annotated[T | None, arg(help_behavior_hint="(optional)")]
 Checkpoint = Annotated[str, Positional, arg(metavar="CHECKPOINT")]
 TaskOption = Annotated[
@@ -56,15 +54,12 @@ TaskOption = Annotated[
     arg(
         metavar="NAME:KEY=VALUE,…",
         help="Another task: bijection, evidence, hmm, mess3, modular-recurrence, process, prompts, recall, "
-        "sticky-markov, or in words NAME-in-context, with parameters as in hmm:length=10 or prompts:domain=code. If it is the "
-        "checkpoint's own task, other parameters keep the checkpoint's values; otherwise they take their defaults.",
+        "sticky-markov or, in words, NAME-in-context; hmm:length=10 sets a parameter. If it is the checkpoint's own, "
+        "all others keep the checkpoint's values.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]
-Out = Annotated[
-    Path | None,
-    arg(help="Directory for the report.", help_behavior_hint="(default: the report is not saved)"),
-]
+Out = Annotated[Path | None, arg(help="Directory for the report.", help_behavior_hint="(default: not saved)")]
 N = Annotated[int, arg(help="Sequences to draw.")]
 Seed = Annotated[int, arg(help="Seed of sequences, fits, controls and intervals.")]
 
@@ -119,9 +114,9 @@ class Source:
         options = {name: value for name, value in vars(self).items() if name != "checkpoint"}
         if self.max_memory is not None:
             options["max_memory"] = {int(at) if is_whole(at) else at: size for at, size in self.max_memory.items()}
-        # No arguments: other users of a machine can read those.
-        key = os.environ.get(KEY_VARIABLE) if is_address(self.checkpoint) else None
-        options |= {"token": os.environ.get(HUB_VARIABLE), "server_key": key or None}
+        # Secrets are no arguments, which other users of a machine can read; no other host may get the server's key.
+        key = os.environ.get("BAYESGEOM_SERVER_KEY") if is_address(self.checkpoint) else None
+        options |= {"token": os.environ.get("BAYESGEOM_TOKEN"), "server_key": key or None}
         options |= {"quantization_config": self._quantization(), "local_files_only": self.local_files_only or None}
         return bayesgeom.load(self.checkpoint, **options)
 
@@ -337,7 +332,7 @@ def _places(site: str, layers: str | None) -> "list[InterventionSite]":
 
 
 def length(
-    checkpoints: Annotated[tuple[str, ...], Positional, arg(metavar="CHECKPOINT …")],
+    checkpoints: Annotated[tuple[str, ...], Positional, arg(metavar="CHECKPOINT …", help_behavior_hint="(required)")],
     to: Maybe[str] = None,
     task: TaskOption = None,
     n: N = 512,
@@ -362,32 +357,31 @@ def length(
     parts = [] if to is None else [part.strip() for part in to.split(",")]
     if not all(map(is_whole, parts)):
         raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {shown(to)}.")
-    lengths = tuple(map(int, parts)) or None
+    at = tuple(map(int, parts)) or None
     models: list[Any] = list(checkpoints)
     if untrained_rows:
         if machines.on is not None:
             raise InvalidArgument("--untrained-rows extends models here, and --on cannot send them: leave out one.")
         from bayesgeom.generalization.length import with_room
 
-        models = [with_room(model, task, lengths, seed=seed) for model in models]
-    with machines.executor() as executor:
+        models = [with_room(model, task, at, seed=seed) for model in models]
+    with machines.executor() as jobs:
         return bayesgeom.length_generalization(
             models,
             task,
-            lengths,
+            at,
             n=n,
             seed=seed,
             threshold_bits=threshold,
             top_attention_off=top_attention_off,
-            executor=executor,
+            executor=jobs,
         )
 
 
 def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> "Report":
     """Test invariance to renaming the hypotheses.
 
-    Hypotheses are the values of a map, or the hidden states of an HMM. A shipped checkpoint takes 5 to 30 seconds on
-    two CPU cores.
+    These are values of a map or states of an HMM. A shipped checkpoint takes 5 to 30 seconds on two CPU cores.
     """
     return bayesgeom.relabeling_invariance(source.load(), task, n=n, seed=seed)
 
@@ -446,10 +440,8 @@ def gradients(
         return bayesgeom.gradient_laws(source.load(), task, targets=targets, n=n, seed=seed)
     if task is not None:
         raise InvalidArgument("--task is not allowed with --over-training: snapshots are measured on their own task.")
-    options = {"dtype": source.dtype, "device_map": source.device_map, "revision": source.revision}
-    if given := [name for name, value in options.items() if value is not None]:
-        named = ", ".join(given)
-        raise InvalidArgument(f"{named} is for Hugging Face models; the snapshots of a training are bayesgeom's own.")
+    if given := [name for name in ("dtype", "device_map", "revision") if vars(source)[name] is not None]:
+        raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models, and snapshots of a training are none.")
     n = 32 if n is None else n
     return bayesgeom.gradient_movement(source.checkpoint, targets=targets, n=n, seed=seed, device=source.device)
 
@@ -489,7 +481,7 @@ def capture(
 
 
 def compare(
-    models: Annotated[tuple[str, ...], Positional, arg(metavar="CHECKPOINT-OR-REPORT …")],
+    models: Annotated[tuple[str, str], Positional, arg(metavar="CHECKPOINT-OR-REPORT …")],
     task: TaskOption = None,
     n: Maybe[int] = None,
     seed: Maybe[int] = None,
@@ -504,9 +496,8 @@ def compare(
         n: Number of sequences for checkpoints. Default: 512.
         seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
     """
-    if len(models) != 2:
-        raise InvalidArgument(f"compare takes two models or two saved diagnoses; got {len(models)}.")
-    return bayesgeom.diff(*models, task, n=n, seed=seed)
+    a, b = models
+    return bayesgeom.diff(a, b, task, n=n, seed=seed)
 
 
 def dynamics(
@@ -521,8 +512,7 @@ def dynamics(
 ) -> "Diagnosis":
     """Measure the geometry over the snapshots of a training: what settles first.
 
-    A snapshot takes 1 to 30 seconds on two CPU cores. Measured snapshots are kept: a repeated command continues. If a
-    training has no directory of its own, it continues from --out.
+    A snapshot takes 1 to 30 seconds on two CPU cores. Measured ones are kept in the run or in --out, to continue.
 
     Args:
         runs: Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
@@ -556,9 +546,8 @@ def train(
 ) -> int:
     """Train a recipe.
 
-    An interrupted run continues with --resume, and ends with the same weights on the same kind of CPU, with as many
-    threads and the same libraries; a warning names what differs. Recipes take between five minutes and several hours
-    on two CPU cores. The estimate for this machine is printed first.
+    An interrupted run continues with --resume, and ends with the same weights on the same kind of CPU with as many
+    threads. Recipes take between five minutes and several hours; the estimate for this machine is printed first.
 
     Args:
         name: Name of the recipe. An unknown name lists the available recipes.
@@ -570,7 +559,7 @@ def train(
         seed: Index of the recipe's seed: 0 is the recipe itself.
         keep: Number of log-spaced snapshots to keep after step 0; 0 keeps only the last step. Default: the recipe's.
         device: Where to train: cpu, cuda, …
-        precision: Of matrix products. auto: that of the run with --resume, else bfloat16 where it is fast, else float32.
+        precision: Of matrix products. auto: that of a resumed run, else bfloat16 where it is fast, or float32.
     """
     from bayesgeom.models.description import FINISHED
     from bayesgeom.models.resolve import check_device
@@ -581,8 +570,8 @@ def train(
 
     check_device(device)
     committed = recipe(name).resized(_assignments(set)).reseeded(seed)
-    chosen = replace(committed, steps=committed.steps if steps is None else steps)
-    chosen = replace(chosen, snapshots=committed.snapshots if keep is None else keep)
+    asked = {"steps": steps, "snapshots": keep}
+    chosen = replace(committed, **{name: value for name, value in asked.items() if value is not None})
     out = out or RUNS / committed.name
     check_startable(chosen, out, resume=resume, device=device)
     check_directory(out)
@@ -621,19 +610,15 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
         rescore: Instead of listing: score the checkpoints in these directories again; card and scores are replaced.
     """
     if rescore and seal:
-        raise InvalidArgument(
-            "--seal and --rescore were both given; pass one: a checkpoint is sealed before it is scored."
-        )
-    for directory in rescore or ():
-        from bayesgeom.training.publish import rescore as score_again
-
-        score_again(directory)
-        tell(f"{directory}:", *_described_at(directory))
-    for directory in seal or ():
-        from bayesgeom.training.formation import seal as sealed
-
-        tell(f"{directory}: {sealed(directory)}")
+        raise InvalidArgument("--seal and --rescore were both given; pass one of them: seal first.")
     if rescore or seal:
+        from bayesgeom.training import formation, publish
+
+        for directory in rescore or ():
+            publish.rescore(directory)
+            tell(f"{directory}:", *_described_at(directory))
+        for directory in seal or ():
+            tell(f"{directory}: {formation.seal(directory)}")
         return 0
     from bayesgeom.models.description import WEIGHTS
     from bayesgeom.models.named_checkpoints import checkpoint_folder
@@ -716,12 +701,10 @@ def pack(
     from bayesgeom.training.formation import pack
 
     packed = pack(run, out, keep=keep, dtype=dtype)
-    steps = [
-        f"step {snap.step:>7,}  {snap.dtype:8}  KL {snap.kl_bits:.5g} → {snap.kl_bits_stored:.5g} bits"
-        for snap in packed
-    ]
+    for snap in packed:
+        tell(f"step {snap.step:>7,}  {snap.dtype:8}  KL {snap.kl_bits:.5g} → {snap.kl_bits_stored:.5g} bits")
     size = sum(file.stat().st_size for file in out.iterdir())
-    tell(*steps, f"\n{counted(len(packed), 'snapshot')}, {size / 1e6:.1f} MB: {out}")
+    tell(f"\n{counted(len(packed), 'snapshot')}, {size / 1e6:.1f} MB: {out}")
     return 0
 
 
@@ -752,11 +735,10 @@ def selftest() -> int:
     from bayesgeom.selftest.run import selftest
 
     verdicts = selftest()
+    for verdict in verdicts:
+        tell(f"{'ok    ' if verdict.passed else 'FAILED'}  {verdict.probe}: {verdict.control}")
     failed = sum(not verdict.passed for verdict in verdicts)
-    tell(
-        *(f"{'ok    ' if verdict.passed else 'FAILED'}  {verdict.probe}: {verdict.control}" for verdict in verdicts),
-        f"\n{len(verdicts) - failed} controls hold, {failed} do not",
-    )
+    tell(f"\n{len(verdicts) - failed} controls hold, {failed} do not")
     return int(failed > 0)
 
 
@@ -805,7 +787,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with _reporting(given) if arguments is None else contextlib.nullcontext():
                 return command()
     except BayesGeomError as error:
-        notes = _notes(error)
+        notes = vars(error).get("__notes__", [])
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
         return 2
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
@@ -815,18 +797,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"bayesgeom: {name}{error.strerror or error}.")
         return 2
     except KeyboardInterrupt as stopped:
-        note("; ".join(["bayesgeom: interrupted", *_notes(stopped)]))
+        note("; ".join(["bayesgeom: interrupted", *vars(stopped).get("__notes__", [])]))
         return 130
     finally:
-        _drop_unwritable()
+        try:
+            flush()
+        except OSError:  # discard it: the interpreter would retry and complain at exit, and without /dev/null twice
+            with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def _reporting(given: Sequence[str]) -> Iterator[None]:
-    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
-
-    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too.
-    """
+    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal."""
     begun, what = time.monotonic(), f"bayesgeom {given[0]}"
     note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
     for logger in _FOREIGN:
@@ -834,10 +817,6 @@ def _reporting(given: Sequence[str]) -> Iterator[None]:
     with elapsed_shown(what):
         yield
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
-
-
-def _notes(error: BaseException) -> list[str]:
-    return list(vars(error).get("__notes__", []))
 
 
 @contextlib.contextmanager
@@ -863,22 +842,8 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return "".join(_ALIKE.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
-def _drop_unwritable() -> None:
-    """Discard output that cannot be written; otherwise the interpreter would retry and complain at exit."""
-    try:
-        flush()
-    except OSError:
-        # Without /dev/null the interpreter complains once more about the fault that was reported.
-        with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
 def parsed(given: Sequence[str]) -> "partial[int]":
-    """Return the requested call of `run`, with the options as its keywords.
-
-    Raises:
-        InvalidArgument: tyro rejects the arguments; its message is reduced to one line.
-    """
+    """Return the requested call of `run`, with the options as its keywords; `InvalidArgument` if tyro rejects them."""
     for place, text in enumerate(given, 1):
         if not is_encodable(text):
             raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
@@ -886,7 +851,7 @@ def parsed(given: Sequence[str]) -> "partial[int]":
     if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_overview())))
         raise SystemExit(0)
-    known = COMMANDS if name in COMMANDS else {**COMMANDS, **_of_other_packages()}
+    known = COMMANDS if name in COMMANDS else {**COMMANDS, **values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
     if name not in known:
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
@@ -905,13 +870,9 @@ def parsed(given: Sequence[str]) -> "partial[int]":
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
 
 
-def _of_other_packages() -> dict[str, Callable[..., Any]]:
-    return {**values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
-
-
 def _overview() -> Iterator[str]:
     """A line for each command, by group."""
-    others = _of_other_packages()
+    others = values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     width = max(map(len, [*COMMANDS, *others]))
     for group, names in {**GROUPS, **({"Of other packages": " ".join(others)} if others else {})}.items():
         yield f"\n{group}:"
@@ -930,22 +891,18 @@ def _description(name: str, command: Callable[..., Any]) -> Iterator[str]:
 
 
 def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
-    """Return the function that tyro calls with the options: it returns the call of the command.
-
-    A command that returns a report takes `--out`, too.
-    """
+    """Return what tyro calls with a command's options: it returns the call. A report's command takes `--out`, too."""
     parameters = dict(inspect.signature(command).parameters)
     if command.__annotations__["return"] is not int:
-        parameters["out"] = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Out)
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Out)
+        parameters.setdefault("out", out)
 
     def call(**options: Any) -> "partial[int]":
         return partial(run, command, **options)
 
     call.__doc__ = command.__doc__
     call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
-    vars(call)["__signature__"] = inspect.Signature(
-        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
-    )
+    vars(call)["__signature__"] = inspect.Signature(list(parameters.values()))
     return described(call)
 
 
@@ -985,10 +942,11 @@ def _conclude(measured: "Diagnosis | Report", out: Path | None) -> int:
     if out is None:
         tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0
-    before = ""
+    reports = [diagnosis]
     with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
-        before = _titled(Diagnosis.load(out))
-    replaced = [] if before in ("", _titled(diagnosis)) else [f"It replaces that of {before}."]
+        reports.append(Diagnosis.load(out))
+    title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
+    replaced = [f"It replaces that of {other}." for other in before if other != title]
     try:
         diagnosis.save(out)
     except OutputFault:
@@ -1000,10 +958,6 @@ def _conclude(measured: "Diagnosis | Report", out: Path | None) -> int:
     except OutputFault as fault:
         raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
     return 0
-
-
-def _titled(diagnosis: "Diagnosis") -> str:
-    return f"{diagnosis.title} ({', '.join(diagnosis.reports)})"
 
 
 def tell(*lines: str) -> None:
@@ -1040,9 +994,7 @@ def writing_output() -> Iterator[None]:
     """Turn failures to write standard output into the errors of `tell`."""
     try:
         yield
-    except (BrokenPipeError, OutputFault):  # the latter from an inner block
-        raise
     except OSError as error:
-        if error.filename is not None:  # of a file, not of standard output
+        if isinstance(error, BrokenPipeError | OutputFault) or error.filename is not None:  # reported; or of a file
             raise
         raise OutputFault(f"cannot write to standard output: {error.strerror or error}.") from error

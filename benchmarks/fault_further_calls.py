@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import bayesgeom
-from bayesgeom import claims, engine, monitor, tasks
+from bayesgeom import claims, monitor, tasks
+from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.engines.executor import Executor
+from bayesgeom.engines.named import engine
 from bayesgeom.engines.named import engine as engine_function
 from bayesgeom.models.base import Model
 from bayesgeom.monitor import Event, Response, Settings, Thresholds
@@ -40,7 +42,7 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             bayesgeom.capture,
             {"model": model, "task": TASK, "out": folder / "captured", "sites": ["k"], **several},
         ),
-        "Selection": (bayesgeom.Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
+        "Selection": (Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
         "Batch": (batch, {"executor": AtOnce(), "folder": folder / "jobs", "threads": 1}),
         "engine": (opened, {"on": "local:1", "options": None}),
         "monitor.Settings": (Settings, {"n": 4, "seed": 0, "untrained": False, "out": None}),
