@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.plugins import discover, find
 from bayesgeom.models.capacity import capacity_matched, n_parameters

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from bayesgeom.cli import main
-from bayesgeom.commands.train import resized
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.numbers import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -133,15 +132,15 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
         (lambda: replace(recipe("recall-mlp").reseeded(7), steps=3), "recall-mlp --seed 7 --steps 3"),
         (lambda: replace(recipe("recall-mlp"), snapshots=3), "recall-mlp"),
         (
-            lambda: resized(recipe("mess3-small"), {"n_layers": 2, "x": 0.1, "batch_size": 7}).reseeded(2),
+            lambda: recipe("mess3-small").resized({"n_layers": 2, "x": 0.1, "batch_size": 7}).reseeded(2),
             "mess3-small --set n_layers=2 --set x=0.1 --set batch_size=7 --seed 2",
         ),
         (
-            lambda: resized(recipe("recall-lstm"), {"n_keys": 16, "d_model": 64}),
+            lambda: recipe("recall-lstm").resized({"n_keys": 16, "d_model": 64}),
             "recall-lstm --set n_keys=16 --set d_model=64",
         ),
         (lambda: replace(recipe("recall-lstm"), lr=0.1), None),
-        (lambda: replace(resized(recipe("mess3-small"), {"n_layers": 2}), lr=0.1), None),
+        (lambda: replace(recipe("mess3-small").resized({"n_layers": 2}), lr=0.1), None),
         (lambda: replace(recipe("recall-lstm"), name="recall-lstm-mine"), None),
         (lambda: TINY.reseeded(1), None),
     ],

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bayesgeom.commands.train import resized
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
@@ -175,7 +174,7 @@ def test_a_size_of_another_type_on_the_command_line_names_its_field() -> None:
     with pytest.raises(
         InvalidArgument, match=r"recipe 'mess3-small-batch_size7\.5': batch_size must be an integer, got"
     ):
-        resized(recipe("mess3-small"), {"batch_size": 7.5})
+        recipe("mess3-small").resized({"batch_size": 7.5})
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
