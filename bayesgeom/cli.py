@@ -1,8 +1,7 @@
 """The command line: a function for each command, whose parameters are the options and whose docstring is the help.
 
-A command returns a report, which is printed and saved to `--out`, or an exit status: 0 for success, 1 for a failed
-selftest; 2 is for invalid input. Heavy libraries load within the functions, because `--help` needs none. Another
-package adds a command as an entry point in the group `bayesgeom.commands`.
+A command returns a report, which is printed and saved to `--out`, or an exit status; 2 is for invalid input. Heavy
+libraries load within the functions. Another package adds an entry point in the group `bayesgeom.commands`.
 """
 
 import codecs
@@ -587,13 +586,15 @@ def train(
     return 0
 
 
-def _assignments(listed: tuple[str, ...]) -> dict[str, Any]:
+def _assignments(listed: Sequence[str]) -> dict[str, Any]:
     """Return the values of `--set KEY=VALUE` by key."""
     from bayesgeom.tasks.base import literal
 
     changes: dict[str, Any] = {}
     for text in listed:
         key, equals, value = (part.strip() for part in text.partition("="))
+        if key in train.__annotations__:
+            raise InvalidArgument(f"{key} is an option of its own: use --{key} {value} instead of --set.")
         if not (equals and key and value) or key in changes:
             raise InvalidArgument(f"--set takes KEY=VALUE, each key once, such as n_layers=2; got {text!r}.")
         changes[key] = literal(value)
@@ -658,16 +659,19 @@ def _checkpoint(path: Path) -> list[str]:
     """Describe a checkpoint: task, published scores, each with its strongest baseline, and hash."""
     from bayesgeom.models.description import read_description
 
-    description = read_description(path)
-    scores, parts = description.get("scores") or {}, []
+    whole = read_description(path)
+    scores, parts = whole.get("scores") or {}, []
     for key in (key for key in scores if key.endswith("bits")):
         baselines = scores.get("baselines", {}).get(key, {})
         best = min(baselines, key=baselines.__getitem__, default="")
         level = f" (baseline {number_text(baselines[best])}, {best.replace('_', ' ')})" if best else ""
         parts.append(f"{key} {number_text(scores[key])}{level}")
-    task = ", ".join(f"{key}={value}" for key, value in description["task"].items())
-    lines = [_entry("task", task), _entry("scores", *(parts or ["not scored"]))]
-    return [*lines, _entry("weights", description["weights_hash"])]
+    task = ", ".join(f"{key}={value}" for key, value in whole["task"].items())
+    return [
+        _entry("task", task),
+        _entry("scores", *(parts or ["not scored"])),
+        _entry("weights", whole["weights_hash"]),
+    ]
 
 
 def _packed(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.cli import COMMANDS, main
+from bayesgeom.cli import COMMANDS, _assignments, main
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -153,4 +153,4 @@ def test_a_single_text_and_a_measurement_in_bits_say_what_to_do() -> None:
 
 def test_an_option_is_not_set_as_a_parameter_of_the_recipe() -> None:
     with pytest.raises(InvalidArgument, match="steps is an option of its own: use --steps 30 instead of --set"):
-        resized(recipe("bijection-v20"), {"steps": 30})
+        _assignments(["steps=30"])

@@ -70,8 +70,9 @@ def upward_imports(source: Source, modules: frozenset[str] | None = None) -> Ite
         yield f"{source.module}: not in the table of layers"
         return
     for node, target in imported(source, modules):
-        if target == PACKAGE and source.module != "bayesgeom.cli":  # commands are the public functions
-            yield f"{source.at(node)}: imports the package root"
+        if target == PACKAGE:
+            if source.module != "bayesgeom.cli":  # commands are the public functions
+                yield f"{source.at(node)}: imports the package root"
         elif _layer(target) > _layer(source.module):
             yield f"{source.at(node)}: imports {target}, a layer above"
         elif folder := _blind_to(_short(source.module), _short(target)):

@@ -51,7 +51,7 @@ with quiet[0], quiet[1], contextlib.suppress(SystemExit):  # help ends in System
 
 
 HELP = ("--help", *(f"{name} --help" for name in COMMANDS))
-DESCRIPTIONS = ("checkpoints", "train", "length", "--version")
+DESCRIPTIONS = ("checkpoints", "train", "diagnose", "--version")
 
 
 @pytest.fixture(scope="module")
