@@ -490,8 +490,7 @@ def compare(
     Two shipped checkpoints take about 30 seconds on two CPU cores.
 
     Args:
-        models: Checkpoints, or directories of saved diagnoses; differences are from the first. Intervals are paired
-            over sequences; between diagnoses, only those of calibration are, and all others are conservative (wider).
+        models: Checkpoints, or directories of saved diagnoses; differences are from the first.
         n: Number of sequences for checkpoints. Default: 512.
         seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
     """
@@ -552,8 +551,7 @@ def train(
         name: Name of the recipe. An unknown name lists the available recipes.
         out: Directory of the run and, at the end, its checkpoint. Default: runs/train/NAME[-seedK].
         resume: Continue the run in that directory.
-        set: Change a size of the network, a parameter of the task or a batch size in every stage: --set n_layers=2. It
-            is added to the recipe's name.
+        set: Change a size, a parameter of the task or a batch size: --set n_layers=2 is added to the recipe's name.
         steps: Number of steps of the last stage. Default: the recipe's.
         seed: Index of the recipe's seed: 0 is the recipe itself.
         keep: Number of log-spaced snapshots to keep after step 0; 0 keeps only the last step. Default: the recipe's.
@@ -667,11 +665,8 @@ def _checkpoint(path: Path) -> list[str]:
         level = f" (baseline {number_text(baselines[best])}, {best.replace('_', ' ')})" if best else ""
         parts.append(f"{key} {number_text(scores[key])}{level}")
     task = ", ".join(f"{key}={value}" for key, value in whole["task"].items())
-    return [
-        _entry("task", task),
-        _entry("scores", *(parts or ["not scored"])),
-        _entry("weights", whole["weights_hash"]),
-    ]
+    lines = [_entry("task", task), _entry("scores", *(parts or ["not scored"]))]
+    return [*lines, _entry("weights", whole["weights_hash"])]
 
 
 def _packed(path: Path) -> list[str]:
@@ -764,8 +759,7 @@ Example:
 {commands}
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
-# transformers imports torchao where it is installed. torchao then warns that its kernels for CUDA cannot be loaded, and
-# torch about how it registers its enumerations. A kernel that is missing when it is called still ends in an error.
+# They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
 _FOREIGN = ("torchao", "torch.utils._pytree")
 _REWORDED = {  # messages of Python and tyro, and how to say them
     r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
