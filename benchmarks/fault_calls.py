@@ -281,7 +281,6 @@ TEXTS = (
 
 ON_MODEL = ("", "--device", "--dtype", "--device-map", "--revision", "--memory-gib", "--task", "--n", "--seed", "--out")
 FEW = ("--n", "4")
-SWAPS = Path(__file__).parents[1] / "docs/readings/interventions"
 Line = tuple[list[str], tuple[str, ...]]
 
 
@@ -306,16 +305,11 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         ),
         "relabel": (["relabel", held, *FEW], ON_MODEL),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
-        "write-strength": (["write-strength", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
-        "swap-shares": (["swap-shares", str(SWAPS)], ("", "--subspace", "--out")),
-        "share-controls": (["share-controls", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],
             (
                 "",
                 "--to",
-                "--variants",
-                "--kinds",
                 "--task",
                 "--n",
                 "--seed",
@@ -328,33 +322,20 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
             ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *FEW, "--checkpoint", held],
             ("", "--vary", "--checkpoint", "--n", "--seed", "--threshold", "--out"),
         ),
-        "diff": (["diff", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
+        "compare": (["compare", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
     }
 
 
 def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
-    """Commands on trainings, comparisons, checkpoints and claims."""
+    """Commands on trainings and checkpoints."""
     return {
         "dynamics": (["dynamics", run, *FEW], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
-        "compare": (
-            ["compare", "--only-existing", "--architectures", "mlp", *FEW],
-            ("--architectures", "--tasks", "--seeds", "--n", "--seed", "--runs", "--from-report", "--out"),
-        ),
-        "replicate": (
-            ["replicate", "mess3-small", "--only-existing", *FEW],
-            ("", "--seeds", "--runs", "--n", "--seed", "--out"),
-        ),
         "export": (["export", rotary, "--out", str(folder / "exported")], ("", "--out", "--to")),
         "pack": (["pack", run, str(folder / "packed")], ("", "--keep", "--dtype")),
         "checkpoints": (["checkpoints"], ("--seal",)),
         "train": (
-            ["train", "--status"],
+            ["train", "no-such-recipe"],
             ("--out", "--resume", "--set", "--steps", "--seed", "--keep", "--device", "--precision"),
-        ),
-        "reproduce": (["reproduce", "no-such-claim"], ("", "--out", "--runs")),
-        "em-experiment": (
-            ["em-experiment", "--seeds", "2", "--steps", "2", "--length", "31"],
-            ("--seeds", "--steps", "--length", "--out"),
         ),
     }
 
@@ -408,9 +389,6 @@ def command_line(folder: Path) -> Iterator[Case]:
     for name, (given, options) in arguments(folder).items():
         for option in options:
             for text in TEXTS:
-                if name == "em-experiment" and option != "--out" and len(text) > 3 and text.isdecimal():
-                    continue  # allowed, and long
-
                 line = changed(given, option, text)
 
                 def act(line: list[str] = line) -> None:

@@ -450,9 +450,6 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     loaded = Diagnosis.load(tmp_path / "out")[ComparisonReport]
     assert loaded.table() == report.table()
     assert parts_of(restated(tmp_path / "out")["comparison"])[1].keys() == parts_of(report)[1].keys()
-    assert main(["compare", "--from-report", str(tmp_path / "out"), "--out", str(tmp_path / "again")]) == 0
-    once_more = Diagnosis.load(tmp_path / "again")["comparison"]
-    assert isinstance(once_more, ComparisonReport) and once_more.table() == report.table()
     with pytest.raises(OutputFault, match="holds no readable report"):
         restated(tmp_path)
 
@@ -501,15 +498,6 @@ def refuses_other_recipes(path: Path, rest: ComparisonReport) -> None:
             with_rows_of(path, rest, saved=replace(old, **change))
 
 
-def test_a_report_is_not_its_own_source_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = str(tmp_path / "saved")
-    compare("lstm", "hmm", n=5, runs=tmp_path, train_missing=False).save(where)
-    same = ["--architectures", "lstm", "--tasks", "hmm", "--n", "5", "--only-existing", "--rows-of", where]
-    assert main(["compare", *same, "--out", f"{where}/../saved"]) == 2
-    assert "would name itself as its source" in capsys.readouterr().err
-    assert main(["compare", *same, "--out", str(tmp_path / "other")]) == 0
-
-
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
 def test_a_comparison_gives_the_numbers_of_a_diagnosis(seed: int, tmp_path: Path) -> None:
     """Both measure the same sequences with the same resamples, so that KL and memory have one interval each."""
@@ -552,25 +540,6 @@ def test_what_another_recipe_made_is_refused_before_anything_is_trained(
     with pytest.raises(CheckpointFault, match=r"different recipe than (the current )?'?bijection-mlp"):
         compare(("transformer", "mlp"), "bijection", n=5, runs=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [other.name], "nothing was trained"
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_command_says_first_what_it_will_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)
-    asked = ["compare", "--tasks", "bijection", "--n", "5", "--runs", str(tmp_path), "--architectures"]
-    assert main([*asked, "mlp", "mlp"]) == 0
-    out, err = capsys.readouterr()
-    first = f"there: nothing\nto be trained, in {str(tmp_path)!r}:\n  bijection-mlp: 6 sequences in 3 steps\n"
-    assert err.startswith(first) and "\nbijection-mlp, share closed" in out
-    assert main([*asked, "mlp", "lstm", "--only-existing"]) == 0
-    out, err = capsys.readouterr()
-    assert (
-        err == ""
-        and out.count("bijection-lstm") == 1
-        and "\nnot trained, or without weights here: bijection-lstm\n" in out
-    )
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

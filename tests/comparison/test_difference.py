@@ -349,16 +349,11 @@ def test_on_the_command_line(
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "one")
     save(tmp_path / "two", lambda module: module.embed.weight.mul_(3.0))
-    assert main(["diff", "./one", "./two", "--n", "13", "--out", "run"]) == 0
-    out = capsys.readouterr().out
-    first = " ".join(out.split("\n\n")[0].split())
-    assert first.startswith("A better: one (A) is closer to the exact posterior than two (B), by KL(exact ‖ model).")
-    assert " Of 6 calibration scores, A is better in " in first
-    assert "KL(exact ‖ model) (bits)" in out
+    assert main(["compare", "./one", "./two", "--n", "13", "--out", "run"]) == 0
+    assert "KL(exact ‖ model), B − A" in capsys.readouterr().out
     assert isinstance(Diagnosis.load("run")["difference"], DifferenceReport)
     for name in ("one", "two"):
         assert main(["diagnose", f"./{name}", "--n", "11", "--n-untrained", "0", "--out", f"runs/{name}"]) == 0
     capsys.readouterr()
-    assert main(["diff", "runs/one", "runs/two"]) == 0
-    out = capsys.readouterr().out
-    assert "\npaired over sequences:\ncalibration: KL(exact" in out and "\nconservative:\n" in out
+    assert main(["compare", "runs/one", "runs/two"]) == 0
+    assert "calibration: KL(exact" in capsys.readouterr().out

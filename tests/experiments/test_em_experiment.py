@@ -1,21 +1,18 @@
 """The experiment: conditions that differ in step size alone, honest speeds, and the way to a saved report."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import bayesgeom
-from bayesgeom import cli
-from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.conditions import BASELINE, CONDITIONS, EM_LIKE, Curves, learned, recorded_steps, steps_to
 from bayesgeom.experiments.em.head import MATRICES, initial_weights
 from bayesgeom.experiments.em.report import HELD_OUT, TRAINED, EMReport, em_report
-from bayesgeom.experiments.em.run import CHAINS, SEEDS, em_experiment
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.experiments.em.run import SEEDS, em_experiment
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.tasks.base import derived_seed
 from tests.experiments.test_head import plain_loss
@@ -183,22 +180,6 @@ def test_seeds_decide_everything(report: EMReport) -> None:
     np.testing.assert_array_equal(again.loss_bits_by_step, report.loss_bits_by_step)
 
 
-def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "em"
-    assert cli.main(["em-experiment", "--seeds", "2", "--steps", "4", "--length", "30", "--out", str(out)]) == 0
-    assert "EM-like" in capsys.readouterr().out
-    found = Diagnosis.load(out)["em_experiment"]
-    assert isinstance(found, EMReport) and found.n == 2
-    assert (out / "report.html").stat().st_size > 600_000
-    rows = Diagnosis.load(out).to_pandas()
-    assert set(rows[rows.metric == "speedup"].variant) == {
-        f"{sequence} / diagonal {chain.diagonal} / {name}"
-        for sequence in ("trained on", "held out")
-        for chain in CHAINS
-        for name in NAMES
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -213,13 +194,6 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_bad_input_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         em_experiment(**{"seeds": 2, "steps": 1, "length": 5} | changes)  # type: ignore[arg-type]
-
-
-def test_a_folder_of_other_things_is_refused_before_training(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert cli.main(["em-experiment", "--out", str(tmp_path)]) == 2
-    with pytest.raises(OutputFault):
-        Diagnosis.load(tmp_path)
 
 
 def test_a_missing_speed_is_stated_in_words() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bayesgeom.cli import main
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.description import FINISHED
 from bayesgeom.models.named_checkpoints import checkpoints
@@ -182,12 +181,6 @@ def test_a_run_of_another_recipe_is_neither_done_nor_next(tmp_path: Path) -> Non
     assert progress(tmp_path, [own])[0].state == "reported", "its report is there, whatever is in the folder"
     (short / RECIPE).write_text("{}")
     assert progress(tmp_path, ENTRIES)[1].state == "another recipe", "a recipe that cannot be read"
-
-
-def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--status", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "slow-hmm-transformer" in out and " left on two cores in float32" in out
 
 
 @pytest.mark.parametrize("name", REPORTED)
