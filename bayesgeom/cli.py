@@ -119,7 +119,7 @@ class Source:
         options |= {"quantization_config": self._quantization(), "local_files_only": self.local_files_only or None}
         return bayesgeom.load(self.checkpoint, **options)
 
-    def _quantization(self) -> dict[str, Any] | None:
+    def _quantization(self) -> Any:
         chosen: Any = self.quantization_config
         if chosen is not None:
             with contextlib.suppress(ValueError):
@@ -409,8 +409,9 @@ def sweep(
     key, _, listed = vary[0].partition("=") if vary else ("", "", "")
     chosen = [literal(part.strip()) for part in listed.split(",") if part.strip()]
     if len(vary) != 1 or not chosen:
-        named = " ".join(vary) or "none"
-        raise InvalidArgument(f"--vary takes one parameter with its values, once: floor=0.05,0.1; got {named}.")
+        raise InvalidArgument(
+            f"--vary takes a parameter and its values, once: noise=0,0.1; got {' '.join(vary) or None}."
+        )
     with machines.executor() as executor:
         return bayesgeom.sweep(
             task, key.strip(), chosen, checkpoint, n=n, seed=seed, threshold_bits=threshold, executor=executor
@@ -494,8 +495,9 @@ def compare(
         n: Number of sequences for checkpoints. Default: 512.
         seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
     """
-    a, b = models
-    return bayesgeom.diff(a, b, task, n=n, seed=seed)
+    from bayesgeom.comparison.difference import diff
+
+    return diff(*models, task, n=n, seed=seed)
 
 
 def dynamics(
@@ -567,7 +569,7 @@ def train(
 
     check_device(device)
     committed = recipe(name).resized(_assignments(set)).reseeded(seed)
-    asked = {"steps": steps, "snapshots": keep}
+    asked: dict[str, Any] = {"steps": steps, "snapshots": keep}
     chosen = replace(committed, **{name: value for name, value in asked.items() if value is not None})
     out = out or RUNS / committed.name
     check_startable(chosen, out, resume=resume, device=device)
@@ -849,7 +851,9 @@ def parsed(given: Sequence[str]) -> "partial[int]":
     if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_overview())))
         raise SystemExit(0)
-    known = COMMANDS if name in COMMANDS else {**COMMANDS, **values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
+    known: dict[str, Callable[..., Any]] = dict(COMMANDS)
+    if name not in known:
+        known |= values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     if name not in known:
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         raise InvalidArgument(f"{problem} See bayesgeom --help.")

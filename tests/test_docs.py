@@ -20,14 +20,14 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
-from typing import final
+from typing import Any, final
 
 import pytest
 
@@ -336,7 +336,7 @@ def code(page: str) -> Iterator[str]:
 
 def unknown_commands(page: str) -> Iterator[str]:
     """Commands, options, make targets and files that a page names and that do not exist."""
-    commands = {**COMMANDS, **values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
+    commands: dict[str, Callable[..., Any]] = {**COMMANDS, **values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
     targets = set(re.findall(r"^([a-z0-9-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for text in code(page):
         if match := re.match(r"bayesgeom ([a-z-]+)\b(.*)", text):

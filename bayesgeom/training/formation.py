@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
 from bayesgeom.models.description import (
