@@ -41,9 +41,7 @@ from bayesgeom.results.tables import counted
 if TYPE_CHECKING:
     from bayesgeom.engines.executor import Batch
     from bayesgeom.models.base import Model
-    from bayesgeom.results.diagnosis import Diagnosis
     from bayesgeom.results.report import Report
-    from bayesgeom.subspaces.site import InterventionSite
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, arg(help_behavior_hint="(optional)")]
@@ -183,7 +181,7 @@ def diagnose(
     probes: Maybe[tuple[str, ...]] = None,
     ablations: bool = False,
     machines: On = HERE,
-) -> "Diagnosis":
+) -> "bayesgeom.Diagnosis":
     """Compare a model with the exact posterior of its task, and measure its geometry.
 
     bijection-v20 takes about 5 seconds with n = 512, plus 2.5 seconds for each untrained network at any n. Time is
@@ -313,21 +311,20 @@ def intervene(
     return bayesgeom.intervene(model, task, fit, sites=sites, kind=Design(kind, donors=donors, **numbers), **counts)
 
 
-def _places(site: str, layers: str | None) -> "list[InterventionSite]":
+def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]":
     """Return one site per set of layers, or one site for all layers if none is named."""
     from bayesgeom.interventions.joint import EDITABLE
     from bayesgeom.models.replay.carried import CARRIED
-    from bayesgeom.subspaces.site import InterventionSite
 
     known = {place.name: place for place in (*EDITABLE, CARRIED)}
     if site not in known:
         raise unknown_name("site to act at", site, known)
     if layers is None:
-        return [InterventionSite(known[site])]
+        return [bayesgeom.InterventionSite(known[site])]
     sets = [part.split("+") for part in layers.split(",")]
     if not all(is_whole(layer.strip()) for several in sets for layer in several):
         raise InvalidArgument(f"--layers takes whole numbers joined by , or +: 1,3 or 1+3; got {shown(layers)}.")
-    return [InterventionSite(known[site], tuple(map(int, several))) for several in sets]
+    return [bayesgeom.InterventionSite(known[site], tuple(map(int, several))) for several in sets]
 
 
 def length(
@@ -409,9 +406,7 @@ def sweep(
     key, _, listed = vary[0].partition("=") if vary else ("", "", "")
     chosen = [literal(part.strip()) for part in listed.split(",") if part.strip()]
     if len(vary) != 1 or not chosen:
-        raise InvalidArgument(
-            f"--vary takes a parameter and its values, once: noise=0,0.1; got {' '.join(vary) or None}."
-        )
+        raise InvalidArgument(f"--vary takes a parameter with values, once: noise=0,1; got {' '.join(vary) or None}.")
     with machines.executor() as executor:
         return bayesgeom.sweep(
             task, key.strip(), chosen, checkpoint, n=n, seed=seed, threshold_bits=threshold, executor=executor
@@ -509,7 +504,7 @@ def dynamics(
     from_report: Maybe[Path] = None,
     out: Out = None,
     machines: On = HERE,
-) -> "Diagnosis":
+) -> "bayesgeom.Diagnosis":
     """Measure the geometry over the snapshots of a training: what settles first.
 
     A snapshot takes 1 to 30 seconds on two CPU cores. Measured ones are kept in the run or in --out, to continue.
@@ -934,19 +929,18 @@ def run(command: Callable[..., Any], **options: Any) -> int:
     return _conclude(command(**options), out)
 
 
-def _conclude(measured: "Diagnosis | Report", out: Path | None) -> int:
+def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int:
     """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is."""
-    from bayesgeom.results.diagnosis import Diagnosis
     from bayesgeom.results.folder import HTML
 
-    diagnosis = measured if isinstance(measured, Diagnosis) else Diagnosis.of(measured)
+    diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
     summary = measured.summary("in the saved report" if out is None else f"see {HTML}")
     if out is None:
         tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0
     reports = [diagnosis]
     with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
-        reports.append(Diagnosis.load(out))
+        reports.append(bayesgeom.Diagnosis.load(out))
     title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
     replaced = [f"It replaces that of {other}." for other in before if other != title]
     try:

@@ -234,9 +234,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*command, "--out", str(tmp_path / "out")]) == 0
     assert "tokens to converge" in capsys.readouterr().out and (tmp_path / "out" / "report.html").exists()
     assert main(["sweep", "hmm", "--vary", "floor=0.1", "--vary", "length=3"]) == 2
-    assert "once: noise=0,0.1; got floor=0.1 length=3" in capsys.readouterr().err
+    assert "once: noise=0,1; got floor=0.1 length=3" in capsys.readouterr().err
     assert main(["sweep", "hmm", "--vary", "floor"]) == 2
-    assert "--vary takes a parameter and its values" in capsys.readouterr().err
+    assert "--vary takes a parameter with values" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("values", [np.array(3), torch.tensor(3)], ids=type)
