@@ -16,8 +16,11 @@ import bayesgeom
 from bayesgeom import ablations, subspaces
 from bayesgeom.cli import main
 from bayesgeom.core.plugins import discover
+from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
+from bayesgeom.models.capacity import capacity_matched
 from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.tasks.base import WindTunnel
 from benchmarks.fault_files import RECIPE, ROTARY, TASK, checkpoint, report, training
 from benchmarks.fault_further_calls import HINTED as FURTHER_HINTED
@@ -62,7 +65,7 @@ def sound(folder: Path) -> dict[str, Call]:
 
 def measuring(model: Model, run: Path) -> dict[str, Call]:
     """Functions that measure a model or a training."""
-    few = bayesgeom.Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
+    few = Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
     on: dict[str, Any] = {"model": model, "task": TASK, "n": 4, "seed": 0}
     return {
         "diagnose": (bayesgeom.diagnose, {**on, "probes": ["calibration"], "n_untrained": 0, "ablations": False}),
@@ -131,6 +134,7 @@ def loading(model: Model, held: Path, saved: Path) -> dict[str, Call]:
         ),
         "load_report": (bayesgeom.load_report, {"path": saved}),
         "as_model": (bayesgeom.as_model, {"model": model.module, "tokenizer": None}),
+        "capacity_matched": (capacity_matched, {"architecture": "lstm", "reference": model}),
     }
 
 
@@ -141,7 +145,7 @@ def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
     config = bayesgeom.TransformerConfig(**sizes)
     return {
         "Design": (
-            bayesgeom.Design,
+            Design,
             {
                 "kind": "swap",
                 "donors": "auto",
@@ -153,8 +157,8 @@ def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
             },
         ),
         "InterventionSite": (bayesgeom.InterventionSite, {"layers": [0], "positions": None, "score_after": False}),
-        "Subspace": (bayesgeom.Subspace, {"name": "own", "basis": VECTORS, "dual": None}),
-        "Transformer": (bayesgeom.Transformer, {"config": config, "seed": 0, "attention": "auto"}),
+        "Subspace": (subspaces.Subspace, {"name": "own", "basis": VECTORS, "dual": None}),
+        "Transformer": (Transformer, {"config": config, "seed": 0, "attention": "auto"}),
         "TransformerConfig": (
             bayesgeom.TransformerConfig,
             {**sizes, "norm": "rmsnorm", "positions": "learned", "tied": True, "top_attention_off": 0},
@@ -187,7 +191,7 @@ def parts(model: Model) -> dict[str, Call]:
         "decoder": (subspaces.decoder, {"quantity": "entropy"}),
         "entropy_axis": (subspaces.entropy_axis, {"by": "readout"}),
         "fit_from_text": (subspaces.fit_from_text, {"text": "random:2"}),
-        "fixed": (subspaces.fixed, {"subspace": bayesgeom.Subspace("own", VECTORS)}),
+        "fixed": (subspaces.fixed, {"subspace": subspaces.Subspace("own", VECTORS)}),
         "frame": (subspaces.frame, {"kind": "embedding", "head": None, "layer": None, "tokens": None}),
         "leace": (subspaces.leace, {"quantity": "entropy", "given": ()}),
         "random": (subspaces.random, {"r": 2}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import bayesgeom
 from bayesgeom import executors, monitor, tasks
+from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.executors import Executor
 from bayesgeom.models.base import Model
 from bayesgeom.monitor import Event, Response, Settings, Thresholds
@@ -39,7 +40,7 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             bayesgeom.capture,
             {"model": model, "task": TASK, "out": folder / "captured", "sites": ["k"], **several},
         ),
-        "Selection": (bayesgeom.Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
+        "Selection": (Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
         "executors.Batch": (batch, {"executor": AtOnce(), "folder": folder / "jobs", "threads": 1}),
         "executors.connect": (opened, {"name": "local:1", "options": None}),
         "monitor.Settings": (Settings, {"n": 4, "seed": 0, "untrained": False, "out": None}),

@@ -125,7 +125,7 @@ def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]
             member = entry.load()
             if not isinstance(member, kind):
                 fault = f"it must be a {kind.__name__}, got a {type(member).__name__}"
-            elif vars(member)["name"] != entry.name:
+            elif vars(member).get("name", entry.name) != entry.name:  # a function has no other name
                 fault = f"its {kind.__name__} is named {vars(member)['name']!r}"
             elif not fault:
                 found[entry.name] = member

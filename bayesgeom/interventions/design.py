@@ -34,7 +34,8 @@ class Design:
 
     Example:
         >>> import bayesgeom
-        >>> bayesgeom.Design("remove").n_random
+        >>> from bayesgeom.interventions.design import Design
+        >>> Design("remove").n_random
         20
     """
 

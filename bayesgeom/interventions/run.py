@@ -96,7 +96,8 @@ def intervene(
 
     Example:
         >>> import bayesgeom
-        >>> few = bayesgeom.Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
+        >>> from bayesgeom.interventions.design import Design
+        >>> few = Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
         >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
         8
     """

@@ -53,6 +53,7 @@ def capacity_matched(
 
     Example:
         >>> import bayesgeom
+        >>> from bayesgeom.models.capacity import capacity_matched
         >>> reference = bayesgeom.TransformerConfig(d_vocab=40, n_ctx=39, n_layers=2, n_heads=4, d_model=64, d_mlp=256)
         >>> capacity_matched("lstm", reference).d_vocab
         40

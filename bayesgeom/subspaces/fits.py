@@ -294,11 +294,11 @@ def fixed(subspace: Subspace) -> Fit:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
 
     Raises:
-        InvalidArgument: `subspace` is no `bayesgeom.Subspace`.
+        InvalidArgument: `subspace` is no `bayesgeom.subspaces.Subspace`.
 
     Example:
         >>> import bayesgeom, torch
-        >>> bayesgeom.subspaces.fixed(bayesgeom.Subspace("first two", torch.eye(8)[:, :2])).label
+        >>> bayesgeom.subspaces.fixed(bayesgeom.subspaces.Subspace("first two", torch.eye(8)[:, :2])).label
         'first two'
     """
     return _Fixed(subspace)

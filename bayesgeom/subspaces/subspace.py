@@ -29,7 +29,7 @@ class Subspace:
 
     Example:
         >>> import bayesgeom, torch
-        >>> bayesgeom.Subspace("first two", torch.eye(5)[:, :2]).rank
+        >>> bayesgeom.subspaces.Subspace("first two", torch.eye(5)[:, :2]).rank
         2
     """
 

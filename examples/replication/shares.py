@@ -271,7 +271,8 @@ def swap_shares(folder: str | Path, subspace: str = "frame") -> SwapSharesReport
         >>> import bayesgeom, tempfile
         >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
         >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
-        >>> few = bayesgeom.Design(n_random=2, n_matched=2, n_control=3, n_untrained=0)
+        >>> from bayesgeom.interventions.design import Design
+        >>> few = Design(n_random=2, n_matched=2, n_control=3, n_untrained=0)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for seed in (0, 1):
         ...         report = bayesgeom.intervene(config.build(seed=seed), task, "random:2", kind=few, n=8)

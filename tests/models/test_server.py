@@ -504,7 +504,7 @@ def test_the_tokenizer_is_fetched_with_the_options_and_the_server_never_gets_the
 def test_the_command_line_has_a_variable_for_each_secret(
     address: str, acts: Behavior, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bayesgeom.commands.base import Source
+    from bayesgeom.cli import Source
 
     monkeypatch.setattr("bayesgeom.models.huggingface.loading.load_tokenizer", lambda *_args, **_options: Letters())
     monkeypatch.setenv("BAYESGEOM_TOKEN", "hf_x")
