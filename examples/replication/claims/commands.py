@@ -48,11 +48,11 @@ def reproduce_claims(
         every: All claims, which takes hours. A claim that cannot be run is named, and the next one follows.
         out: Directory for the reports and the comparison, a folder per claim. Default: they are not saved.
         runs: Folder of trainings, searched for checkpoints that are not shipped.
-        on: Engine on which the commands run, such as local:4 or ray (see `bayesgeom.engine`). Default: this process.
+        on: Engine on which the commands run, such as local:4 or ray (see `bayesgeom.executors`). Default: this process.
     """
     chosen, are_same = _chosen(ids, every), True
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(bayesgeom.engine(on)) if on else None
+        executor = stack.enter_context(bayesgeom.executors.connect(on)) if on else None
         for claim in chosen:
             print(f"{claim.id}: {claim.claim}{claim.duration and f' About {claim.duration} of one CPU core.'}")
             folder = None if out is None else out / claim.id

@@ -10,7 +10,7 @@ import tyro
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
-from bayesgeom.executors import Executor
+from bayesgeom.executors import Executor, connect
 from bayesgeom.generalization.length import Unmade, length_generalization
 from bayesgeom.models.description import FINISHED
 from bayesgeom.models.resolve import of_module
