@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.run import write_strength as write_strength
     from bayesgeom.interventions.shares import swap_shares as swap_shares
     from bayesgeom.models.capacity import capacity_matched as capacity_matched
-    from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
+    from bayesgeom.models.checkpoint_files import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import Transformer as Transformer
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
@@ -108,7 +108,7 @@ _HOMES = {
     "as_model": "bayesgeom.models.resolve",
     "capacity_matched": "bayesgeom.models.capacity",
     "capture": "bayesgeom.diagnosis.recording",
-    "checkpoints": "bayesgeom.models.named_checkpoints",
+    "checkpoints": "bayesgeom.models.checkpoint_files",
     "compare": "bayesgeom.comparison.run",
     "diagnose": "bayesgeom.diagnosis.run",
     "diff": "bayesgeom.comparison.difference",

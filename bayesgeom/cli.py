@@ -21,13 +21,13 @@ from typing import final
 
 import tyro
 
-from bayesgeom.checks.text import is_encodable, shown
 from bayesgeom.commands.base import Command, flush, note, tell, writing_output
 from bayesgeom.commands.optional import registry
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.progress import elapsed_shown
+from bayesgeom.core.text import is_encodable, shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 _PLAIN = "bayesgeom.plain"

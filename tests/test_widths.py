@@ -12,7 +12,7 @@ from bayesgeom.commands.base import Command, tell
 from bayesgeom.core.columns import WIDTH, fitted
 from bayesgeom.core.plugins import discover
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.named_checkpoints import FOLDER_VARIABLE
+from bayesgeom.models.checkpoint_files import FOLDER_VARIABLE
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict

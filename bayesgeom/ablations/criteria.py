@@ -16,7 +16,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.estimate import Estimate
 
 Verdict = Literal["supported", "contradicted", "not decided", "not tested"]

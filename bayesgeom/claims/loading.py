@@ -8,9 +8,9 @@ from importlib import resources
 from string import Formatter
 from typing import Any
 
-from bayesgeom.checks.arguments import checked
 from bayesgeom.checks.published import published_values
 from bayesgeom.claims.claim import Claim, Condition, Hold, Measurement, Number, Origin, Run, Value, Verdict
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 FOLDER, MEASURED = "data", "measured.toml"

@@ -6,8 +6,7 @@ from pathlib import Path
 from bayesgeom.claims.claim import Claim, Run
 from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import RUNS
-from bayesgeom.models.description import FINISHED
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.training.duration import as_duration, typical_seconds
 
 _INSTALLED = {"models/smollm2": "make real-model"}  # models that a command installs

@@ -10,7 +10,7 @@ from bayesgeom.claims.loading import load
 from bayesgeom.claims.reproduction_report import reason, short, text
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import with_unit
+from bayesgeom.core.text import with_unit
 from bayesgeom.results.tables import markdown
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Run, Value
 from bayesgeom.claims.loading import find
 from bayesgeom.claims.needs import arguments_of, check_needs, runnable, ways_to
 from bayesgeom.claims.reading import differing, provenance_of, values_of
 from bayesgeom.claims.reproduction_report import ReproductionReport, reproduction_report
 from bayesgeom.claims.verdicts import verdict
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.claims.claim import Claim, Value, Verdict
 from bayesgeom.claims.verdicts import verdict
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import (

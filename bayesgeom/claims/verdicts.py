@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from bayesgeom.checks.arguments import checked
 from bayesgeom.claims.claim import Claim, Condition, Value, Verdict
+from bayesgeom.core.arguments import checked
 
 
 def is_met(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> bool:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import tyro
 
-from bayesgeom.checks.text import is_whole, on_lines
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bars_cleared
+from bayesgeom.core.text import is_whole, on_lines
 
 if TYPE_CHECKING:
     from bayesgeom.engines.executor import Batch
@@ -102,7 +102,7 @@ class Source:
     def load(self) -> "Model":
         """Load the model."""
         from bayesgeom.models.resolve import load
-        from bayesgeom.models.server.client import is_address
+        from bayesgeom.models.served.client import is_address
 
         # No arguments: other users of a machine can read those.
         key = os.environ.get(KEY_VARIABLE) if is_address(self.checkpoint) else None

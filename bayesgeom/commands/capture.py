@@ -39,7 +39,7 @@ class Capture(Command):
 
     def __call__(self) -> int:
         from bayesgeom.diagnosis.recording import Selection, capture
-        from bayesgeom.models.disk.manifest import read_manifest
+        from bayesgeom.models.captured.files import read_manifest
 
         if self.out is None:
             raise InvalidArgument("--out is missing: name the directory to write, such as --out captures/v20.")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 from bayesgeom.commands.base import Command, tell
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 
 
 @final
@@ -50,8 +50,7 @@ class Checkpoints(Command):
                 tell(f"{folder}: {seal(folder)}")
             return 0
         from bayesgeom.core.files import is_temporary
-        from bayesgeom.models.description import WEIGHTS
-        from bayesgeom.models.named_checkpoints import checkpoint_folder, checkpoints
+        from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoint_folder, checkpoints
         from bayesgeom.training.packed import formations
 
         found, packed = checkpoints(), formations()
@@ -88,7 +87,7 @@ def _entry(label: str, *texts: str) -> str:
 
 def _checkpoint(path: Path) -> list[str]:
     """Describe a checkpoint: task, scores and hash."""
-    from bayesgeom.models.description import read_description
+    from bayesgeom.models.checkpoint_files import read_description
 
     description = read_description(path)
     return [

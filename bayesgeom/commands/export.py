@@ -26,7 +26,7 @@ class Export(Command):
     """Target format: hf for the transformers library, or bayesgeom."""
 
     def __call__(self) -> int:
-        from bayesgeom.models.conversion import export_checkpoint, import_checkpoint
+        from bayesgeom.models.export import export_checkpoint, import_checkpoint
 
         check_target(self.out)
         write = export_checkpoint if self.to == "hf" else import_checkpoint

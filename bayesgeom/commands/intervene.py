@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
-from bayesgeom.checks.text import is_whole, shown
 from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude_report
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.plugins import has_entry_points
+from bayesgeom.core.text import is_whole, shown
 
 if TYPE_CHECKING:
     from bayesgeom.interventions.joint_report import JointInterventionReport

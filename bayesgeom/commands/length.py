@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import tyro
 
-from bayesgeom.checks.text import is_whole, shown
 from bayesgeom.commands.base import HERE, Command, On, TaskOption, check_target, conclude_report, note
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.core.text import is_whole, shown
 from bayesgeom.results.tables import counted
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ class Pack(Command):
     def _check_target(self) -> None:
         """Check that the directory holds nothing but a packed training, because it is replaced."""
         from bayesgeom.core.errors import OutputFault
-        from bayesgeom.models.description import CARD
+        from bayesgeom.models.checkpoint_files import CARD
         from bayesgeom.training.packed import FORMATION
 
         entries = sorted(self.out.iterdir()) if self.out.is_dir() else []

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from bayesgeom.commands.base import Command, Of, TaskOption, check_target, conclude
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.results.tables import counted
 
 

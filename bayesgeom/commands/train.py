@@ -64,7 +64,7 @@ class Train(Command):
         if not self.recipe:
             raise InvalidArgument("Missing from bayesgeom train: RECIPE; `bayesgeom train --status` lists the queue.")
         from bayesgeom.core.progress import progress_in
-        from bayesgeom.models.description import FINISHED
+        from bayesgeom.models.checkpoint_files import FINISHED
         from bayesgeom.models.resolve import check_device
         from bayesgeom.training.duration import as_duration, estimated_seconds
         from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train

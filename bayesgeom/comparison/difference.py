@@ -8,10 +8,10 @@ from typing import Any, NoReturn, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.checks.arguments import checked
-from bayesgeom.checks.text import shown
 from bayesgeom.comparison.difference_report import CONSERVATIVE, PAIRED, DifferenceReport, is_of_head
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.text import shown
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of

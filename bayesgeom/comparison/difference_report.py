@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from bayesgeom.core.columns import narrow
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.estimate import UNDECIDED, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

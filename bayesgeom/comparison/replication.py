@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from bayesgeom.checks.arguments import checked
 from bayesgeom.comparison.sent import scores_of
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.files import RUNS
 from bayesgeom.dynamics.replication import Replica, ReplicationReport, replication_report
 from bayesgeom.engines.executor import Batch, Executor

@@ -28,7 +28,7 @@ from bayesgeom.comparison.verdict import (
     transport_verdict,
     verdict,
 )
-from bayesgeom.core.numbers import number_text, percent_text
+from bayesgeom.core.text import number_text, percent_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate, with_interval

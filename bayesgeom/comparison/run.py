@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from bayesgeom.checks.arguments import check_argument, checked
-from bayesgeom.checks.text import shown
 from bayesgeom.comparison.cell import Cell, cell
 from bayesgeom.comparison.report import ComparisonReport, comparison_report
 from bayesgeom.comparison.sent import scores_of
+from bayesgeom.core.arguments import check_argument, checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
+from bayesgeom.core.text import shown
 from bayesgeom.engines.executor import Batch, Executor
 from bayesgeom.models.base import Model
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.provenance import provenance
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.report import with_provenance

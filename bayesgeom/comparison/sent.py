@@ -7,7 +7,7 @@ from typing import Any
 from bayesgeom.core.errors import ExecutorFault
 from bayesgeom.core.progress import bar
 from bayesgeom.engines.executor import Batch, Executor, Job, path_of
-from bayesgeom.models.description import read_description
+from bayesgeom.models.checkpoint_files import read_description
 from bayesgeom.training.recipe import Recipe, recipe_from_dict
 from bayesgeom.training.scores import Scores, score
 from bayesgeom.training.trained_models import TrainedModels

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import percent_text
+from bayesgeom.core.text import percent_text
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, reached, times_later
 from bayesgeom.results.tables import counted
 from bayesgeom.stats.bootstrap import seed_interval

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.dynamics.order import ORDER_RULE
 from bayesgeom.dynamics.settling import FALL_RULE, NEAR, THERE
 from bayesgeom.dynamics.threshold_steps import NEARBY

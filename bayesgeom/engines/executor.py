@@ -19,11 +19,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
-from bayesgeom.checks.arguments import check_argument
-from bayesgeom.checks.text import shown
+from bayesgeom.core.arguments import check_argument
 from bayesgeom.core.errors import BayesGeomError, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.progress import bar, progress_in
+from bayesgeom.core.text import shown
 from bayesgeom.engines.parcels import read_parcel, write_parcel
 
 RESULT, _LOCK = "result.safetensors", ".lock"
@@ -227,7 +227,7 @@ def perform(text: str) -> str:
 
 def _value(job: Mapping[str, Any]) -> Any:
     """Call a job's function."""
-    from bayesgeom.core.threads import limited
+    from bayesgeom.core.torch_state import limited
 
     module, _, name = job["function"].partition(":")
     with limited(job["threads"]):

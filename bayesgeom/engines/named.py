@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
 from bayesgeom.engines.executor import Executor
 from bayesgeom.engines.local import LocalExecutor

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import W_K_GRAM
-from bayesgeom.geometry.cosine import coordinates_of, overlap, pairwise_cosine
+from bayesgeom.stats.overlap import coordinates_of, overlap, pairwise_cosine
 from bayesgeom.stats.pca import cloud_axes, standardized
-from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
+from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import standardized_axis_shares
-from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 MAX_SEQUENCES = 256
 

@@ -5,7 +5,7 @@ from typing import final
 
 import numpy as np
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.dynamics.threshold_steps import ThresholdStep, times_later
 
 

@@ -3,7 +3,8 @@
 import contextlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -13,17 +14,23 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
-from bayesgeom.core.hooks import EVERY_MODULE, has_global_hooks
+from bayesgeom.core.hooks import EVERY_MODULE, Change, SiteLayer, has_global_hooks, hooked, site_hook
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
-from bayesgeom.core.threads import alone
+from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.torch_state import alone, check_default_device
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.budget import PASS_BYTES, is_out_of_memory, pass_bytes, recording_bytes
-from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass
+from bayesgeom.models.recording import (
+    PASS_BYTES,
+    Recorder,
+    Stream,
+    bytes_of_pass,
+    is_out_of_memory,
+    pass_bytes,
+    recording_bytes,
+)
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.stats.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
@@ -349,3 +356,18 @@ def _short(count: int) -> str:
     """Return a large count with three digits: 2,677,248 is "2.68M"."""
     size, unit = next((own for own in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * own[0]), (1.0, ""))
     return f"{count / size:.3g}{unit}"
+
+
+def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractContextManager[Sequence[int]]:
+    """Set one hook at each of these sites and layers, for one forward pass within the block.
+
+    Args:
+        model: The model, whose lock is held.
+        hooks: By site and layer: a function of the activation there. Its return value replaces the activation unless it
+            is None.
+
+    Raises:
+        HookFault: A hook did not fire exactly once.
+    """
+    own = [site_hook(place, model.point(*place), change) for place, change in hooks.items()]
+    return hooked(model.module, own, by=model.spec.name)

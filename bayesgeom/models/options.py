@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.text import shown
 
 SOURCE = ("revision", "token", "local_files_only")  # of every file that is fetched
 PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone

@@ -11,24 +11,23 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayesgeom.checks.arguments import check_argument, checked
-from bayesgeom.checks.text import shown
-from bayesgeom.checks.tokenizer import Tokenizer
+from bayesgeom.core.arguments import check_argument, checked
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName, unknown_name
 from bayesgeom.core.files import put_back
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.text import shown
+from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import check_memory_gib
+from bayesgeom.models.captured.files import is_capture
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
+from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
-from bayesgeom.models.description import CONFIG, OURS, WEIGHTS
-from bayesgeom.models.disk.manifest import is_capture
-from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.huggingface.gguf_file import gguf_in
-from bayesgeom.models.huggingface.wrapped import is_adapter, unwrapped
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -37,8 +36,8 @@ from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.options import SERVER, SOURCE, check_options
-from bayesgeom.models.server.client import is_address
-from bayesgeom.models.surroundings import check_default_device
+from bayesgeom.models.recording import check_memory_gib
+from bayesgeom.models.served.client import is_address
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
@@ -77,7 +76,7 @@ def load(
         tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
-            `bayesgeom.models.budget`).
+            `bayesgeom.models.recording`).
         **options: All: `batch_size`, most sequences in a forward pass. Hugging Face models: `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
             `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and `local_files_only`, and `revision`
@@ -124,7 +123,7 @@ def _loaded(
     own = [*SOURCE] if is_address(name) or str(tokenizer) == str(name) else [n for n in SOURCE if n != "revision"]
     read = _tokenizer(tokenizer, {n: options.get(n) for n in own}, trust_remote_code=trust_remote_code)
     if is_address(name):
-        from bayesgeom.models.server.model import supported
+        from bayesgeom.models.served.model import supported
 
         _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)

@@ -7,7 +7,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.resolve import ModelLike, load
 from bayesgeom.tasks.base import WindTunnel
 

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.geometry.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.geometry.published_thresholds import (
     MAX_SEQUENCES,
     column_overlaps,
@@ -45,6 +44,7 @@ from bayesgeom.stats.bootstrap import (
     percentile_interval,
     statistic_interval,
 )
+from bayesgeom.stats.chance import Chance, at_least, falls_by_more, gaussian_shares, overlap_below
 from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
 

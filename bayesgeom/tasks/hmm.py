@@ -21,13 +21,12 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.cost import check_affordable
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.stats.chains import mixing_times, stationary_rows
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.windows import DynamicTask
+from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
 _REPAIR_SECONDS = 1.5e-4  # time to move one grid step of the surplus left by raising entries to the floor

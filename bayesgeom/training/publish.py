@@ -13,12 +13,12 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import atomic_directory
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint_files import CARD, CONFIG, OURS, hashed
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.description import CARD, CONFIG, OURS, hashed
 from bayesgeom.models.resolve import of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate

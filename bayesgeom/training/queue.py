@@ -13,8 +13,7 @@ from typing import Literal, final
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
-from bayesgeom.models.description import CONFIG, FINISHED, read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.construction import constructed
 from bayesgeom.training.duration import SHORT, as_duration, n_tokens, typical_seconds

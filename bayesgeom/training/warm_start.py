@@ -4,7 +4,7 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, unknown_name
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.training.recipe import Recipe
 
 

@@ -26,7 +26,7 @@ from conversions.merged import COMPUTED
 from conversions.old import Old, numbers
 
 from bayesgeom.core.files import atomic_directory
-from bayesgeom.core.json_values import decoded
+from bayesgeom.core.reading import decoded
 from bayesgeom.results.folder import write_parts
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed, parts_of

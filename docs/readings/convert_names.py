@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]
 
 from safetensors.numpy import load_file
 
-from bayesgeom.models.description import hashed as hashed_config
+from bayesgeom.models.checkpoint_files import hashed as hashed_config
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
 
 RENAMED = {"optimiser": "optimizer"}

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from conversions.old import numbers
 from conversions.rewriting import convert_folders, replace_parts
 
-from bayesgeom.core.json_values import decoded
+from bayesgeom.core.reading import decoded
 from bayesgeom.probes.pass_thresholds import passed_estimate
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import WHOLE, Estimate

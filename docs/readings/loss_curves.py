@@ -11,8 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from bayesgeom.core.numbers import number_text
-from bayesgeom.models.description import CARD, FINISHED
+from bayesgeom.core.text import number_text
+from bayesgeom.models.checkpoint_files import CARD, FINISHED
 from bayesgeom.training.loop import BEFORE, RECIPE
 from bayesgeom.training.state import LOG, read_log
 

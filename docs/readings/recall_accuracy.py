@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.models.resolve import load, task_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 from bayesgeom.stats.intervals import Interval

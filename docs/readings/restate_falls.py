@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from conversions.rewriting import convert_folders, replace_parts
 
-from bayesgeom.core.json_values import encoded
+from bayesgeom.core.reading import encoded
 from bayesgeom.dynamics.again import decided_again
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.settling_report import SettlingReport

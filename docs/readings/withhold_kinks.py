@@ -5,7 +5,7 @@ Run once, from the root of the repository:
     python docs/readings/withhold_kinks.py
 
 |cos| has a kink at 0, and noise in cosines near 0 raises it. Until 23 November 2026 the interval of a key overlap did
-not allow for that (`bayesgeom.geometry.mean_overlap` does now). The reports in `REPORTS` cannot be measured again here:
+not allow for that (`bayesgeom.stats.overlap` does now). The reports in `REPORTS` cannot be measured again here:
 the snapshots of those trainings and the weights of SmolLM2 are not in the repository. Their intervals stay where the
 kink is negligible, judged from what the reports hold, and are withheld elsewhere:
 

@@ -6,7 +6,7 @@ Run once, from the root of the repository:
 
 Until 24 November 2026 only the mean of the points' scores was resampled. A sequence also changes the scores of other
 points, so that these intervals held the true silhouette in 72 to 78 % of planted data sets. The package now leaves the
-points of a sequence out of the distances, too (`bayesgeom.geometry.clusters.left_out_silhouettes`). The activations are
+points of a sequence out of the distances, too (`bayesgeom.stats.clusters.left_out_silhouettes`). The activations are
 not stored, so that the intervals in `SAVED` are withheld. Each is recognized by its smallest lower end: a report that
 is measured again keeps its intervals. Values stay as they are. Running the script again does nothing.
 """

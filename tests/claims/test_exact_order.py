@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from bayesgeom.claims.loading import find
-from bayesgeom.geometry.manifold import cloud_statistics, shuffled_scale
+from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.tasks.bijection import Bijection
 
 WITHIN = "partial_spearman"

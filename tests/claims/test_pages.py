@@ -14,8 +14,7 @@ from bayesgeom.claims.reading import origin_of, provenance_of, values_of
 from bayesgeom.claims.reproduction_report import reason, short, text
 from bayesgeom.claims.verdicts import verdict
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models.description import read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from tests.structure.source import ROOT
 
 MEASURED = [claim for claim in load().values() if claim.measured is not None]

@@ -22,8 +22,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, ExecutorFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.engines.executor import Batch
-from bayesgeom.models.description import FINISHED
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.claims.subspace_page import FOLDER, MEASURED, NO_FIT, NOT_MEASURED, SINGLE, page
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.interventions.onwards_report import OnwardsReport
 from bayesgeom.interventions.report import AFTER, BEFORE, SHUFFLED, InterventionReport
 from bayesgeom.interventions.verdicts import NOT_USED, UNDECIDED, USED

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bayesgeom.comparison.report import ComparisonReport
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from tests.pages import READINGS, named_rows, numbers, section

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bayesgeom.core.json_values import encoded
+from bayesgeom.core.reading import encoded
 from bayesgeom.dynamics.again import decided_again
 from bayesgeom.dynamics.replication import ReplicationReport
 from bayesgeom.dynamics.report import DynamicsReport

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bayesgeom.core.json_values import encoded
+from bayesgeom.core.reading import encoded
 from bayesgeom.probes.belief_report import BeliefReadoutReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.results.estimate import Estimate

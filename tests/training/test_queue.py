@@ -10,8 +10,7 @@ import pytest
 
 from bayesgeom.cli import main
 from bayesgeom.models.capacity import n_parameters
-from bayesgeom.models.description import FINISHED
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.training.duration import typical_seconds

@@ -12,7 +12,7 @@ from bayesgeom.comparison.cell import cell
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.training.compared import FURTHER_TASKS, architectures_of
 from bayesgeom.training.loop import Pace, loss_nats, train

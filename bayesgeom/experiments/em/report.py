@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.experiments.em.chain import StickyChain
 from bayesgeom.experiments.em.conditions import BASELINE, CONDITIONS, EM_LIKE, Curves, steps_to
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit

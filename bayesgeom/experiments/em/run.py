@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
 from bayesgeom.experiments.em.chain import StickyChain

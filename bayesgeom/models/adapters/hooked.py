@@ -17,7 +17,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import EVERY_MODULE
 from bayesgeom.core.run import ModelSpec, untrained
-from bayesgeom.core.threads import alone
+from bayesgeom.core.torch_state import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.base import Model

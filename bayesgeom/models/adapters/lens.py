@@ -21,14 +21,13 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
 from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.threads import PROCESS_STATE, alone
+from bayesgeom.core.torch_state import PROCESS_STATE, alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, disproved
-from bayesgeom.models.adapters.taps import Passage, Taps, per_query_head, perturbed_pass
+from bayesgeom.models.adapters.proof import Functions, Passage, Taps, disproved, per_query_head, perturbed_pass
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.replay.replayer import Replayer
 
 _POINTS: Mapping[s.Site, str] = {

@@ -23,9 +23,9 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.models.huggingface.unplaced import check_weights
+from bayesgeom.core.text import shown
+from bayesgeom.models.huggingface.directory_checks import check_weights
 
 SUFFIX = ".gguf"
 _MAGIC, _MOST_TENSORS, _MOST_AXES, _MOST_VALUES = b"GGUF", 1_000_000, 8, 100_000_000

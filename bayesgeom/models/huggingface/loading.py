@@ -15,16 +15,21 @@ import torch
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
-from bayesgeom.core.threads import PROCESS_STATE
-from bayesgeom.models.description import CONFIG, SOURCE
+from bayesgeom.core.torch_state import PROCESS_STATE
+from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
+from bayesgeom.models.huggingface.directory_checks import (
+    check_config,
+    check_files,
+    check_memory,
+    check_sizes,
+    check_weight_files,
+    check_weights,
+)
 from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.quantized import check_readable
-from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
-from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
-from bayesgeom.models.huggingface.sources import check_config, check_weight_files
-from bayesgeom.models.huggingface.unplaced import check_weights
-from bayesgeom.models.huggingface.wrapped import base_of, with_adapter
+from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
+from bayesgeom.models.huggingface.transformers_logging import without_bars, without_warnings
+from bayesgeom.models.huggingface.weights import check_readable
 from bayesgeom.models.options import PLACEMENT
 from bayesgeom.models.options import SOURCE as SOURCES
 from bayesgeom.tasks.base import WindTunnel, task_from_config
