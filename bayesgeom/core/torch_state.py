@@ -73,6 +73,19 @@ def alone(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 @contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
 def limited(threads: int) -> Iterator[None]:
     """Set the number of threads of torch and of numpy's libraries inside the block; restore it afterwards."""
     from threadpoolctl import threadpool_limits

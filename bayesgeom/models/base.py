@@ -1,6 +1,5 @@
 """The model interface: sites, a spec, and one `run` with the same guarantees for every architecture."""
 
-import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from bayesgeom.core.hooks import EVERY_MODULE, Change, SiteLayer, has_global_hoo
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import alone, check_default_device
+from bayesgeom.core.torch_state import alone, check_default_device, evaluating
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.recording import (
     PASS_BYTES,
@@ -185,7 +184,7 @@ class Model(ABC):
         self.require([site for site in wanted if site not in layers], by="this run")
         places = {site: self.layers_of(site) for site in wanted if not site.is_static}
         recorder, log = Recorder(self.module, self.spec, self.point, places, stream), BehaviorLog()
-        with _evaluating(self.module), torch.no_grad():
+        with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
@@ -338,18 +337,6 @@ def _split(record: Iterable[Site | Stream]) -> tuple[tuple[Site, ...], Stream | 
     given = tuple(dict.fromkeys(record))
     stream = next((own for own in given if isinstance(own, Stream)), None)
     return tuple(own for own in given if isinstance(own, Site)), stream
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
-    training = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, was_training in training.items():
-            part.training = was_training
 
 
 def _short(count: int) -> str:

@@ -46,16 +46,7 @@ _BUILT_FROM: Mapping[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, nn.Linear, HookPoint)
 }
-_STATIC = (
-    s.TOKEN_EMBEDDINGS,
-    s.TOKEN_INPUTS,
-    s.TOKEN_KEYS,
-    s.NORM_WEIGHT,
-    s.W_K,
-    s.W_K_GRAM,
-    s.W_V,
-    s.W_O,
-)
+_STATIC = tuple(site for site in s.ALL_SITES if site.is_static)
 
 
 @final

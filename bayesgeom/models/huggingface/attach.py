@@ -14,7 +14,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument, NonFinite
 from bayesgeom.core.hooks import Hook, hooked, site_hook
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.torch_state import lock_of
+from bayesgeom.core.torch_state import evaluating, lock_of
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.adapters.proof import Functions, Passages, Taps, examined, perturbed_pass, tolerance_of
 from bayesgeom.models.huggingface.anatomy import (
@@ -28,7 +28,7 @@ from bayesgeom.models.huggingface.anatomy import (
     turned_of,
 )
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
-from bayesgeom.models.huggingface.model_parts import Forward, evaluating, refuse_sharded, sizes_of, spec_of
+from bayesgeom.models.huggingface.model_parts import Forward, refuse_sharded, sizes_of, spec_of
 from bayesgeom.models.huggingface.site_hooks import By, SiteHooks
 from bayesgeom.models.huggingface.static_sites import StaticSites, call, embedded
 from bayesgeom.models.huggingface.weights import named_faults, unreachable

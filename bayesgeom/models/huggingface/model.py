@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import alone
+from bayesgeom.core.torch_state import alone, evaluating
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.attach import Attached, attach
-from bayesgeom.models.huggingface.model_parts import evaluating, untrained_copy
+from bayesgeom.models.huggingface.model_parts import untrained_copy
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel

@@ -111,19 +111,6 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | N
     return next((config[name] for name in names if isinstance(config.get(name), int)), otherwise)
 
 
-@contextlib.contextmanager
-def evaluating(hf: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the block; each part's training mode is restored."""
-    training = [part for part in hf.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 @final
 class Forward:
     """Maps tokens to logits, without a padding mask: pad on the right, which causal models do not see."""

@@ -77,7 +77,7 @@ def test_the_config_counts_but_not_where_it_lies(folder: Callable[[str], Path], 
 def test_the_hash_is_that_of_a_slow_twin(folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "PIECE", 101)
     hf = built(folder("llama"))
-    twin = hashlib.sha256(json.dumps(identity.described(hf), sort_keys=True).encode())
+    twin = hashlib.sha256(json.dumps(identity.config_of(hf), sort_keys=True).encode())
     for name, tensor in sorted(hf.state_dict().items()):
         raw = bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
         pieces = [hashlib.sha256(raw[i : i + 101]).digest() for i in range(0, len(raw), 101)]
