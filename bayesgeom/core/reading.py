@@ -7,7 +7,7 @@ recursion. Each case raises an error that names it, before the file is opened or
 import json
 import math
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,8 @@ def _levels_exceed(stored: Any, allowed: int) -> bool:
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
             return False
-        level = [inner for outer in level for inner in _inside(outer)]
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     return True
-
-
-def _inside(outer: Any) -> Iterable[Any]:
-    return outer.values() if isinstance(outer, dict) else outer
 
 
 def encoded(value: Any) -> Any:

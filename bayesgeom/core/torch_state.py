@@ -73,6 +73,17 @@ def alone(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Create weights in this dtype inside the block; buffers of another dtype keep theirs. Hold `PROCESS_STATE`."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
+
+
+@contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
     training = [part for part in module.modules() if part.training]

@@ -236,7 +236,11 @@ def assembled(
         raise missing_file(file) from error
     weights = read_weights(file)
     module = config.build(seed=0)
-    _check_finite(file, weights)
+    for entry, tensor in weights.items():
+        if n_bad := int((~tensor.isfinite()).sum()):
+            raise CheckpointFault(
+                f"{file}: {entry} has {counted(n_bad, 'NaN or infinite weight')}. Use an earlier one."
+            )
     digest = weights_hash(weights)
     if digest != description["weights_hash"]:
         raise CheckpointFault(
@@ -278,10 +282,3 @@ def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
-
-
-def _check_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
-    for name, tensor in weights.items():
-        if not bool(tensor.isfinite().all()):
-            bad = int((~tensor.isfinite()).sum())
-            raise CheckpointFault(f"{file}: {name} has {counted(bad, 'NaN or infinite weight')}. Use an earlier one.")

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from bayesgeom.core.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, check_known
 from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.torch_state import PROCESS_STATE
+from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
 from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
@@ -79,14 +79,8 @@ class ModelConfig(ABC):
         Args:
             seed: Seed of the weights.
         """
-        with PROCESS_STATE:
-            former = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float32)
-            try:
-                with torch.random.fork_rng(devices=()):
-                    return self._build(seed=seed)
-            finally:
-                torch.set_default_dtype(former)
+        with PROCESS_STATE, default_dtype(torch.float32), torch.random.fork_rng(devices=()):
+            return self._build(seed=seed)
 
     @abstractmethod
     def _build(self, *, seed: int) -> nn.Module:

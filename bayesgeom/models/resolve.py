@@ -188,7 +188,7 @@ def _given(options: Mapping[str, Any]) -> list[str]:
 
 def _require_hub_name(name: str | Path) -> None:
     """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
-    if isinstance(name, Path) or _is_path(name):
+    if isinstance(name, Path) or (len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)):
         raise UnknownName(
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
         )
@@ -451,11 +451,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can only be a path: it has a separator and is not owner/name."""
-    return len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)
 
 
 def _has_separator(name: str) -> bool:

@@ -133,7 +133,9 @@ def cloud_statistics(
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
     moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit, score_power=scale.score_power)
-    spread = _covariance(centered, moments) if len(points) >= points.shape[1] else None
+    spread, offset = None, centered.mean(dim=0).double()  # the moments are about the mean of the fitting points
+    if len(points) >= points.shape[1]:
+        spread = (moments.fit_gram + moments.score_gram) / len(centered) - torch.outer(offset, offset)
     variances, axes, total, power = _axes(points, spread)
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
@@ -156,12 +158,6 @@ def cloud_statistics(
         first=first[:, 0],
         covariance=spread,
     )
-
-
-def _covariance(centered: Float[Tensor, "point d"], moments: SplitMoments) -> Float64[Tensor, "d d"]:
-    """Return the covariance of all points from the moments about the mean of the fitting points."""
-    offset = centered.mean(dim=0).double()
-    return (moments.fit_gram + moments.score_gram) / len(centered) - torch.outer(offset, offset)
 
 
 def _axes(

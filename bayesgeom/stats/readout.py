@@ -151,9 +151,17 @@ def read_out(
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
     fit_cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws]
-    maps = _maps(moments, fit_cross[:, :, :LABEL], n_draws, bases)
+    # Linear maps from the full space to every draw, then from each subspace to the true targets.
+    cross = fit_cross[:, :, :LABEL]
+    whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1)).reshape(len(cross), n_draws, -1)
+    within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
+    maps = torch.cat([whole, (bases @ within).movedim(0, 1)], dim=1).reshape(cross.shape)
     scores = (held_out @ maps[:, :, ALIVE].flatten(1).to(points)).reshape(len(held_out), *maps.shape[1::2])
-    decided = scores > _midpoints(maps[:, :, ALIVE], fit_cross[:, :, ALIVE], targets, draws).to(points)
+    # ½ (mean score of possible + of excluded hypotheses) over the fitting half; NaN if a class is missing. As Σ x = 0,
+    # the points of possible hypotheses sum to Xᵀy and those of excluded ones to −Xᵀy.
+    share = targets.means[:, ALIVE].to(maps)[draws]
+    of_possible = (maps[:, :, ALIVE] * fit_cross[:, :, ALIVE]).sum(dim=0)
+    decided = scores > (of_possible / targets.n_fit * (1 / share - 1 / (1 - share)) / 2).to(points)
     in_sequences = (len(held_out) // targets.n_positions, targets.n_positions)
     decided = decided.unflatten(0, in_sequences).cpu()
     predicted = (held_out @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
@@ -316,19 +324,6 @@ def renormalized(predicted: Float64[np.ndarray, "*batch hypothesis"]) -> Float64
     return np.asarray(np.where(total > 0, clipped / np.where(total > 0, total, 1), 1 / predicted.shape[-1]))
 
 
-def _maps(
-    moments: SplitMoments,
-    cross: Float64[Tensor, "d map kind hypothesis"],
-    n_draws: int,
-    bases: Float64[Tensor, "subspace d rank"],
-) -> Float64[Tensor, "d map kind hypothesis"]:
-    """Fit linear maps from the full space to every draw, then from each subspace to the true targets."""
-    whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1))
-    within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
-    of_subspaces = (bases @ within).movedim(0, 1)
-    return torch.cat([whole.reshape(len(cross), n_draws, -1), of_subspaces], dim=1).reshape(cross.shape)
-
-
 def _r2(
     maps: Float64[Tensor, "d map hypothesis"],
     moments: SplitMoments,
@@ -341,20 +336,6 @@ def _r2(
     )
     error = squared_error(maps.flatten(1), moments.score_gram, cross[:, draws].flatten(1), power.flatten())
     return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
-
-
-def _midpoints(
-    maps: Float64[Tensor, "d map hypothesis"],
-    cross: Float64[Tensor, "d map hypothesis"],
-    targets: BeliefTargets,
-    draws: Int64[Tensor, " map"],
-) -> Float64[Tensor, "map hypothesis"]:
-    """Return ½ (mean score of possible + of excluded hypotheses) over the fitting half; NaN if a class is missing.
-
-    With Σ x = 0, the points of possible hypotheses sum to Xᵀy and those of excluded ones to −Xᵀy.
-    """
-    share = targets.means[:, ALIVE].to(maps)[draws]
-    return (maps * cross).sum(dim=0) / targets.n_fit * (1 / share - 1 / (1 - share)) / 2
 
 
 def _hits(

@@ -192,7 +192,9 @@ class HMM(SymmetricTask, DynamicTask):
         labels = torch.full_like(tokens, NO_LABEL)
         labels[scored] = (states + self._first_answer).flatten()
         predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
-        predictive[scored] = self._filtered(transition, emission, symbols)
+        # Integers would divide into float32.
+        chances = (counts.double() / self._steps for counts in (transition, emission))
+        predictive[scored] = forward_filter(*chances, symbols).flatten(0, 1)
         return Trials(
             tokens=tokens,
             scored=scored,
@@ -204,16 +206,6 @@ class HMM(SymmetricTask, DynamicTask):
             relations=Relations(draw=self._relations, of=symbols),
             observers=self.observers(tokens),
         )
-
-    def _filtered(
-        self,
-        transition: Int64[Tensor, "batch state state"],
-        emission: Int64[Tensor, "batch state symbol"],
-        symbols: Int64[Tensor, "batch step"],
-    ) -> Float64[Tensor, "batch_step state"]:
-        # Integers would divide into float32.
-        beliefs = forward_filter(transition.double() / self._steps, emission.double() / self._steps, symbols)
-        return beliefs.flatten(0, 1)
 
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
         """Return the filter of `forward_filter`; a window's first symbol has no transition before it."""

@@ -76,7 +76,8 @@ class HookedModel(Model):
 
     @torch.no_grad()
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        attention, norm = self._attention(layer), self._norm(layer)
+        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        assert isinstance(norm, Norm)
         embedded: Tensor = self._transformer.embed(tokens)
         inputs: Tensor = norm(embedded)
         match site:
@@ -158,11 +159,6 @@ class HookedModel(Model):
         attention = self._transformer.get_submodule(f"blocks.{layer}.attn")
         assert isinstance(attention, MultiHeadAttention)
         return attention
-
-    def _norm(self, layer: int) -> Norm:
-        norm = self._transformer.get_submodule(f"blocks.{layer}.ln1")
-        assert isinstance(norm, Norm)
-        return norm
 
     def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)

@@ -244,7 +244,11 @@ def captured(model: Model, trials: Trials, layers: Mapping[Site, tuple[int, ...]
         `SITE` with the layer as the first axis, `tokens`, `log_answers` and `off_answer_prob`; without answers,
         `entropy_bits`.
     """
-    stream = Stream(layers={_copy_of(site, dtype): own for site, own in layers.items()}, trials=trials)
+    copies = {
+        Reduction(site.name, site, partial(_converted, site, dtype), lambda _spec, _trials: 0): own
+        for site, own in layers.items()
+    }
+    stream = Stream(layers=copies, trials=trials)
     run = model.run([trials], record=[stream], budget_bytes=PASS_BYTES)  # passes like those of `diagnose`
     assert run.streamed is not None, "there is a stream"
     arrays = {name: own.cpu().contiguous() for name, own in run.streamed.reduced.items()}
@@ -279,10 +283,6 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         else:
             manifest = _written(captured(model, trials, manifest.sites, dtype), name, manifest, folder)
         yield n
-
-
-def _copy_of(site: Site, dtype: torch.dtype) -> Reduction:
-    return Reduction(site.name, site, partial(_converted, site, dtype), lambda _spec, _trials: 0)
 
 
 def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:

@@ -58,7 +58,8 @@ class Projection:
         """Return this projection's part of the output, with heads as an axis."""
         s = self.sizes
         if self.layout == "grouped":
-            return self._of_group(output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))).flatten(2, 3)
+            cut = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
+            return output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))[:, :, :, cut].flatten(2, 3)
         own: Tensor = output
         if self.layout == "stacked":
             widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
@@ -83,10 +84,6 @@ class Projection:
         q = parts[Q].unflatten(2, (s.n_kv_heads, -1))
         groups = torch.cat([q, parts[K][:, :, :, None], parts[V][:, :, :, None]], dim=3)
         return groups.flatten(2)
-
-    def _of_group(self, groups: Float[Tensor, "b p kv slot d"]) -> Float[Tensor, "b p kv own d"]:
-        cut = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
-        return groups[:, :, :, cut]
 
 
 _ORDER, _IN_SHARD = (Q, K, V), (Q, V, K)
@@ -237,7 +234,10 @@ def anatomy_of(
         sizes: Returns, after the pass, heads and widths.
         handed: Returns, after the pass, what a layer passed to its attention function, or None if that is not known.
     """
-    kinds = [_kind(block) for block in blocks]
+    kinds = [
+        tuple((path, type(part), *(own.shape for own in part.parameters(recurse=False))) for path, part in of_block)
+        for of_block in (block.named_modules() for block in blocks)
+    ]
     first = {kind: kinds.index(kind) for kind in kinds}
     with contextlib.ExitStack() as stack, torch.no_grad():
         seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
@@ -247,17 +247,10 @@ def anatomy_of(
     return Anatomy(blocks=blocks, sizes=heads, parts=tuple(found[first[kind]] for kind in kinds))
 
 
-def _kind(block: nn.Module) -> tuple[object, ...]:
-    parts = ((path, type(part), *_shapes(part)) for path, part in block.named_modules())
-    return tuple(parts)
-
-
-def _shapes(part: nn.Module) -> Iterator[tuple[int, ...]]:
-    yield from (tuple(own.shape) for own in part.parameters(recurse=False))
-
-
 def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Handed | None) -> Parts:
-    attention, seen = attention_of(block), _once(calls)
+    attention = attention_of(block)
+    # Parts that ran exactly once and returned a tensor, in order of completion.
+    seen = {path: own[0] for path, own in calls.items() if len(own) == 1 and own[0] is not None}
     if attention is None:
         return Parts()
     found: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
@@ -303,11 +296,6 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
     hooks = [Hook(part=part, call=keeping(path), with_kwargs=True) for path, part in block.named_modules()]
     with hooked(block, hooks, by="this model", times=None):
         yield seen
-
-
-def _once(seen: Watched) -> dict[str, Seen]:
-    """The parts that ran exactly once and returned a tensor, in order of completion."""
-    return {path: own[0] for path, own in seen.items() if len(own) == 1 and own[0] is not None}
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:

@@ -329,7 +329,9 @@ def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> No
     dropped = sorted(name for name in unexpected if not _COMPUTED.search(name))
     modules = {name for name, _ in hf.named_modules() if name}
     repeated = {_NUMBER.sub(".N", name) for name in modules if _NUMBER.search(name)}
-    own = [name for name in dropped if any(_is_of(full, modules, repeated) for full in _spellings(name, hf))]
+    # Names in files of models without a head lack a prefix.
+    spelled = {name: (name, f"{hf.base_model_prefix}.{name}") for name in dropped}
+    own = [name for name, full in spelled.items() if any(_is_of(one, modules, repeated) for one in full)]
     if own:
         raise CheckpointFault(
             f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
@@ -342,11 +344,6 @@ def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> No
             f"used: {', '.join(dropped[:_SHOWN])}.",
             stacklevel=2,
         )
-
-
-def _spellings(name: str, hf: Any) -> tuple[str, ...]:
-    """The name, and the name with the prefix that files of models without a head lack."""
-    return name, f"{hf.base_model_prefix}.{name}"
 
 
 def _is_of(name: str, modules: Collection[str], repeated: Collection[str]) -> bool:

@@ -32,7 +32,7 @@ from bayesgeom.models.huggingface.transformers_logging import without_bars, with
 from bayesgeom.models.huggingface.weights import check_readable
 from bayesgeom.models.options import PLACEMENT
 from bayesgeom.models.options import SOURCE as SOURCES
-from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.tasks.base import task_from_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -70,7 +70,9 @@ def load_huggingface(
         config = _config(source, fetched)
         hf = _model(source, config, fetched, placed)
         tokenizer = _tokenizer(source, fetched)
-        task = _task(config)
+        exported = config.to_dict().get(SOURCE)  # by bayesgeom, with its task
+        described = exported.get("task") if isinstance(exported, dict) else None
+        task = None if described is None else task_from_config(described)
         if adapter is not None:
             hf = with_adapter(hf, adapter)
     if not placed.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
@@ -185,13 +187,6 @@ def _model(
     hf, found = loaded
     check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
-
-
-def _task(config: Any) -> WindTunnel | None:
-    """The task of an exported bayesgeom transformer, or None."""
-    source = config.to_dict().get(SOURCE)
-    described = source.get("task") if isinstance(source, dict) else None
-    return None if described is None else task_from_config(described)
 
 
 def load_tokenizer(

@@ -5,9 +5,8 @@ If the model is spread over devices, the untrained network is spread in the same
 untrained network would not fit in memory, and none is available.
 """
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument, NoCopy
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.torch_state import PROCESS_STATE
+from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.huggingface.anatomy import HeadSizes
 from bayesgeom.models.huggingface.weights import n_parameters, quantization_of, weights_identity
@@ -158,13 +157,13 @@ def untrained_copy(
     Raises:
         NoCopy: Part of `hf` is on disk.
     """
-    places = _places(hf)
+    places: dict[str, Any] = vars(hf).get("hf_device_map", {})  # from accelerate; empty if there is one device
     if DISK in places.values():
         raise NoCopy(
             f"part of {type(hf).__name__} is on disk, and an untrained network would have to fit in memory: untrained "
             f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
         )
-    with PROCESS_STATE, torch.random.fork_rng(), _drawn_in(hf.dtype):
+    with PROCESS_STATE, torch.random.fork_rng(), default_dtype(hf.dtype):
         torch.manual_seed(seed)  # transformers initializes from the global generator
         copy: PreTrainedModel = (
             rebuild(seed) if rebuild is not None else type(hf)(deepcopy(hf.config))
@@ -177,20 +176,3 @@ def untrained_copy(
     else:
         module.to(device)
     return copy
-
-
-def _places(hf: "PreTrainedModel") -> dict[str, Any]:
-    """The device of each part, from accelerate; empty if there is one device."""
-    places: dict[str, Any] = vars(hf).get("hf_device_map", {})
-    return places
-
-
-@contextlib.contextmanager
-def _drawn_in(dtype: torch.dtype) -> Iterator[None]:
-    """Create new weights in this dtype; buffers keep their own."""
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(former)

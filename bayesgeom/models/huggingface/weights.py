@@ -199,7 +199,8 @@ def weights_identity(hf: "PreTrainedModel") -> str:
                 settle(module, hf.dtype)
                 for name, tensor in _own_state(module):
                     entry = f"{path}.{name}" if path else name
-                    place = (tensor.device, _pointer(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                    pointer = 0 if is_traceable_wrapper_subclass(tensor) else tensor.data_ptr()
+                    place = (tensor.device, pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype)
                     if _is_offloaded(module) or place[1] == 0 or place not in known:
                         known[place] = _hashed(entry, tensor, pool)
                     entries[entry] = f"{entry} {tuple(tensor.shape)} {tensor.dtype}".encode() + known[place]
@@ -296,11 +297,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(stored) for stored in value]
     return value if _is_plain(value) else type(value).__qualname__
-
-
-def _pointer(tensor: Shaped[Tensor, "..."]) -> int:
-    is_made_of_several = bool(is_traceable_wrapper_subclass(tensor))
-    return 0 if is_made_of_several else tensor.data_ptr()
 
 
 def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:

@@ -106,8 +106,9 @@ class ServedModel(Model):
         self._texts.check(answers)
         if self._as_ids is None:
             self._as_ids = self._takes_ids(prompts[0])
+        sent = prompts if self._as_ids else map(self._texts.text, prompts)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            replies = list(pool.map(lambda ids: self.client.next_tokens(self._prompt(ids)), prompts))
+            replies = list(pool.map(self.client.next_tokens, sent))
         rows = torch.full((len(prompts), self.spec.d_vocab), _NOTHING, dtype=torch.float64)
         rest = next((i for i in range(self.spec.d_vocab) if i not in answers), None)
         for row, listed in zip(rows, replies, strict=True):
@@ -141,9 +142,6 @@ class ServedModel(Model):
         """
         n = len(listed) - (len(listed) < self.client.top)
         return math.exp(listed[n - 1].log_prob) if n else 1.0
-
-    def _prompt(self, ids: Sequence[int]) -> str | list[int]:
-        return list(ids) if self._as_ids else self._texts.text(ids)
 
     def _takes_ids(self, ids: Sequence[int]) -> bool:
         """Whether the server accepts a prompt of ids. Raises `ServerFault` if it accepts no text either."""
