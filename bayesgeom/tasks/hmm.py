@@ -193,8 +193,8 @@ class HMM(SymmetricTask, DynamicTask):
         labels[scored] = (states + self._first_answer).flatten()
         predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
         # Integers would divide into float32.
-        chances = (counts.double() / self._steps for counts in (transition, emission))
-        predictive[scored] = forward_filter(*chances, symbols).flatten(0, 1)
+        moves, shows = transition.double() / self._steps, emission.double() / self._steps
+        predictive[scored] = forward_filter(moves, shows, symbols).flatten(0, 1)
         return Trials(
             tokens=tokens,
             scored=scored,

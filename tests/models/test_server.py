@@ -506,7 +506,7 @@ def test_the_command_line_has_a_variable_for_each_secret(
 ) -> None:
     from bayesgeom.commands.base import Source
 
-    monkeypatch.setattr("bayesgeom.models.huggingface.loading.load_tokenizer", lambda *_args, **_options: Letters())
+    monkeypatch.setattr("bayesgeom.models.resolve.load_tokenizer", lambda *_args, **_options: Letters())
     monkeypatch.setenv("BAYESGEOM_TOKEN", "hf_x")
     Source(address, tokenizer="some/tokenizer").load()
     monkeypatch.setenv("BAYESGEOM_SERVER_KEY", KEY)

@@ -59,7 +59,8 @@ class Projection:
         s = self.sizes
         if self.layout == "grouped":
             cut = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
-            return output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))[:, :, :, cut].flatten(2, 3)
+            grouped: Tensor = output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))[:, :, :, cut]
+            return grouped.flatten(2, 3)
         own: Tensor = output
         if self.layout == "stacked":
             widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]

@@ -127,7 +127,7 @@ def _reader(file: Path) -> Any:
     from gguf import GGUFReader
 
     @final
-    class Bounded(GGUFReader):  # type: ignore[misc]  # gguf has no types
+    class Bounded(GGUFReader):
         def _get(self, offset: int, dtype: Any, count: int = 1, *options: Any, **named: Any) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError("it ends early")

@@ -30,10 +30,10 @@ from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
 from bayesgeom.models.huggingface.transformers_logging import without_bars, without_warnings
 from bayesgeom.models.huggingface.weights import check_readable
-from bayesgeom.models.options import PLACEMENT
-from bayesgeom.models.options import SOURCE as SOURCES
 from bayesgeom.tasks.base import task_from_config
 
+FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
+PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -49,7 +49,7 @@ def load_huggingface(
 
     Args:
         source: Directory, or owner/name on the hub.
-        options: `dtype` and the options in `bayesgeom.models.options`, as for `from_pretrained`. `dtype` is the
+        options: `dtype` and the options in `FETCHING` and `PLACEMENT`, as for `from_pretrained`. `dtype` is the
             checkpoint's own by default.
         device: Device of the model, unless `device_map` is given.
         trust_remote_code: Whether to run code from the repository.
@@ -61,7 +61,7 @@ def load_huggingface(
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fetched: dict[str, Any] = {"revision": None, "trust_remote_code": trust_remote_code}
-    fetched |= {name: given[name] for name in SOURCES if name in given}
+    fetched |= {name: given[name] for name in FETCHING if name in given}
     placed = {name: given[name] for name in (*PLACEMENT, "dtype") if name in given}
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     if Path(source).is_dir():

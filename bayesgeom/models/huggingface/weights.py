@@ -199,7 +199,8 @@ def weights_identity(hf: "PreTrainedModel") -> str:
                 settle(module, hf.dtype)
                 for name, tensor in _own_state(module):
                     entry = f"{path}.{name}" if path else name
-                    pointer = 0 if is_traceable_wrapper_subclass(tensor) else tensor.data_ptr()
+                    is_several = bool(is_traceable_wrapper_subclass(tensor))
+                    pointer = 0 if is_several else tensor.data_ptr()
                     place = (tensor.device, pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype)
                     if _is_offloaded(module) or place[1] == 0 or place not in known:
                         known[place] = _hashed(entry, tensor, pool)

@@ -16,10 +16,10 @@ from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.options import SERVER
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
 
+SERVER = ("server_key", "top")  # options of `load`
 AT_ONCE = 4  # requests at the same time
 _NO_IDS = (400, 422)  # statuses of servers that accept text only
 _NOTHING = -1e4  # log-probability of ids that are in no reply; finite, because infinite logits mean a broken model
