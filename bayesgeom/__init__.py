@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
-    from bayesgeom.models.named_checkpoints import checkpoints as checkpoints
+    from bayesgeom.models.checkpoint_files import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import load as load
@@ -75,7 +75,7 @@ _HOMES = {
     "as_model": "bayesgeom.models.resolve",
     "BayesGeomError": "bayesgeom.core.errors",
     "capture": "bayesgeom.diagnosis.recording",
-    "checkpoints": "bayesgeom.models.named_checkpoints",
+    "checkpoints": "bayesgeom.models.checkpoint_files",
     "compare": "bayesgeom.generalization.comparison",
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.results.diagnosis",

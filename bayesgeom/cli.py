@@ -28,13 +28,12 @@ import tyro
 from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 import bayesgeom
-from bayesgeom.checks.text import is_encodable, is_whole, on_lines, shown
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.files import JOBS, RUNS, check_directory, is_temporary
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown, progress_in
+from bayesgeom.core.text import is_encodable, is_whole, number_text, on_lines, shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 from bayesgeom.results.tables import counted
 
@@ -106,7 +105,7 @@ class Source:
 
     def load(self) -> "Model":
         """Load the model."""
-        from bayesgeom.models.server.client import is_address
+        from bayesgeom.models.served.client import is_address
 
         options = {name: value for name, value in vars(self).items() if name != "checkpoint"}
         if self.max_memory is not None:
@@ -463,7 +462,7 @@ def capture(
         n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
     """
     from bayesgeom.diagnosis.recording import Selection
-    from bayesgeom.models.disk.manifest import read_manifest
+    from bayesgeom.models.captured.files import read_manifest
 
     selection = Selection(sites=sites, layers=layers, dtype=save_dtype)
     bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)
@@ -546,7 +545,7 @@ def train(
         device: Where to train: cpu, cuda, …
         precision: Of matrix products. auto: that of a resumed run, else bfloat16 where it is fast, or float32.
     """
-    from bayesgeom.models.description import FINISHED
+    from bayesgeom.models.checkpoint_files import FINISHED
     from bayesgeom.models.resolve import check_device
     from bayesgeom.training.duration import as_duration, estimated_seconds
     from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
@@ -607,8 +606,7 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
         for directory in seal or ():
             tell(f"{directory}: {formation.seal(directory)}")
         return 0
-    from bayesgeom.models.description import WEIGHTS
-    from bayesgeom.models.named_checkpoints import checkpoint_folder
+    from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoint_folder
     from bayesgeom.training.packed import formations
 
     # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
@@ -643,7 +641,7 @@ def _described_at(path: Path, *, is_packed: bool = False) -> list[str]:
 
 def _checkpoint(path: Path) -> list[str]:
     """Describe a checkpoint: task, published scores, each with its strongest baseline, and hash."""
-    from bayesgeom.models.description import read_description
+    from bayesgeom.models.checkpoint_files import read_description
 
     whole = read_description(path)
     scores, parts = whole.get("scores") or {}, []
@@ -705,7 +703,7 @@ def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "
         out: Directory to write.
         to: Target format: hf for the transformers library, or bayesgeom.
     """
-    from bayesgeom.models.conversion import export_checkpoint, import_checkpoint
+    from bayesgeom.models.export import export_checkpoint, import_checkpoint
     from bayesgeom.results.folder import check_target
 
     check_target(out)

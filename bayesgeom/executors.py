@@ -20,17 +20,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, final, runtime_checkable
 
-from bayesgeom.checks.arguments import check_argument, checked
-from bayesgeom.checks.text import shown
+from bayesgeom.core.arguments import check_argument, checked
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, ExecutorFault, InvalidArgument
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.threads import limited
+from bayesgeom.core.text import shown
+from bayesgeom.core.torch_state import limited
 from bayesgeom.models.base import Model
-from bayesgeom.models.description import versions
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints, versions
 from bayesgeom.models.provenance import own_version
 from bayesgeom.models.resolve import ModelLike
 from bayesgeom.tasks.base import WindTunnel

@@ -10,8 +10,6 @@ import torch
 from interval_row import REASONS, Ends, Row
 
 from bayesgeom.core.sites import K
-from bayesgeom.geometry.cosine import overlaps, random_overlaps, squared_lengths
-from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap
 from bayesgeom.probes.key_report import RANDOM_DIRECTIONS

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from bayesgeom.cli import COMMANDS, main, parsed
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.description import hashed
+from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests

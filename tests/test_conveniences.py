@@ -11,8 +11,8 @@ from bayesgeom.cli import COMMANDS, _assignments, main
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.generalization.stretch import stretch_of, with_room_for
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipe import Recipe
 from bayesgeom.training.recipes import recipe

@@ -38,7 +38,7 @@ from bayesgeom.core.plugins import discover, values
 from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.base import Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.subspaces.base import Sample

@@ -17,7 +17,7 @@ from bayesgeom.ablations.pick import Pick, picks_of
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline

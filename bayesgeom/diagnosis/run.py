@@ -7,7 +7,7 @@ from typing import Any
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
 from bayesgeom.core.plugins import is_foreign
 from bayesgeom.core.run import Run
@@ -29,11 +29,11 @@ from bayesgeom.diagnosis.views import captured_arguments, captured_provenance
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import is_out_of_memory, recording_bytes
-from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.recording import is_out_of_memory, recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
-from bayesgeom.models.server.model import ServedModel
+from bayesgeom.models.served.model import ServedModel
 from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.dynamics.threshold_steps import NEARBY
 from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.headline import Headline

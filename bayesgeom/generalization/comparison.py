@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, ParamSpec,
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from bayesgeom.checks.arguments import checked
-from bayesgeom.checks.text import shown
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text, shown
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import Model

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
@@ -34,9 +34,9 @@ from bayesgeom.generalization.stretch import (
 )
 from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import recording_bytes
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from bayesgeom.checks.arguments import check_fields, checked
+from bayesgeom.core.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of

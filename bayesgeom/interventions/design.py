@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.headline import MOST

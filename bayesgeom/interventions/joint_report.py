@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.report import NOT_FIXED
 from bayesgeom.interventions.verdicts import UNDECIDED

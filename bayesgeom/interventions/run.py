@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import overload
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.subspaces.base import Fit
 from bayesgeom.subspaces.fits import as_fit

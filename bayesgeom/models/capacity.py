@@ -13,13 +13,12 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
-from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
 from bayesgeom.models.resolve import load
-from bayesgeom.models.shapes import shapes_only
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these; the value is the penalty, in doublings of the depth.

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.torch_state import reduced_precision
 from bayesgeom.models.base import Model
-from bayesgeom.models.description import versions
-from bayesgeom.models.surroundings import reduced_precision
+from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.tasks.base import WindTunnel
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.run import Behavior, Run
+from bayesgeom.core.text import percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import of_untrained, stacked

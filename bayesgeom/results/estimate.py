@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
 from bayesgeom.stats.extremes import Extreme, extreme_interval
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Self, final
 
-from bayesgeom.core.numbers import interval_text, measured_text, number_text
+from bayesgeom.core.text import interval_text, measured_text, number_text
 
 MOST = ", most"  # at the end of a baseline's name if only the largest of its draws is stored
 MEAN = ", mean "  # before the mean of a baseline whose range decides

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.core.numbers import with_minus
 from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.core.text import with_minus
 from bayesgeom.results.captions import plain
 from bayesgeom.results.chart import further_figures
 from bayesgeom.results.colors import triple, with_one_meaning

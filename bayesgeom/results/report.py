@@ -18,9 +18,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate, within
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.arguments import checked
-from bayesgeom.checks.text import shown
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.text import shown
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import check_dual, check_orthonormal
 from bayesgeom.core.errors import InvalidArgument
 

@@ -19,7 +19,7 @@ from torch import nn
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
-from bayesgeom.models.description import (
+from bayesgeom.models.checkpoint_files import (
     CARD,
     CONFIG,
     CONFIG_HASH,

@@ -21,10 +21,10 @@ from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgume
 from bayesgeom.core.files import apart, atomic_file
 from bayesgeom.core.progress import bar
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.gradients import with_gradients
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import check_device_kind, record_environment, warn_of_changes

@@ -14,13 +14,13 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import atomic_directory, check_directory
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.description import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from bayesgeom.ablations.pick import picks_of
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.estimate import Estimate
 
 Verdict = Literal["supported", "contradicted", "not decided", "not tested"]

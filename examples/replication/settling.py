@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, times_later

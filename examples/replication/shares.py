@@ -15,15 +15,15 @@ import numpy as np
 from einops import rearrange
 from jaxtyping import Float, Int
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
-from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.diagnosis import Diagnosis

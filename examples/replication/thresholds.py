@@ -21,10 +21,9 @@ from jaxtyping import Bool, Float, Float64, Int64
 from scipy.stats import binom, norm
 from torch import Tensor
 
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.geometry.cosine import chance_overlap, coordinates_of, overlap, pairwise_cosine
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit, reason_of
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
@@ -40,10 +39,10 @@ from bayesgeom.stats.bootstrap import (
 )
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
+from bayesgeom.stats.overlap import chance_overlap, coordinates_of, overlap, pairwise_cosine
 from bayesgeom.stats.pca import cloud_axes, standardized
-from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES
+from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import standardized_axis_shares
-from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

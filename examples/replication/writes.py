@@ -15,16 +15,16 @@ from torch import Tensor
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import ablate
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
+from bayesgeom.core.text import number_text
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.models.base import Model
-from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity

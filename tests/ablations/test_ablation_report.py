@@ -13,7 +13,7 @@ from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.captions import caption_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.findings import numbers

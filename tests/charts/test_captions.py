@@ -10,7 +10,7 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import SMALLEST_BITS, add_band, add_baseline, add_line, add_reference, log_baseline
-from bayesgeom.core.numbers import with_minus
+from bayesgeom.core.text import with_minus
 from bayesgeom.results.captions import caption_of, stated_caption, with_captions
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report

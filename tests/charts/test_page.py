@@ -17,7 +17,7 @@ import pytest
 from bayesgeom import load_report
 from bayesgeom.charts.film import film_figure
 from bayesgeom.charts.lines import add_line
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset

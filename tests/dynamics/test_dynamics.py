@@ -11,8 +11,8 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
+from bayesgeom.core.text import number_text
 from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport

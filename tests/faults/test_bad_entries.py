@@ -10,7 +10,7 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.description import hashed
+from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.results.page import _figure
 from tests.test_cli import QUICK, save
 

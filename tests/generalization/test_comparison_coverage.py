@@ -10,11 +10,11 @@ import pytest
 from jaxtyping import Float64
 
 import bayesgeom
+from bayesgeom.probes._planted import planted_run, planted_trials
 from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.planted import planted_run, planted_trials
 
 N = 64
 MEANS = 0.1, 0.11  # bits that models A and B add to the difficulty of a sequence

@@ -11,7 +11,7 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.generalization import sweeps
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.generalization.sweeps import _listed, sweep, varied_task

@@ -23,7 +23,7 @@ from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, 
 from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import hashed
+from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.tasks.base import derived_seed

@@ -28,10 +28,10 @@ from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.description import config_hash
-from bayesgeom.models.disk import writing
-from bayesgeom.models.disk.manifest import MANIFEST
-from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.models.captured import files as writing
+from bayesgeom.models.captured.files import MANIFEST
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively

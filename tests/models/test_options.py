@@ -14,7 +14,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.estimators import UNTRAINED
 from tests.families import _sizes
-from tests.models.test_budget import save
+from tests.models.test_recording import save
 from tests.models.test_run import TASK, blocks, lively
 
 

@@ -17,9 +17,9 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, MissingSite, ServerFault
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.server import client as clients
-from bayesgeom.models.server.client import Client, client_of
-from bayesgeom.models.server.model import ServedModel
+from bayesgeom.models.served import client as clients
+from bayesgeom.models.served.client import Client, client_of
+from bayesgeom.models.served.model import ServedModel
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import N_CTX, _sizes, lively
 
@@ -506,7 +506,7 @@ def test_the_command_line_has_a_variable_for_each_secret(
 ) -> None:
     from bayesgeom.cli import Source
 
-    monkeypatch.setattr("bayesgeom.models.huggingface.loading.load_tokenizer", lambda *_args, **_options: Letters())
+    monkeypatch.setattr("bayesgeom.models.resolve.load_tokenizer", lambda *_args, **_options: Letters())
     monkeypatch.setenv("BAYESGEOM_TOKEN", "hf_x")
     Source(address, tokenizer="some/tokenizer").load()
     monkeypatch.setenv("BAYESGEOM_SERVER_KEY", KEY)

@@ -13,6 +13,7 @@ import torch
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
+from bayesgeom.probes._relations import SHIFTS
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport, _farthest
 from bayesgeom.results.estimate import Estimate
@@ -20,7 +21,6 @@ from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.bounds import reaches_bound
-from bayesgeom.stats.relations import SHIFTS
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 

@@ -14,11 +14,11 @@ from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.views import within
 from bayesgeom.models.base import Model
-from bayesgeom.models.recorder import Recorder, Stream
+from bayesgeom.models.recording import Recorder, Stream
+from bayesgeom.probes._consistency import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
-from bayesgeom.stats.consistency import SUMS
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_RESIDUAL, LAST_VALUES, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively

@@ -43,7 +43,7 @@ def test_the_study_imports_public_names_only() -> None:
     "planted",
     [
         "from bayesgeom.core._private import thing",
-        "from bayesgeom.core.numbers import _digits",
+        "from bayesgeom.core.text import _digits",
         "import bayesgeom._hidden.module",
         "def late():\n    from bayesgeom._hidden import thing",
         "from bayesgeom.core import numbers\nnumbers._digits(1)",
@@ -55,5 +55,5 @@ def test_a_private_name_is_found(planted: str) -> None:
 
 
 def test_public_names_pass() -> None:
-    text = "import bayesgeom\nfrom bayesgeom.core.numbers import number_text\nfrom other._own import thing\n"
+    text = "import bayesgeom\nfrom bayesgeom.core.text import number_text\nfrom other._own import thing\n"
     assert list(private_names(f"{text}bayesgeom.load.__name__\nself._own\n")) == []

@@ -10,11 +10,11 @@ import torch
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
-from bayesgeom.geometry.cosine import overlap, pairwise_cosine
 from bayesgeom.probes.base import Control, planted_run, planted_trials
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
+from bayesgeom.stats.overlap import overlap, pairwise_cosine
 from bayesgeom.stats.pca import standardized
 from examples.replication.thresholds import (
     CHANCE,

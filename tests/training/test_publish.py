@@ -12,10 +12,9 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import hashed, read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints, hashed, read_description
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.probes.calibration import Calibration, CalibrationReport

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.models.description import read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, final
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 
 
 class Verdict(StrEnum):

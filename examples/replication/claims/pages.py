@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import number_text, with_unit
+from bayesgeom.core.text import number_text, with_unit
 from bayesgeom.results.tables import markdown
 from examples.replication.claims import intervention_page
 from examples.replication.claims.claim import Claim, Number, reason, verdict

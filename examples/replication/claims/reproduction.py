@@ -15,9 +15,8 @@ from typing import Any, Protocol, final
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.files import RUNS, atomic_file
-from bayesgeom.core.numbers import number_text
-from bayesgeom.models.description import FINISHED
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.core.text import number_text
+from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.results.folder import HTML, METRICS
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned

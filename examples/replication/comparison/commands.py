@@ -12,7 +12,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.executors import Executor, connect
 from bayesgeom.generalization.length import Unmade, length_generalization
-from bayesgeom.models.description import FINISHED
+from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.resolve import of_module
 from bayesgeom.results.report import Report
 from bayesgeom.training.publish import make_checkpoint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.numbers import number_text, percent_text
+from bayesgeom.core.text import number_text, percent_text
 from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate, with_interval

@@ -15,8 +15,7 @@ from typing import Literal, final
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.capacity import n_parameters
-from bayesgeom.models.description import CONFIG, FINISHED, read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
 from bayesgeom.results.tables import aligned
 from bayesgeom.training.duration import as_duration
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run

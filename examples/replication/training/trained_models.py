@@ -9,8 +9,7 @@ from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import apart
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import CONFIG, FINISHED, read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.training.loop import RECIPE, check_run
 from bayesgeom.training.publish import make_checkpoint

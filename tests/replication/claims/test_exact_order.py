@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bayesgeom.geometry.manifold import cloud_statistics, shuffled_scale
+from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.tasks.bijection import Bijection
 from examples.replication.claims.loading import find
 

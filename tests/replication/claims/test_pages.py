@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import number_text
-from bayesgeom.models.description import read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.core.text import number_text
+from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from examples.replication.claims.claim import Claim, Value, Verdict, reason, verdict
 from examples.replication.claims.loading import load
 from examples.replication.claims.pages import END, PAGES, START, details, refreshed, summary, write

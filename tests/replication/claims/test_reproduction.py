@@ -13,7 +13,7 @@ import pytest
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import RUNS
-from bayesgeom.models.description import FINISHED
+from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
 from examples.replication.comparison.report import ComparisonReport

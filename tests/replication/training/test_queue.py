@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from bayesgeom.models.capacity import n_parameters
-from bayesgeom.models.description import FINISHED
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import RECIPE
 from bayesgeom.training.recipe import Recipe

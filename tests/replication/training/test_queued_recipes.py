@@ -10,7 +10,7 @@ import torch
 from bayesgeom.core.errors import UnknownName
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.training.loop import loss_nats
 from bayesgeom.training.optimizers import Optimizers
