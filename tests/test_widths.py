@@ -21,11 +21,10 @@ __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 LONG = "bijection-transformer-untied"  # the longest name of a checkpoint
 CHEAP = {
     "checkpoints": "",
-    "train": "mess3-small --steps 2 --keep 0 --out trained",
     "diagnose": f"{LONG} --n 16 --n-untrained 1",
     "ablate": f"{LONG} --n 8",
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
-    "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
+    "length": "slow-hmm-transformer slow-hmm-mamba --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",
     "gradients": f"{LONG} --n 4",

@@ -14,13 +14,11 @@ from tests.structure.test_layers import _unit, imported
 FACES = {"cli", "commands", "", "__main__"}
 ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "charts.calibration": "probes",
+    "charts.cells": "generalization",
     "charts.film": "dynamics",
     "charts.manifold": "probes",
     "charts.maps": "dynamics",
     "charts.readout": "probes",
-    "dynamics.replication": "comparison",
-    "geometry.published_thresholds": "probes",
-    "models.native.state_size": "comparison",
     "probes.key_overlap": "ablations",
     "stats.bounds": "results",
     "subspaces.conditions": "interventions",
@@ -28,8 +26,6 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "subspaces.overlap": "interventions",
     "subspaces.positions": "interventions",
     "subspaces.scrubbing": "interventions",
-    "subspaces.share_controls": "interventions",
-    "subspaces.writes": "interventions",
 }
 SHARED_NAMES = {  # to be emptied, too
     "Condition",
