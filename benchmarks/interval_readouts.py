@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from interval_row import FEW_SIZES, Ends, Row, stacked
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.geometry.chance import gaussian_first_share
 from bayesgeom.geometry.clusters import (
     adjusted_rand,
@@ -25,7 +26,6 @@ from bayesgeom.stats.bootstrap import (
     statistic_interval,
 )
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.intervals import FINE
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
@@ -95,7 +95,7 @@ def spearman_row(slope: float, *, is_absolute: bool = False) -> Row:
                 found.append((float(lo), float(hi), 1.0))
             else:
                 own = statistic_interval(resampled_spearman(x, y, weights), seed=1, scale="correlation")
-                found.append((float(own.lo), float(own.hi), float(own.code == FINE)))
+                found.append((float(own.lo), float(own.hi), float(own.code == Reason.NONE)))
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), truth
 
@@ -148,7 +148,7 @@ def axis_row(name: str, spectrum: np.ndarray) -> Row:
             shares = refitted_axis_shares(points, axes, weights)[:, 0]
             own = statistic_interval(shares, seed=1, scale="share")
             is_apart = shares[0] > 1.25 * gaussian_first_share(n, d)
-            found.append((float(own.lo), float(own.hi), bool(own.code == FINE) and is_apart))
+            found.append((float(own.lo), float(own.hi), bool(own.code == Reason.NONE) and is_apart))
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), truth
 

@@ -67,8 +67,8 @@ def ablate(
             sequence; or a mode of another package.
         n: Sequences to draw.
         seed: Seed of the sequences, means and intervals.
-        out: Directory where progress is saved after every block: an interrupted battery continues from there. Save
-            the finished report there, which removes the progress.
+        out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
+            the finished report is saved in its place.
         executor: Where blocks of sequences are measured, one job each (see `bayesgeom.engine`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
@@ -79,7 +79,7 @@ def ablate(
         InvalidArgument: n < 1, a layer or head that does not exist, or resampling with one sequence.
         UnknownName: There is no battery of this name.
         HookFault: No ablation of the battery changed anything.
-        OutputFault: `out` holds the progress of another battery.
+        OutputFault: `out` holds the progress of another battery, or cannot be written.
         ExecutorFault: A job failed; the others' results are kept.
 
     Example:
@@ -94,10 +94,14 @@ def ablate(
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if sent is None:
-        return run.exact(None if out is None else Path(out))
-    batch, name = sent
-    shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    return run.reported(sent_tally(batch, block_at, shared, run.n_blocks()))
+        report = run.exact(None if out is None else Path(out), is_saved=True)
+    else:
+        batch, name = sent
+        shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
+        report = run.reported(sent_tally(batch, block_at, shared, run.n_blocks()))
+        if out is not None:
+            report.save(out)
+    return report
 
 
 def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
@@ -213,9 +217,15 @@ class BatteryRun:
             "seed": self.seed,
         }
 
-    def exact(self, out: Path | None = None) -> AblationReport:
-        """Replay every ablation. With `out`, save progress there after every block."""
-        return self.reported(self._tally(self._replayed(), out))
+    def exact(self, out: Path | None = None, *, is_saved: bool = False) -> AblationReport:
+        """Replay every ablation. With `out`, save progress there after every block, and at the end the report too."""
+        tally = self._tally(self._replayed(), out)
+        report = self.reported(tally)
+        if is_saved and out is not None:
+            report.save(out)
+            if self.model.spec.is_identified:
+                tally.save(out, self.describe())  # so that the same call reads it back
+        return report
 
     def reported(self, tally: Tally) -> AblationReport:
         """Return the report on a finished tally.

@@ -20,11 +20,12 @@ from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import JSON, quantities_of
-from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.results.tidy import INDICES, Record, records_of
 from bayesgeom.stats.bootstrap import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_SEQUENCES = 512
+_AXES = {"L": "layer", "H": "head"}
 _SAME = 1e-5  # rounding moves means of the exact predictive (bits, or a share) by less
 NO_DIFFERENCE = Baseline.of("baseline", "no difference", 0.0)
 # Label, unit and better direction of each of `SCORES`.
@@ -149,7 +150,7 @@ def _paired(
     low, high = mean_interval(difference, seed=derived_seed(seed, Branch.RESAMPLING))
     return [
         _Row(
-            key=(CalibrationReport.name, name, "model" if name == "accuracy" else None, None, None, None),
+            key=(CalibrationReport.name, name, *((("source", "model"),) if name == "accuracy" else ())),
             label=label,
             unit=unit,
             better=better,
@@ -255,11 +256,17 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
     found: list[_Row] = []
     for own in records_of(a):
         other = theirs.get(_key_of(own))
-        if own.metric not in declared or own.position is not None or other is None or np.isnan(own.low + other.low):
+        if (
+            own.metric not in declared
+            or own.place("position") is not None
+            or other is None
+            or np.isnan(own.low + other.low)
+        ):
             continue
         quantity = declared[own.metric]
-        where = [f"L{own.layer}" if own.layer is not None else "", f"H{own.head}" if own.head is not None else ""]
-        parts = filter(None, (quantity.label or own.metric, own.variant, "".join(where)))
+        where = "".join(f"{letter}{at}" for letter in "LH" if (at := own.place(_AXES[letter])) is not None)
+        names = [str(name) for axis, name in own.places.items() if axis not in INDICES.values()]
+        parts = filter(None, (quantity.label or own.metric, " / ".join(names), where))
         found.append(
             _Row(
                 key=_key_of(own),
@@ -269,7 +276,7 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
                 values=(own.value, other.value),
                 difference=other.value - own.value,
                 ends=(other.low - own.high, other.high - own.low),
-                is_leading=own.metric in leading and own.layer is None,
+                is_leading=own.metric in leading and own.place("layer") is None,
                 is_paired=False,
             )
         )
@@ -277,7 +284,7 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
 
 
 def _key_of(own: Record) -> tuple[Any, ...]:
-    return (own.probe, own.metric, own.variant, own.layer, own.head, own.position)
+    return (own.probe, own.metric, *own.places.items())
 
 
 def _refuse(name: str, a: object, b: object, *, advice: str) -> NoReturn:

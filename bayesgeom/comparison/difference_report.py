@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 
 from bayesgeom.core.columns import narrow
 from bayesgeom.core.numbers import interval_text, number_text
-from bayesgeom.results.estimate import UNDECIDED, Estimate, Quantity, Unit
+from bayesgeom.core.verdict import Verdict
+from bayesgeom.results.estimate import Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 
@@ -88,7 +89,7 @@ class DifferenceReport(Report):
             sign = 1 if least > 0 else -1 if most < 0 else 0
             word = "better" if way else "higher"
             is_b = sign * (-1 if way == "lower" else 1) > 0
-            found.append(UNDECIDED if sign == 0 else f"{'B' if is_b else 'A'} {word}")
+            found.append(Verdict.UNDECIDED if sign == 0 else f"{'B' if is_b else 'A'} {word}")
         return found
 
     def conclusion(self) -> str:
@@ -96,8 +97,8 @@ class DifferenceReport(Report):
         scores = [row for row, way in enumerate(self.better) if way]
         lead = self._lead()
         first = f"A is {self.names[0]}, B is {self.names[1]}. {NOT_SCORED}"
-        if scores and verdicts[lead] == UNDECIDED:
-            first = f"{UNDECIDED}: no calibration score decides between {a} and {b}."
+        if scores and verdicts[lead] == Verdict.UNDECIDED:
+            first = f"{Verdict.UNDECIDED}: no calibration score decides between {a} and {b}."
         elif scores:
             better, other = (a, b) if verdicts[lead][0] == "A" else (b, a)
             closer = f"{better} is closer to the exact posterior than {other}, by {_quantity(self.rows[lead])}"
@@ -109,14 +110,14 @@ class DifferenceReport(Report):
     def _lead(self) -> int:
         """Return the listed row that the conclusion is about: the first decided calibration score, if there is one."""
         scores = [row for row in range(self.n_leading) if self.better[row]]
-        decided = [row for row in scores if self.verdicts()[row] != UNDECIDED]
+        decided = [row for row in scores if self.verdicts()[row] != Verdict.UNDECIDED]
         return next(iter([*decided, *scores, 0]))
 
     def _counted(self, scores: Sequence[int]) -> str:
         """Return how many calibration scores favor each model, and which are not decided, with a space before it."""
         verdicts = self.verdicts()
         n_a, n_b = (sum(verdicts[row] == f"{side} better" for row in scores) for side in "AB")
-        open_rows = [_quantity(self.rows[row]) for row in scores if verdicts[row] == UNDECIDED]
+        open_rows = [_quantity(self.rows[row]) for row in scores if verdicts[row] == Verdict.UNDECIDED]
         verb = "is" if len(open_rows) == 1 else "are"
         rest = f"; {len(open_rows)} {verb} not decided ({', '.join(open_rows)})" if open_rows else ""
         return f" Of {len(scores)} calibration scores, A is better in {n_a} and B in {n_b}{rest}."
@@ -150,7 +151,7 @@ class DifferenceReport(Report):
                 baseline=0.0,
                 baseline_name="no difference",
                 ruling=verdict,
-                finding="" if verdict == UNDECIDED and row != lead else self._finding(row),
+                finding="" if verdict == Verdict.UNDECIDED and row != lead else self._finding(row),
                 place=int(row != lead),  # the conclusion stands at this row
             )
             for row, verdict in enumerate(self.verdicts()[: self.n_leading])

@@ -23,9 +23,7 @@ from bayesgeom.stats.bootstrap import seed_interval
 NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
 NO_INTERVAL = f"cannot decide: fewer than {MIN_SEEDS} trainings"  # the verdict on a fall
-WHY_NO_FALL = f"with fewer than {MIN_SEEDS} trainings, steps and size come from the same sequences"
 NO_FALL = "no fall in the trainings that choose its steps"  # a verdict
-WHY_NO_ENTRY = f"{NO_FALL}, or not measured"
 
 
 def frame_moment(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:

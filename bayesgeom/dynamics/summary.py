@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
 from bayesgeom.dynamics.order import FRAME, PRECISION, order_of
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
 from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
 from bayesgeom.dynamics.settling import (
-    WHY_NO_ENTRY,
-    WHY_NO_FALL,
     dissociation,
     fall,
     frame_moment,
@@ -23,7 +22,7 @@ from bayesgeom.dynamics.settling import (
 )
 from bayesgeom.dynamics.settling_report import RULES, SPACING, TOGETHER, SettlingReport
 from bayesgeom.results.estimate import Baseline, Estimate, Kind
-from bayesgeom.results.estimators import FLAT_OR_BIASED, why_not_of
+from bayesgeom.results.estimators import with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
 
@@ -57,10 +56,9 @@ def dynamics_report(
         found = Baseline.of(kind, name, of)
         return [found] if np.isfinite(found.value).any() else []
 
-    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain", why: str = "") -> Estimate:
+    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain") -> Estimate:
         ends = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
-        why = why or why_not_of(ends)
-        return Estimate.of(value(name), (ends.lo, ends.hi), n=counts[name], baselines=baselines, why_not=why)
+        return with_interval(value(name), ends, n=counts[name], baselines=baselines)
 
     uniform = level("baseline", UNIFORM, float(value("uniform_kl_bits")[0, 0]))
     directions = level("chance", DIRECTIONS, float(value("chance_key_overlap")[0, 0]))
@@ -76,10 +74,8 @@ def dynamics_report(
             numbers["pattern_distance_bits"].mean(axis=-1), counts["pattern_distance_bits"], seed
         ),
         pattern_distance_bits_by_layer=value("pattern_distance_bits"),
-        key_overlap=Estimate.of(
-            rows[0], (ends.lo, ends.hi), n=counts["key_overlap"], baselines=directions, why_not=why_not_of(ends)
-        ),
-        pc1_share=estimate("pc1_share", scale="share", why=FLAT_OR_BIASED),
+        key_overlap=with_interval(rows[0], ends, n=counts["key_overlap"], baselines=directions),
+        pc1_share=estimate("pc1_share", scale="share"),
         curve_share=Estimate.of(
             value("curve_share"),
             n=counts["curve_share"],
@@ -131,7 +127,7 @@ def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Est
     ends, found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
     is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
     low, high = (np.where(is_itself, 0.0, end) for end in ends)
-    return Estimate.of(found, (low, high), n=n, why_not=why_not_of(ends))
+    return Estimate.of(found, (low, high), n=n, reason=ends.code)
 
 
 def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
@@ -153,7 +149,7 @@ def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
             ([own.lo for own in falls.values()], [own.hi for own in falls.values()]),
             resampled="trainings",
             n=n_measuring,
-            why_not=WHY_NO_FALL if n_runs == n_measuring else WHY_NO_ENTRY,
+            reason=Reason.SAME_TRAININGS if n_runs == n_measuring else Reason.NO_FALL,
         ),
         "fall_share": np.array([own.share for own in falls.values()]),
         "fall_steps": np.array(

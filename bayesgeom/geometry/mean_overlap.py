@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.geometry.cosine import centered, mean_of_pairs, pairwise_cosine
 from bayesgeom.stats.bootstrap import statistic_interval
-from bayesgeom.stats.intervals import BIASED, FINE, Interval
+from bayesgeom.stats.intervals import Interval
 
 MOST_KINK, FEWER = 0.7, 6.4  # set on planted keys with other seeds than those of benchmarks/interval_coverage.py
 MOST_HELD = 2**24  # numbers
@@ -90,8 +91,10 @@ def mean_overlap_interval(
     with np.errstate(invalid="ignore"):
         found = statistic_interval(rows - kink, seed=seed, scale="share")
         is_biased = (own > 0) & ((corrected <= 0) | (kink > most * (found.hi - corrected)))
-        code = np.where(is_biased & (np.isfinite(found.hi) | (corrected <= 0)), BIASED, found.code)
-    low, high = (np.where(code == FINE, end, np.nan) for end in (np.maximum(found.lo - RESIDUAL * kink, 0), found.hi))
+        code = np.where(is_biased & (np.isfinite(found.hi) | (corrected <= 0)), int(Reason.BIASED), found.code)
+    low, high = (
+        np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(found.lo - RESIDUAL * kink, 0), found.hi)
+    )
     return replace(found, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))
 
 

@@ -3,6 +3,7 @@
 Every statistic is computed for the true labels and for exchanged ones.
 """
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.geometry.chance import gaussian_first_share
 from bayesgeom.geometry.clusters import left_out_silhouettes, point_silhouettes
 from bayesgeom.geometry.planes import planes_of_groups
@@ -44,7 +46,7 @@ class Separation:
     silhouettes: Float64[np.ndarray, " labeling"]
     angles: Float64[np.ndarray, " labeling"]
     shares: Float64[np.ndarray, "labeling group"]
-    share_ends: Float64[np.ndarray, "2 group"]
+    share_ends: Float64[np.ndarray, "3 group"]  # both ends, then the numbers of reasons
     gain_ends: Float64[np.ndarray, "2 group"]
 
 
@@ -80,21 +82,21 @@ def separation(
     )
 
 
-def _share_ends(members: Float64[Tensor, "point d"], preparation: Preparation, width: int) -> tuple[float, float]:
-    """Return the interval of a group's share of variance in its plane, which is refitted without each sequence.
+def _share_ends(members: Float64[Tensor, "point d"], preparation: Preparation, width: int) -> tuple[float, ...]:
+    """Return the interval of a group's share of variance in its plane, and the number of its reason.
 
-    `width` is the dimension of the vectors, which may be given in coordinates of their span.
+    The plane is refitted without each sequence. `width` is the dimension of the vectors, which may be given in
+    coordinates of their span.
     """
-    unknown = float("nan"), float("nan")
     if len(members) <= RANK:
-        return unknown
+        return math.nan, math.nan, Reason.FEW
     cloud = preparation.prepared(members)
     if len(cloud) < cloud.shape[1]:
         cloud = span_coordinates(cloud)
     variances, axes = cloud_axes(cloud)
     if float(variance_shares(variances)[0]) <= ABOVE_GAUSSIAN * gaussian_first_share(len(cloud), width):
-        return unknown
+        return math.nan, math.nan, Reason.FLAT
     plane, weights = axes[:, :RANK].numpy(), jackknife_weights(len(cloud))
     rows = refitted_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=1)
-    lo, hi = statistic_interval(rows, seed=preparation.seed, scale="share")
-    return float(lo), float(hi)
+    found = statistic_interval(rows, seed=preparation.seed, scale="share")
+    return float(found.lo), float(found.hi), float(found.code)

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.checks.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.models.provenance import provenance
@@ -23,12 +24,11 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.correlation import LEAST_UNITS, jackknife_student, spearman
+from bayesgeom.stats.correlation import jackknife_student, spearman
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-FEW = f"fewer than {LEAST_UNITS} networks, or all ranks agree"
 EXPLANATIONS = ("share of the donor's difference", "share of the site's variance")
 EFFECTS = ("movement", "movement without the direct path")
 
@@ -167,7 +167,9 @@ def _correlations(
     drawn = [(held, moved), *((held[:, owner != own], moved[:, owner != own]) for own in np.unique(owner))]
     replicates = np.array([[[spearman(x, y) for y in effects] for x in shares] for shares, effects in drawn])
     ends = jackknife_student(replicates)
-    return Estimate.of(replicates[0], ends, resampled="networks", n=len(drawn) - 1, baselines=[_NOTHING], why_not=FEW)
+    return Estimate.of(
+        replicates[0], ends, resampled="networks", n=len(drawn) - 1, baselines=[_NOTHING], reason=Reason.FEW
+    )
 
 
 _NOTHING = Baseline.of("chance", "no relation", 0.0)

@@ -17,6 +17,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Z
+from bayesgeom.core.verdict import Reason
 from bayesgeom.models.base import Model
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.estimators import mean_estimate
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 N_RANDOM = 20
 RANDOM, SHEER = "random subspaces", "strength in random subspaces"
-WHY_NO_INTERVAL = "KL increases are means over sequences, which are not resampled here"
 
 
 @final
@@ -142,7 +142,7 @@ def write_report(
         rank_correlation=Estimate.of(
             own,
             (np.nan, np.nan),
-            why_not=WHY_NO_INTERVAL,
+            reason=Reason.NOT_RESAMPLED,
             baselines=[Baseline.of("chance", SHEER, sheer, low=min(drawn), high=max(drawn))],
         ),
         largest_gap=Estimate.of(_largest_gap(means[0])),

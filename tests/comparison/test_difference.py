@@ -130,7 +130,7 @@ def test_each_row_states_how_its_interval_was_computed() -> None:
     assert [own.label.endswith(", B − A, paired") for own in report.headlines()[:7]] == [True] * 6 + [False]
     assert len({*report.rows}) == len(report.rows), "no quantity has two rows"
     table = report.to_pandas()
-    stated = table[table["metric"] == "is_paired"].set_index("variant")["value"]
+    stated = table[table["metric"] == "is_paired"].set_index("row")["value"]
     assert stated["calibration: entropy error"] == 1 and stated.sum() == 6
 
 

@@ -9,8 +9,8 @@ from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import JSON, quantities_of, read
-from tests.pages import READINGS, reading_script
+from bayesgeom.results.storage import JSON, quantities_of
+from tests.pages import READINGS
 
 FOLDERS = sorted(path.parent for path in READINGS.glob(f"**/{JSON}"))
 
@@ -55,13 +55,3 @@ def test_intervals_contain_their_estimates() -> None:
                 outside.append(f"{where}.{metric}")
     assert outside == []
     assert n_intervals > 30_000
-
-
-@pytest.mark.exhaustive
-def test_no_interval_in_a_file_reaches_a_bound_of_its_range() -> None:
-    """Reports withhold such intervals when they are read; the files must not hold them either."""
-    script = reading_script("withhold_outside")
-    found = {
-        folder.name: script.converted(kind, *own)[2] for folder in FOLDERS for kind, own in read(folder)[0].items()
-    }
-    assert len(found) > 100 and not any(found.values()), "run docs/readings/withhold_outside.py"
