@@ -66,8 +66,8 @@ def ablate(
             sequence; or a mode of another package.
         n: Sequences to draw.
         seed: Seed of the sequences, means and intervals.
-        out: Directory where progress is saved after every block: an interrupted battery continues from there. Save
-            the finished report there, which removes the progress.
+        out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
+            the finished report is saved in its place.
         executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
@@ -78,7 +78,7 @@ def ablate(
         InvalidArgument: n < 1, a layer or head that does not exist, or resampling with one sequence.
         UnknownName: There is no battery of this name.
         HookFault: No ablation of the battery changed anything.
-        OutputFault: `out` holds the progress of another battery.
+        OutputFault: `out` holds the progress of another battery, or cannot be written.
         ExecutorFault: A job failed; the others' results are kept.
 
     Example:
@@ -93,7 +93,7 @@ def ablate(
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if sent is None:
-        return run.exact(None if out is None else Path(out))
+        return run.exact(None if out is None else Path(out), is_saved=True)
     if not isinstance(battery, str):
         raise InvalidArgument(
             f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
@@ -101,7 +101,10 @@ def ablate(
         )
     batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
+    report = run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
+    if out is not None:
+        report.save(out)
+    return report
 
 
 def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
@@ -227,9 +230,15 @@ class BatteryRun:
             "seed": self.seed,
         }
 
-    def exact(self, out: Path | None = None) -> AblationReport:
-        """Replay every ablation. With `out`, save progress there after every block."""
-        return self.reported(self._tally(self._replayed(), out))
+    def exact(self, out: Path | None = None, *, is_saved: bool = False) -> AblationReport:
+        """Replay every ablation. With `out`, save progress there after every block, and at the end the report too."""
+        tally = self._tally(self._replayed(), out)
+        report = self.reported(tally)
+        if is_saved and out is not None:
+            report.save(out)
+            if self.model.spec.is_identified:
+                tally.save(out, self.describe())  # so that the same call reads it back
+        return report
 
     def reported(self, tally: Tally) -> AblationReport:
         """Return the report on a finished tally.

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.intervals import Interval, Scale
 from bayesgeom.stats.overlap import mean_overlap_interval
-
-ONE_TRAINING = "one training has no interval over trainings"
 
 
 def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale = "plain") -> Interval:
@@ -40,5 +39,5 @@ def _known(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "known_row
 
 def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:
     """Return an estimate over `n` trainings, without an interval for a single one."""
-    why_not = ONE_TRAINING if n < 2 else ""
-    return Estimate.of(value, ends, resampled="trainings", n=n, baselines=baselines, why_not=why_not)
+    reason = Reason.ONE_TRAINING if n < 2 else None
+    return Estimate.of(value, ends, resampled="trainings", n=n, baselines=baselines, reason=reason)

@@ -71,7 +71,7 @@ def measured(
         errors=errors,
         discontinuity_kl=discontinuity(kl, errors.at, trained, seed=setting.seed),
         discontinuity_entropy=discontinuity(errors.entropy_error_bits, errors.at, trained, seed=setting.seed),
-        critical=critical_length(kl, errors.at, setting.threshold_bits),
+        critical=critical_length(kl, errors.at, setting.threshold_bits, seed=setting.seed),
         ratio=extrapolation_ratio(kl, errors.at, trained, shortcut, seed=setting.seed),
         depth=None if windows is None else depth(model, windows),
     )

@@ -209,8 +209,10 @@ def sweep_report(
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
         exact_floor_bits=np.array([floor_bits(of) for of in exact]),
         model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
-        exact_tokens=stacked([tokens_to_converge(of, threshold_bits) for of in exact]),
-        model_tokens=stacked([_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits) for of in own]),
+        exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
+        model_tokens=stacked(
+            [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
+        ),
         kl_bits=_with_shortcut([_UNKNOWN if v.own is None else _mean(v.own.kl_bits, seed) for v in found], kls),
         entropy_mae_bits=_with_shortcut(
             [

@@ -94,7 +94,7 @@ class GradientReport(Report):
         above = Estimate.of(self.correlation.value - level, (low - level, high - level), n=self.correlation.n)
         at, chosen = above.extreme("largest")
         own, (lo, hi) = self.correlation[at], [np.asarray(end + level[at]) for end in chosen.ends]
-        return at, replace(own, low=lo, high=hi, why_not=chosen.why_not or own.why_not)
+        return at, replace(own, low=lo, high=hi, reason=chosen.reason)
 
     def plot(self) -> "Figure":
         from bayesgeom.gradients.drawing import Binned, HeadMap, gradients_figure

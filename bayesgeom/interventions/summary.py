@@ -17,7 +17,7 @@ from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import SITE, WHOLE, Matched
-from bayesgeom.subspaces.overlap import WHY_NOT, Overlap
+from bayesgeom.subspaces.overlap import Overlap
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.subspace import Subspace
 
@@ -389,5 +389,4 @@ def _share(context: Context) -> Estimate:
     if overlaps:
         highest = np.stack([unknown, unknown, most])
         levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), high=highest))
-    ends = np.full((3, *inside.shape), np.nan)
-    return Estimate.of(np.stack([variance, outside, inside]), (ends, ends), baselines=levels, why_not=WHY_NOT)
+    return Estimate.of(np.stack([variance, outside, inside]), baselines=levels)

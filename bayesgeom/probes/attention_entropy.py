@@ -174,7 +174,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             n = min(n, max(MIN_SEQUENCES, MAX_WEIGHTS // run.at(PATTERN)[:, :1].numel()))
         trials, weights = run.trials.rows(slice(0, n)), jackknife_weights(n)
         sums = torch.stack([SUMS.at(run, layer, n) for layer in range(run.spec.n_layers)], dim=1).double().cpu().numpy()
-        bits, share = sums[..., 0], sums[..., 1]
+        bits, shares = sums[..., 0], sums[..., 1]
         visible = trials.visible()
         has_choice = (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
         agreement = agreement_of(sums[..., 2:], trials, visible)
@@ -185,6 +185,9 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         def estimate(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline) -> Estimate:
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines)
 
+        def share(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline, least: float = 0.0) -> Estimate:
+            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=(least, 1.0))
+
         of = _scalars(entropy.mean(axis=2), consistency)
         uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
         other = agreement.shuffled.mean(axis=0)
@@ -194,8 +197,8 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             entropy_bits=within(
                 estimate(entropy, widest, *of_untrained([c.entropy_bits.value for c in untrained])), 0, most
             ),
-            entropy_share=estimate(
-                _drawn(weights, share, has_choice),
+            entropy_share=share(
+                _drawn(weights, shares, has_choice),
                 Baseline.of("chance", UNIFORM, 1.0),
                 *of_untrained([copy.entropy_share.value for copy in untrained]),
             ),
@@ -205,18 +208,20 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
                 Baseline.of("chance", "uniform in every layer", 0.0),
                 *of_untrained([float(copy.reduction) for copy in untrained]),
             ),
-            consistency=estimate(
+            consistency=share(
                 consistency,
                 uniform,
                 Baseline.of("permutation", OTHER, other),
                 *of_untrained([copy.consistency.value for copy in untrained]),
             ),
-            consistency_last_layer=estimate(
+            consistency_last_layer=share(
                 of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())
             ),
-            consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0)),
-            consistency_over_other_last_layer=estimate(
-                over[:, -1].mean(axis=1), Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
+            consistency_over_other=share(over, Baseline.of("permutation", OTHER, 0.0), least=-1.0),
+            consistency_over_other_last_layer=share(
+                over[:, -1].mean(axis=1),
+                Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0),
+                least=-1.0,
             ),
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),

@@ -26,7 +26,6 @@ from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.subspace import Subspace
 
 DRAWS = 1_000
-WHY_NOT = "too few sequences for an interval that covers"
 
 
 @final

@@ -225,7 +225,7 @@ def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsRep
     assert list(loaded) == ["dynamics", "manifold_film", "attention_maps"] and loaded.summary() == whole.summary()
     assert (tmp_path / "out" / "report.html").stat().st_size < 6e6
     rows = loaded.to_pandas().query("metric == 'kl_bits'")
-    assert rows["variant"].tolist() == [f"small / {step}" for step in STEPS]
+    assert rows["run"].tolist() == ["small"] * len(STEPS) and rows["step"].tolist() == [int(step) for step in STEPS]
     head, first = report.table().split("\n0 ", 1)
     assert "answer" in head and "frame" in head and len(first.splitlines()[0].split()) == 8, "one line for each step"
     chance = next(line for line in report.table().splitlines() if line.startswith("chance: "))

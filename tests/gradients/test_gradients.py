@@ -117,7 +117,7 @@ def test_the_command_prints_and_writes(
     again = Diagnosis.load(out)["gradients"]
     assert isinstance(again, GradientReport) and again.n == 3 and again.targets == "exact"
     table = Diagnosis.load(out).to_pandas()
-    assert set(table[table.metric == "identity_error"].variant) == set(IDENTITIES)
+    assert set(table[table.metric == "identity_error"].law) == set(IDENTITIES)
     assert (out / "report.html").exists()
 
 

@@ -40,7 +40,6 @@ from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.overlap import WHY_NOT
 from bayesgeom.subspaces.quantity import confounds
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
@@ -197,7 +196,7 @@ def test_overlap_with_the_embeddings_has_a_chance_level_and_no_interval() -> Non
     found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
     share, random = inside.rank[0] / 30, found.share.baseline(RANDOM).value[INSIDE]
     np.testing.assert_allclose(random, share, atol=0.02, err_msg="a random subspace's share is k / d")
-    assert np.isnan(found.share.ends).all() and found.share.why_not == WHY_NOT
+    assert found.share.low is None
     assert "inside the span" in found.table() and "inside the span" not in inside.table()
     elsewhere = intervene(
         lively(), subspace=fits.random(2), sites=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
@@ -253,8 +252,8 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     np.testing.assert_array_equal(again.effect("answer shift").value, swapped.effect("answer shift").value)
     assert again.table() == text
     changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
-    rows = [row for row in changes if str(row.variant).startswith("KL increase / ")]
-    assert len(rows) == 8 and rows[1].variant == "KL increase / first third" and np.isfinite(rows[1].baseline)
+    rows = [row for row in changes if row.places["effect"] == "KL increase"]
+    assert len(rows) == 8 and rows[1].places["band"] == "first third" and np.isfinite(rows[1].baseline)
 
 
 @pytest.mark.parametrize("reading", ["hmm-s5/covariance-entropy", "hmm-s5/covariance-entropy-remove"])

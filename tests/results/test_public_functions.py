@@ -45,7 +45,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
-    "ablations.attribution_preview": lambda folder: bayesgeom.ablations.attribution_preview(
         stored(folder), battery="heads", n=5
     ),
     "monitor.Monitor.report": lambda _: watched().report(),
