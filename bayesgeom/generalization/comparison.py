@@ -390,7 +390,7 @@ def _rows_of(a: Diagnosis, b: Diagnosis, seed: int) -> list[_Row]:
     """Return the rows of two diagnoses: headlines first, those of single heads last, and paired ones before all."""
     shared = [name for name in a if name in b and type(a[name]) is type(b[name])]
     rows = [row for name in shared for row in _conservative(a[name], b[name])]
-    rows.sort(key=lambda row: (not row.is_leading, row.key[4] is not None))
+    rows.sort(key=lambda row: (not row.is_leading, any(place[0] == "layer" for place in row.key[2:])))
     if not rows or not _can_be_paired(a, b):
         return rows
     scores = [own[CalibrationReport].sequence_scores.astype(np.float64) for own in (a, b)]
@@ -469,7 +469,8 @@ def _report(
 ) -> CompareReport:
     """Return the report of rows by pair; a pair without a row has NaN there."""
     every = {row.key: row for of_pair in reversed(list(pairs.values())) for row in of_pair}  # the first pair's labels
-    order = sorted(every, key=lambda key: (not every[key].is_leading, key[4] is not None, not every[key].is_paired))
+    is_of_layer = {key: any(place[0] == "layer" for place in key[2:]) for key in every}
+    order = sorted(every, key=lambda key: (not every[key].is_leading, is_of_layer[key], not every[key].is_paired))
     rows = {key: every[key] for key in order}
     at = {key: index for index, key in enumerate(rows)}
     values, differences = np.full((3, len(rows), len(specs)), np.nan), np.full((3, len(rows), len(pairs)), np.nan)

@@ -45,8 +45,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
-        stored(folder), battery="heads", n=5
-    ),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
     "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
