@@ -21,7 +21,7 @@ from bayesgeom.dynamics.settling import (
     precision_moment,
 )
 from bayesgeom.dynamics.settling_report import RULES, SPACING, TOGETHER, SettlingReport
-from bayesgeom.results.estimate import Baseline, Estimate, Kind
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, with_ceiling
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
@@ -82,9 +82,10 @@ def dynamics_report(
             baselines=level("permutation", SHUFFLED, value("shuffled_curve_share")),
         ),
         belief_r2=estimate("belief_r2", level("chance", SUBSPACES, value("random_belief_r2"))),
-        answer_shift_bits=estimate(
-            "answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))
-        ).with_ceiling(value("whole_answer_shift_bits")),
+        answer_shift_bits=with_ceiling(
+            estimate("answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))),
+            value("whole_answer_shift_bits"),
+        ),
         frame_ratio=Estimate.of(
             value("frame_ratio"), n=counts["frame_ratio"], baselines=level("chance", DIRECTIONS, 1.0)
         ),

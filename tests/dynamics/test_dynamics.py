@@ -30,7 +30,7 @@ from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, codes_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
@@ -247,7 +247,7 @@ def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) ->
     assert "no attention heads" in whole.skipped["attention-pattern distance"] and "key overlap" in whole.skipped
     assert "no moment" in settled.verdicts[0] and "attention_maps" not in whole
     assert "not measured" in str(report.plot())
-    assert np.isnan(settled.fall.ends[0]).all() and (settled.fall.codes == Reason.SAME_TRAININGS).any()
+    assert np.isnan(settled.fall.ends[0]).all() and (codes_of(settled.fall) == Reason.SAME_TRAININGS).any()
 
 
 def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsReport, tmp_path: Path) -> None:
