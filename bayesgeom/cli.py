@@ -1,12 +1,14 @@
-"""Parse the command line and run a command.
+"""The command line: a function for each command, whose parameters are the options and whose docstring is the help.
 
-Exit status: 0 for success, 1 for a failed selftest or reproduction, 2 for invalid arguments or input.
+A command returns a report, which is printed and saved to `--out`, or an exit status; 2 is for invalid input. Heavy
+libraries load within the functions. Another package adds an entry point in the group `bayesgeom.commands`.
 """
 
 import codecs
 import contextlib
 import inspect
 import io
+import json
 import logging
 import os
 import re
@@ -14,36 +16,725 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import final
+from types import FunctionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, final
 
 import tyro
+from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from bayesgeom.checks.text import is_encodable, shown
-from bayesgeom.commands.base import Command, flush, note, tell, writing_output
-from bayesgeom.commands.optional import registry
+import bayesgeom
 from bayesgeom.core.columns import WIDTH
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument, unknown_name
-from bayesgeom.core.plugins import discover
-from bayesgeom.core.progress import elapsed_shown
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, OutputFault, unknown_name
+from bayesgeom.core.files import JOBS, RUNS, is_temporary
+from bayesgeom.core.plugins import values
+from bayesgeom.core.progress import bars_cleared, elapsed_shown
+from bayesgeom.core.text import is_encodable, is_whole, number_text, on_lines, shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
+from bayesgeom.results.tables import counted
 
-_PLAIN = "bayesgeom.plain"
+if TYPE_CHECKING:
+    from bayesgeom.executors import Batch
+    from bayesgeom.models.base import Model
+    from bayesgeom.results.report import Report
+
+T = TypeVar("T")
+Maybe = Annotated[T | None, arg(help_behavior_hint="(optional)")]
+Checkpoint = Annotated[str, Positional, arg(metavar="CHECKPOINT")]
+TaskOption = Annotated[
+    str | None,
+    arg(
+        metavar="NAME:KEY=VALUE,…",
+        help="Another task: bijection, evidence, hmm, mess3, modular-recurrence, process, prompts, recall, "
+        "sticky-markov or, in words, NAME-in-context; hmm:length=10 sets a parameter. If it is the checkpoint's own, "
+        "all others keep the checkpoint's values.",
+        help_behavior_hint="(default: the checkpoint's own task)",
+    ),
+]
+Out = Annotated[Path | None, arg(help="Directory for the report.", help_behavior_hint="(default: not saved)")]
+N = Annotated[int, arg(help="Sequences to draw.")]
+Seed = Annotated[int, arg(help="Seed of sequences, fits, controls and intervals.")]
+
+
+def described(entry: T) -> T:
+    """Join the lines of each entry of a docstring: tyro keeps the ends of indented lines."""
+    entry.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(entry.__doc__ or ""))
+    return entry
+
+
+@final
+@described
+@dataclass(frozen=True)
+class Source:
+    """Which model to load, and how.
+
+    Args:
+        checkpoint: A shipped checkpoint (`bayesgeom checkpoints`), a directory, or owner/name on the Hugging Face hub.
+        device: Where to run: cpu, cuda, cuda:1, …
+        dtype: Hugging Face models: float32, bfloat16, … Default: the dtype in which the model was saved.
+        device_map: Hugging Face models: auto distributes whole layers over the devices. Default: all on --device.
+        revision: Hugging Face models: branch, tag or commit. Default: the hub's main branch.
+        memory_gib: Memory for recorded activations, in GiB. Default: a share of the free memory.
+        batch_size: Most sequences in a forward pass. Default: according to the memory of a pass.
+        attn_implementation: Hugging Face models: eager, sdpa, … Default: as transformers chooses.
+        max_memory: With --device-map: memory by device: --max-memory 0 20GiB cpu 64GiB. Default: all free memory.
+        quantization_config: Hugging Face models: quantization to load with, as JSON: '{"quant_method": "torchao", …}'.
+        local_files_only: Hugging Face models: use only files on this machine, never the hub.
+        tokenizer: Directory, GGUF file or hub name of a tokenizer, which a server requires. Default: the model's own.
+            $BAYESGEOM_SERVER_KEY is the server's key, $BAYESGEOM_TOKEN the hub's token.
+        top: Servers: number of most probable tokens to request. Default: 20.
+    """
+
+    checkpoint: Checkpoint
+    device: str = "cpu"
+    dtype: Maybe[str] = None
+    device_map: Maybe[str] = None
+    revision: Maybe[str] = None
+    memory_gib: Maybe[float] = None
+    batch_size: Maybe[int] = None
+    attn_implementation: Maybe[str] = None
+    max_memory: Maybe[dict[str, str]] = None
+    quantization_config: Maybe[str] = None
+    local_files_only: bool = False
+    tokenizer: Maybe[str] = None
+    top: Maybe[int] = None
+
+    def load(self) -> "Model":
+        """Load the model."""
+        from bayesgeom.models.served.client import is_address
+
+        options = {name: value for name, value in vars(self).items() if name != "checkpoint"}
+        if self.max_memory is not None:
+            options["max_memory"] = {int(at) if is_whole(at) else at: size for at, size in self.max_memory.items()}
+        # Secrets are no arguments, which other users of a machine can read; no other host may get the server's key.
+        key = os.environ.get("BAYESGEOM_SERVER_KEY") if is_address(self.checkpoint) else None
+        options |= {"token": os.environ.get("BAYESGEOM_TOKEN"), "server_key": key or None}
+        options |= {"quantization_config": self._quantization(), "local_files_only": self.local_files_only or None}
+        return bayesgeom.load(self.checkpoint, **options)
+
+    def _quantization(self) -> Any:
+        chosen: Any = self.quantization_config
+        if chosen is not None:
+            with contextlib.suppress(ValueError):
+                chosen = json.loads(chosen)
+            if not isinstance(chosen, dict):
+                raise InvalidArgument(f"--quantization-config must be a JSON object, got {chosen!r}.")
+        return chosen
+
+    def name_alone(self) -> str:
+        """Return the name by which workers load it: options of loading, which jobs do not support, are refused."""
+        default = vars(Source(self.checkpoint))
+        if given := [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value != default[name]]:
+            raise InvalidArgument(f"with --on, workers load a model as it was saved: leave out {', '.join(given)}.")
+        return self.checkpoint
+
+
+@final
+@described
+@dataclass(frozen=True)
+class Machines:
+    """Where jobs run.
+
+    Args:
+        on: Run jobs on local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default: no jobs.
+        on_options: TOML file with the engine's own options, in a table of its name: [slurm], [ray] or [dask].
+        jobs: With --on: directory of the jobs' results, which every worker sees. What is there is not computed again.
+    """
+
+    on: Maybe[str] = None
+    on_options: Maybe[Path] = None
+    jobs: Path = JOBS
+
+    @contextlib.contextmanager
+    def executor(self) -> "Iterator[Batch | None]":
+        """What `--on` names, for the length of a block; None without it."""
+        if self.on is None:
+            if self.on_options is not None:
+                raise InvalidArgument("--on-options are those of an engine: name it with --on.")
+            yield None
+            return
+        from bayesgeom.executors import Batch, connect
+
+        with connect(self.on, self.on_options) as executor:
+            yield Batch(executor=executor, folder=self.jobs)
+
+
+Of = Annotated[Source, OmitArgPrefixes]
+On = Annotated[Machines, OmitArgPrefixes]
+HERE = Machines()
+
+
+def diagnose(
+    source: Of,
+    task: TaskOption = None,
+    domain: Maybe[str] = None,
+    chat: bool = False,
+    n: N = 512,
+    seed: Seed = 0,
+    n_untrained: int = 3,
+    probes: Maybe[tuple[str, ...]] = None,
+    ablations: bool = False,
+    machines: On = HERE,
+) -> "bayesgeom.Diagnosis":
+    """Compare a model with the exact posterior of its task, and measure its geometry.
+
+    bijection-v20 takes about 5 seconds with n = 512, plus 2.5 seconds for each untrained network at any n. Time is
+    proportional to n and to the size of the network.
+
+    Args:
+        domain: For the task prompts: mixed, mathematics, code, philosophy, or two: mathematics+code. Default: all.
+        chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
+        n_untrained: Number of untrained networks of the same architecture to compare with.
+        probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
+            qk_alignment and value_manifold (value_manifold:standardized). Default: all that apply.
+        ablations: Also run the default ablation battery.
+    """
+    model = source.load() if machines.on is None else source.name_alone()
+    asked = _text_task(task, domain, chat=chat)
+    with machines.executor() as executor:
+        return bayesgeom.diagnose(
+            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
+        )
+
+
+def _text_task(task: str | None, domain: str | None, *, chat: bool) -> str | None:
+    """Combine `--task`, `--domain` and `--chat`."""
+    name, _, given = (task or ("" if domain is None else "prompts")).partition(":")
+    if domain is not None and name != "prompts":
+        raise InvalidArgument(f"--domain chooses prompts; {task!r} has no domains. Use --task prompts.")
+    if chat and not name:
+        raise InvalidArgument("--chat needs a task in text: name one with --task, such as prompts or evidence.")
+    added = [] if domain is None else [f"domain={domain}"]
+    added += ["style=chat" if name == "evidence" else "chat=True"] if chat else []
+    return f"{name}:{','.join(filter(None, [given, *added]))}" if added else task
+
+
+def ablate(
+    source: Of,
+    battery: str = "all",
+    mode: str = "mean",
+    method: Literal["exact", "attribution", "both"] = "exact",
+    task: TaskOption = None,
+    n: N = 512,
+    seed: Seed = 0,
+    out: Out = None,
+    machines: On = HERE,
+) -> "Report":
+    """Ablate components one by one, and rank them by the KL increase in bits.
+
+    A shipped checkpoint takes 3 to 6 minutes on two CPU cores. With --out, an interrupted run continues there.
+
+    Args:
+        battery: heads, attention, mlps, layers, pairs, or all (the first four).
+        mode: Replacement for the ablated activation: zero; mean over sequences; or resample, from another sequence.
+        method: exact replays every ablation; attribution is a first-order preview from one backward pass.
+    """
+    from bayesgeom.ablations import batteries
+    from bayesgeom.ablations.run import attribution_preview
+
+    model = source.load()
+    chosen = batteries.battery(battery, model)
+    report = None
+    if method != "attribution":
+        with machines.executor() as executor:
+            subject, components = (model, chosen) if executor is None else (source.name_alone(), battery)
+            report = bayesgeom.ablate(subject, task, components, mode=mode, n=n, seed=seed, out=out, executor=executor)
+    if report is None or method == "both":
+        report = attribution_preview(model, task, chosen, mode=mode, n=n, seed=seed, exact=report)
+    return report
+
+
+def intervene(
+    source: Of,
+    subspace: str = "frame",
+    kind: Literal["swap", "remove", "keep", "rotate", "add"] = "swap",
+    donors: Literal["auto", "paired", "independent"] = "auto",
+    positions: Maybe[Literal["all", "scored"]] = None,
+    score_after: bool = False,
+    onwards: bool = False,
+    controls: int = 20,
+    n_fit: int = 1_024,
+    n_untrained: int = 1,
+    layers: Maybe[str] = None,
+    site: str = "resid_pre",
+    task: TaskOption = None,
+    n: int = 256,
+    seed: Seed = 0,
+) -> "Report":
+    """Intervene on a subspace of the activations, and report whether the model uses it.
+
+    A shipped checkpoint takes 1 to 15 minutes on two CPU cores with --n 64, about 4 for most subspaces.
+
+    Args:
+        subspace: covariance:QUANTITY, leace:QUANTITY (both also with ,given=position+answer+known), decoder:QUANTITY,
+            trained_swap:RANK,QUANTITY, entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardized, frame,
+            frame:keys,HEAD, frame:ov,HEAD, belief_readout, top_jacobian:RANK or random:RANK. QUANTITY: entropy, belief
+            or log_odds:HYPOTHESIS.
+        kind: What to do with the subspace. A swap takes it from another sequence; only a swap can show use.
+        donors: Sequences to swap from: the task's pairs, independent ones, or pairs if they differ in the quantity.
+        positions: Positions to intervene at. Default: scored for subspaces of a quantity, all for others.
+        score_after: Intervene at one scored position and score only later ones.
+        onwards: Erase the quantity of --subspace at all positions, from each of --layers to the last, in one pass.
+        controls: Number of random subspaces, and of those with the same share of variance. Below 20 none can show use.
+        n_fit: Number of sequences that subspaces are fitted on. With fewer, erasure is less complete.
+        n_untrained: Number of untrained networks in which a swap is repeated.
+        layers: Layers to intervene in, one at a time: 1,3; together: 1+3, or 1,1+3. Default: all, one at a time.
+        site: resid_pre, z, attn_out, resid_mid, mlp_out or resid_post; for several layers together also v; with
+            --score-after also carried, the state (h, c) of an LSTM.
+        n: Number of sequences, or of pairs.
+    """
+    from bayesgeom.interventions.design import Design
+    from bayesgeom.subspaces.fits import fit_from_text
+    from bayesgeom.subspaces.quantity_fits import Eraser
+
+    places = _places(site, layers)
+    is_joint = any(len(place.layers or ()) > 1 for place in places)
+    one_by_one = replace(places[0], layers=tuple(at for place in places for at in place.layers or ()) or None)
+    model, fit = source.load(), fit_from_text(subspace)
+    counts = {"n": n, "seed": seed}
+    if onwards:
+        if not isinstance(fit, Eraser) or fit.given:
+            raise InvalidArgument(f"--onwards takes covariance:QUANTITY or leace:QUANTITY alone; got {fit.label}.")
+        if is_joint:
+            raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")
+        return bayesgeom.erase_onwards(model, task, fit.quantity, sites=one_by_one, oblique=fit.oblique, **counts)
+    if is_joint:
+        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, **counts)
+    sites = replace(one_by_one, positions=positions, score_after=score_after)
+    numbers = {"n_random": controls, "n_matched": controls, "n_untrained": n_untrained, "n_fit": n_fit}
+    return bayesgeom.intervene(model, task, fit, sites=sites, kind=Design(kind, donors=donors, **numbers), **counts)
+
+
+def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]":
+    """Return one site per set of layers, or one site for all layers if none is named."""
+    from bayesgeom.interventions.joint import EDITABLE
+    from bayesgeom.models.replay.carried import CARRIED
+
+    known = {place.name: place for place in (*EDITABLE, CARRIED)}
+    if site not in known:
+        raise unknown_name("site to act at", site, known)
+    if layers is None:
+        return [bayesgeom.InterventionSite(known[site])]
+    sets = [part.split("+") for part in layers.split(",")]
+    if not all(is_whole(layer.strip()) for several in sets for layer in several):
+        raise InvalidArgument(f"--layers takes whole numbers joined by , or +: 1,3 or 1+3; got {shown(layers)}.")
+    return [bayesgeom.InterventionSite(known[site], tuple(map(int, several))) for several in sets]
+
+
+def length(
+    checkpoints: Annotated[tuple[str, ...], Positional, arg(metavar="CHECKPOINT …", help_behavior_hint="(required)")],
+    to: Maybe[str] = None,
+    task: TaskOption = None,
+    n: N = 512,
+    seed: Seed = 0,
+    threshold: float = 0.01,
+    top_attention_off: int = 0,
+    untrained_rows: bool = False,
+    machines: On = HERE,
+) -> "Report":
+    """Measure errors beyond the training length, and where they are discontinuous.
+
+    A shipped checkpoint takes about 3 minutes on two CPU cores at 128 sequences.
+
+    Args:
+        checkpoints: Checkpoints, by name or directory. Several share one chart and the same sequences.
+        to: Lengths to report, joined by commas: 50,100. They end where a learned position table does (see
+            --untrained-rows), or a bijection has no further key. Default: up to 5 times the training length.
+        threshold: KL in bits above which a position counts as failed.
+        top_attention_off: Number of top layers whose attention is ablated.
+        untrained_rows: Extend learned position tables that are too short with random rows, which are not trained.
+    """
+    parts = [] if to is None else [part.strip() for part in to.split(",")]
+    if not all(map(is_whole, parts)):
+        raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {shown(to)}.")
+    at = tuple(map(int, parts)) or None
+    models: list[Any] = list(checkpoints)
+    if untrained_rows:
+        if machines.on is not None:
+            raise InvalidArgument("--untrained-rows extends models here, and --on cannot send them: leave out one.")
+        from bayesgeom.generalization.length import with_room
+
+        models = [with_room(model, task, at, seed=seed) for model in models]
+    with machines.executor() as jobs:
+        return bayesgeom.length_generalization(
+            models,
+            task,
+            at,
+            n=n,
+            seed=seed,
+            threshold_bits=threshold,
+            top_attention_off=top_attention_off,
+            executor=jobs,
+        )
+
+
+def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> "Report":
+    """Test invariance to renaming the hypotheses.
+
+    These are values of a map or states of an HMM. A shipped checkpoint takes 5 to 30 seconds on two CPU cores.
+    """
+    return bayesgeom.relabeling_invariance(source.load(), task, n=n, seed=seed)
+
+
+def sweep(
+    task: Annotated[str, Positional, arg(metavar="TASK")],
+    vary: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME=VALUE,VALUE,…")],
+    checkpoint: Maybe[str] = None,
+    n: N = 512,
+    seed: Seed = 0,
+    threshold: float = 0.05,
+    machines: On = HERE,
+) -> "Report":
+    """Vary one parameter of a task, and measure how fast the posterior converges.
+
+    A value takes seconds on two CPU cores. With a checkpoint, its distance to the posterior is measured, too.
+
+    Args:
+        task: The task, as for `bayesgeom diagnose --task`: hmm, sticky-markov:length=40, evidence.
+        vary: The parameter and its values: floor=0.05,0.1,0.2 or noise=0.01,0.1,0.5. Give the option once.
+        checkpoint: A checkpoint to compare with the exact posterior. Default: only the exact posterior is measured.
+        threshold: The posterior has converged when its mean entropy is within this many bits of its floor.
+    """
+    from bayesgeom.tasks.base import literal
+
+    key, _, listed = vary[0].partition("=") if vary else ("", "", "")
+    chosen = [literal(part.strip()) for part in listed.split(",") if part.strip()]
+    if len(vary) != 1 or not chosen:
+        raise InvalidArgument(f"--vary takes a parameter with values, once: noise=0,1; got {' '.join(vary) or None}.")
+    with machines.executor() as executor:
+        return bayesgeom.sweep(
+            task, key.strip(), chosen, checkpoint, n=n, seed=seed, threshold_bits=threshold, executor=executor
+        )
+
+
+def gradients(
+    source: Of,
+    task: TaskOption = None,
+    targets: Literal["sampled", "exact"] = "sampled",
+    over_training: bool = False,
+    n: Maybe[int] = None,
+    seed: Seed = 0,
+) -> "Report":
+    """Measure the loss gradients at each head, and check the laws that they obey.
+
+    A shipped checkpoint takes 5 to 60 seconds on two CPU cores, and with --over-training as long for each snapshot.
+
+    Args:
+        targets: The loss: hard labels, or the exact predictive as soft labels.
+        over_training: CHECKPOINT is a training run or a packed training: measure every snapshot, on the run's own task.
+        n: Sequences to draw. Default: 64, or 32 per snapshot with --over-training.
+    """
+    if not over_training:
+        n = 64 if n is None else n
+        return bayesgeom.gradient_laws(source.load(), task, targets=targets, n=n, seed=seed)
+    if task is not None:
+        raise InvalidArgument("--task is not allowed with --over-training: snapshots are measured on their own task.")
+    if given := [name for name in ("dtype", "device_map", "revision") if vars(source)[name] is not None]:
+        raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models, and snapshots of a training are none.")
+    n = 32 if n is None else n
+    return bayesgeom.gradient_movement(source.checkpoint, targets=targets, n=n, seed=seed, device=source.device)
+
+
+def capture(
+    source: Of,
+    out: Path,
+    task: TaskOption = None,
+    sites: Maybe[tuple[str, ...]] = None,
+    layers: Maybe[tuple[int, ...]] = None,
+    save_dtype: str = "float32",
+    n: N = 512,
+    seed: Seed = 0,
+    n_untrained: int = 0,
+) -> int:
+    """Record activations and predictions in files, which `diagnose DIRECTORY` reads.
+
+    Recording takes about as long as the forward passes of the model on --n sequences.
+
+    Args:
+        out: Directory to write, such as captures/v20. A capture that was stopped continues there.
+        sites: Sites to record: resid_post k v … Default: all that a probe reads.
+        layers: Layers to record: 0 5 11. Default: all that have the site.
+        save_dtype: Data type of the recorded activations: float32, float16 or bfloat16.
+        n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
+    """
+    from bayesgeom.diagnosis.recording import Selection
+    from bayesgeom.models.captured.files import read_manifest
+
+    selection = Selection(sites=sites, layers=layers, dtype=save_dtype)
+    bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)
+    stored = read_manifest(out)
+    recorded = ", ".join([*stored.layers, *stored.static]) or "predictions only"
+    counts = f"{counted(stored.n, 'sequence')} in {counted(len(stored.slices()), 'shard')}"
+    tell(f"{out}: {counts} ({stored.dtype}): {recorded}")
+    return 0
+
+
+def compare(
+    models: Annotated[
+        tuple[str, ...], Positional, arg(metavar="CHECKPOINT-OR-REPORT …", help_behavior_hint="(required)")
+    ],
+    task: TaskOption = None,
+    n: Maybe[int] = None,
+    seed: Maybe[int] = None,
+    probes: Maybe[tuple[str, ...]] = None,
+) -> "Report":
+    """Compare checkpoints on the same sequences, or saved diagnoses.
+
+    Two shipped checkpoints take about 30 seconds on two CPU cores.
+
+    Args:
+        models: Checkpoints, or directories of saved diagnoses; differences are from the first.
+        n: Number of sequences for checkpoints. Default: 512.
+        seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
+        probes: Compare all estimates of these probes, and not calibration alone.
+    """
+    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes)
+
+
+def dynamics(
+    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …", help_behavior_hint="(required)")],
+    n: int = 256,
+    seed: Seed = 0,
+    maps_at: Maybe[tuple[int, ...]] = None,
+    device: str = "cpu",
+    out: Out = None,
+    machines: On = HERE,
+) -> "bayesgeom.Diagnosis":
+    """Measure the geometry over the snapshots of a training: what settles first.
+
+    A snapshot takes 1 to 30 seconds on two CPU cores. Measured ones are kept in the run or in --out, to continue.
+
+    Args:
+        runs: Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
+        n: Number of sequences on which each snapshot is measured.
+        maps_at: Steps whose attention is plotted. Default: four, from first to last.
+        device: Where to run: cpu, cuda, cuda:1, …
+    """
+    with machines.executor() as executor:
+        return bayesgeom.training_dynamics(
+            *runs, n=n, seed=seed, device=device, maps_at=maps_at or None, out=out, executor=executor
+        )
+
+
+def train(
+    name: Annotated[str, Positional, arg(metavar="RECIPE")],
+    out: Maybe[Path] = None,
+    resume: bool = False,
+    set: Annotated[tuple[str, ...], UseAppendAction] = (),  # noqa: A002  # the name of the option
+    steps: Maybe[int] = None,
+    seed: int = 0,
+    keep: Maybe[int] = None,
+    device: str = "cpu",
+    precision: Literal["auto", "bfloat16", "float32"] = "auto",
+) -> int:
+    """Train a recipe.
+
+    An interrupted run continues with --resume, and ends with the same weights on the same kind of CPU with as many
+    threads. Recipes take between five minutes and several hours; the estimate for this machine is printed first.
+
+    Args:
+        name: Name of the recipe. An unknown name lists the available recipes.
+        out: Directory of the run and, at the end, its checkpoint. Default: runs/train/NAME[-seedK].
+        resume: Continue the run in that directory.
+        set: Change a size, a parameter of the task or a batch size: --set n_layers=2 is added to the recipe's name.
+        steps: Number of steps of the last stage. Default: the recipe's.
+        seed: Index of the recipe's seed: 0 is the recipe itself.
+        keep: Number of log-spaced snapshots to keep after step 0; 0 keeps only the last step. Default: the recipe's.
+        device: Where to train: cpu, cuda, …
+        precision: Of matrix products. auto: that of a resumed run, else bfloat16 where it is fast, or float32.
+    """
+    from bayesgeom.models.checkpoint_files import FINISHED
+    from bayesgeom.training.publish import make_checkpoint
+    from bayesgeom.training.recipes import recipe
+
+    committed = recipe(name).resized(_assignments(set)).reseeded(seed)
+    asked: dict[str, Any] = {"steps": steps, "snapshots": keep}
+    chosen = replace(committed, **{name: value for name, value in asked.items() if value is not None})
+    out = out or RUNS / committed.name
+    scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision, announce=note)
+    tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
+    return 0
+
+
+def _assignments(listed: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `--set KEY=VALUE` by key."""
+    from bayesgeom.tasks.base import literal
+
+    changes: dict[str, Any] = {}
+    for text in listed:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if key in train.__annotations__:
+            raise InvalidArgument(f"{key} is an option of its own: use --{key} {value} instead of --set.")
+        if not (equals and key and value) or key in changes:
+            raise InvalidArgument(f"--set takes KEY=VALUE, each key once, such as n_layers=2; got {text!r}.")
+        changes[key] = literal(value)
+    return changes
+
+
+def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path, ...]] = None) -> int:
+    """List available checkpoints with task, KL and entropy error, and packed trainings.
+
+    Listing takes seconds. With --rescore, a shipped checkpoint takes about 15 seconds on two CPU cores.
+
+    Args:
+        seal: Instead of listing: recompute the stored config hashes of these directories, whose weights are the same.
+        rescore: Instead of listing: score the checkpoints in these directories again; card and scores are replaced.
+    """
+    if rescore and seal:
+        raise InvalidArgument("--seal and --rescore were both given; pass one of them: seal first.")
+    if rescore or seal:
+        from bayesgeom.training import formation, publish
+
+        for directory in rescore or ():
+            publish.rescore(directory)
+            tell(f"{directory}:", *_described_at(directory))
+        for directory in seal or ():
+            tell(f"{directory}: {formation.seal(directory)}")
+        return 0
+    from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoint_folder
+    from bayesgeom.training.packed import formations
+
+    # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
+    there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}"))
+    halves = {path.name: path for path in there if not is_temporary(path.name)}
+    named, packed = {**halves, **bayesgeom.checkpoints()}, formations()
+    for name, path in sorted(named.items()):
+        tell(name, *_described_at(path))
+    for name, path in packed.items():
+        tell(name, *_described_at(path, is_packed=True))
+    if not named and not packed:
+        tell(f"no checkpoints in {checkpoint_folder()}")
+    return 0
+
+
+def _entry(label: str, *texts: str) -> str:
+    """Return labeled texts, one below the other; long ones wrap."""
+    first, other = f"  {label:7} ", " " * 10
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=other, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(f"{other if at else first}{text}") for at, text in enumerate(texts))
+
+
+def _described_at(path: Path, *, is_packed: bool = False) -> list[str]:
+    """Return the lines that describe a checkpoint, or why it cannot be read: one bad entry must not end the list."""
+    try:
+        return _packed(path) if is_packed else _checkpoint(path)
+    except BayesGeomError as error:
+        return [_entry("error", str(error))]
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return [_entry("error", f"{path} cannot be read ({type(error).__name__}: {error}). Restore it, or delete it.")]
+
+
+def _checkpoint(path: Path) -> list[str]:
+    """Describe a checkpoint: task, published scores, each with its strongest baseline, and hash."""
+    from bayesgeom.models.checkpoint_files import read_description
+
+    whole = read_description(path)
+    scores, parts = whole.get("scores") or {}, []
+    for key in (key for key in scores if key.endswith("bits")):
+        baselines = scores.get("baselines", {}).get(key, {})
+        best = min(baselines, key=baselines.__getitem__, default="")
+        level = f" (baseline {number_text(baselines[best])}, {best.replace('_', ' ')})" if best else ""
+        parts.append(f"{key} {number_text(scores[key])}{level}")
+    task = ", ".join(f"{key}={value}" for key, value in whole["task"].items())
+    lines = [_entry("task", task), _entry("scores", *(parts or ["not scored"]))]
+    return [*lines, _entry("weights", whole["weights_hash"])]
+
+
+def _packed(path: Path) -> list[str]:
+    """Describe a packed training, which is not a model: `dynamics` and `gradients` read it."""
+    from bayesgeom.training.packed import read_formation
+
+    whole = read_formation(path)
+    task = ", ".join(f"{key}={value}" for key, value in whole["task"].items())
+    steps = [int(entry["step"]) for entry in whole["snapshots"]]
+    of = f"{len(steps)} snapshots of {whole['recipe']['name']}, steps {min(steps):,} to {max(steps):,}"
+    uses = f"bayesgeom dynamics {path.name}", f"bayesgeom gradients {path.name} --over-training"
+    return [_entry("task", task), _entry("holds", of), _entry("for", *uses)]
+
+
+def pack(
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
+    out: Annotated[Path, Positional, arg(metavar="OUT")],
+    keep: int = 12,
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16",
+) -> int:
+    """Pack the snapshots of a run for distribution.
+
+    Only weights are kept, in half precision where scores do not change. A snapshot takes about 15 seconds.
+
+    Args:
+        run: Directory of the run.
+        out: Directory to write. `bayesgeom dynamics` finds it by name if it lies in the folder of checkpoints.
+        keep: Maximum number of snapshots to keep, including the first and the last.
+        dtype: Precision to try. A snapshot whose KL changes in its first three digits keeps its own precision.
+    """
+    from bayesgeom.training.formation import pack
+
+    packed = pack(run, out, keep=keep, dtype=dtype)
+    for snap in packed:
+        tell(f"step {snap.step:>7,}  {snap.dtype:8}  KL {snap.kl_bits:.5g} → {snap.kl_bits_stored:.5g} bits")
+    size = sum(file.stat().st_size for file in out.iterdir())
+    tell(f"\n{counted(len(packed), 'snapshot')}, {size / 1e6:.1f} MB: {out}")
+    return 0
+
+
+def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "hf") -> int:
+    """Export a bayesgeom transformer as a Hugging Face directory, or import one.
+
+    A shipped checkpoint takes about 20 seconds on two CPU cores.
+
+    Args:
+        checkpoint: A shipped checkpoint or a directory; for --to bayesgeom, an export.
+        out: Directory to write.
+        to: Target format: hf for the transformers library, or bayesgeom.
+    """
+    from bayesgeom.models.export import export_checkpoint, import_checkpoint
+    from bayesgeom.results.folder import check_target
+
+    check_target(out)
+    write = export_checkpoint if to == "hf" else import_checkpoint
+    tell(f"{write(checkpoint, out)}: {out}")
+    return 0
+
+
+def selftest() -> int:
+    """Run every probe on planted data with known answers.
+
+    Takes about ten seconds on two CPU cores.
+    """
+    from bayesgeom.selftest.run import selftest
+
+    verdicts = selftest()
+    for verdict in verdicts:
+        tell(f"{'ok    ' if verdict.passed else 'FAILED'}  {verdict.probe}: {verdict.control}")
+    failed = sum(not verdict.passed for verdict in verdicts)
+    tell(f"\n{len(verdicts) - failed} controls hold, {failed} do not")
+    return int(failed > 0)
+
+
+GROUPS = {
+    "Measure one model": "diagnose ablate intervene length relabel sweep gradients capture",
+    "Compare models and snapshots": "compare dynamics",
+    "Train and exchange models": "train checkpoints pack export",
+    "Check the installation": "selftest",
+}
+COMMANDS: dict[str, Callable[..., Any]] = {name: globals()[name] for group in GROUPS.values() for name in group.split()}
+# The groups of entry points by which other packages extend a command.
+_OPEN = {"diagnose": "probes tasks", "ablate": "ablations", "intervene": "subspaces", "train": "recipes models"}
 _HELP = """usage: bayesgeom COMMAND [options]
 
 Measure whether a sequence model does Bayesian inference, and where in the network.
 
 Example:
   bayesgeom diagnose bijection-v20 --out runs/first   # then open runs/first/report.html
-
-Commands, in the order of use:
 {commands}
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
-# transformers imports torchao where it is installed. torchao then warns that its kernels for CUDA cannot be loaded, and
-# torch about how it registers its enumerations. A kernel that is missing when it is called still ends in an error.
+# They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
 _FOREIGN = ("torchao", "torch.utils._pytree")
 _REWORDED = {  # messages of Python and tyro, and how to say them
     r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
@@ -51,6 +742,7 @@ _REWORDED = {  # messages of Python and tyro, and how to say them
     r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
     r"Missing value for argument '(?:source\.)?(.*)'\. Expected .*": r"\1 needs a value",
 }
+_PLAIN = "bayesgeom.plain"
 _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
@@ -58,17 +750,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. An invalid input prints one line to standard error."""
     if is_requested():
         keep_freed_memory()
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with _any_encoding(), _flushed():
-            if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
+        with _any_encoding():
+            if given == ["--version"]:
                 tell(f"bayesgeom {version('bayesgeom')}")
                 return 0
-            with writing_output():  # long help is written before it is flushed
-                command = parsed(arguments)
-            with _reporting(command.name, sys.argv[2:] if arguments is None else None):
-                return int(command())
+            command = parsed(given)
+            with _reporting(given) if arguments is None else contextlib.nullcontext():
+                return command()
     except BayesGeomError as error:
-        notes = _notes(error)
+        notes = vars(error).get("__notes__", [])
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
         return 2
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
@@ -78,24 +770,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"bayesgeom: {name}{error.strerror or error}.")
         return 2
     except KeyboardInterrupt as stopped:
-        note("; ".join(["bayesgeom: interrupted", *_notes(stopped)]))
+        note("; ".join(["bayesgeom: interrupted", *vars(stopped).get("__notes__", [])]))
         return 130
     finally:
-        _drop_unwritable()
+        try:
+            flush()
+        except OSError:  # discard it: the interpreter would retry and complain at exit, and without /dev/null twice
+            with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
-def _reporting(name: str, given: Sequence[str] | None) -> Iterator[None]:
-    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal.
-
-    Heavy libraries load within the command, so the first line appears at once. An error is a last line, too. Where
-    `given` is None, the command was called from Python, and nothing is reported.
-    """
-    if given is None:
-        yield
-        return
-    begun, what = time.monotonic(), f"bayesgeom {name}"
-    note(textwrap.shorten(f"{what}: {' '.join(given)}".rstrip(": "), 100, placeholder=" …") + " …")
+def _reporting(given: Sequence[str]) -> Iterator[None]:
+    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal."""
+    begun, what = time.monotonic(), f"bayesgeom {given[0]}"
+    note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
     for logger in _FOREIGN:
         logging.getLogger(logger).setLevel(logging.ERROR)
     with elapsed_shown(what):
@@ -103,13 +792,9 @@ def _reporting(name: str, given: Sequence[str] | None) -> Iterator[None]:
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
 
-def _notes(error: BaseException) -> list[str]:
-    return list(vars(error).get("__notes__", []))
-
-
 @contextlib.contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Let standard output replace characters that it cannot encode, instead of ending the command."""
+    """Let standard output replace characters that it cannot encode by plain ones, so that tables stay aligned."""
     stream = sys.stdout
     # Python chooses "surrogateescape" in the C locale, which handles file names but no other characters.
     if not isinstance(stream, io.TextIOWrapper) or (before := stream.errors) not in ("strict", "surrogateescape"):
@@ -125,125 +810,75 @@ def _any_encoding() -> Iterator[None]:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Return one plain character for each character that cannot be encoded, so that tables stay aligned."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    part = error.object[error.start : error.end]
-    return "".join(_ALIKE.get(character, "?") for character in part), error.end
+    return "".join(_ALIKE.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
-@contextlib.contextmanager
-def _flushed() -> Iterator[None]:
-    """Flush standard output before the process ends, when a failure can still be reported. Help raises SystemExit."""
-    try:
-        yield
-    except SystemExit:
-        flush()
-        raise
-    flush()
-
-
-def _drop_unwritable() -> None:
-    """Discard output that cannot be written; otherwise the interpreter would retry and complain at exit."""
-    try:
-        flush()
-    except OSError:
-        # Without /dev/null the interpreter complains once more about the fault that was reported.
-        with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def parsed(arguments: Sequence[str] | None) -> Command:
-    """Return the requested command.
-
-    Raises:
-        InvalidArgument: tyro rejects the arguments; its message is reduced to one line.
-    """
-    given = sys.argv[1:] if arguments is None else arguments
+def parsed(given: Sequence[str]) -> "partial[int]":
+    """Return the requested call of `run`, with the options as its keywords; `InvalidArgument` if tyro rejects them."""
     for place, text in enumerate(given, 1):
         if not is_encodable(text):
             raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
-    # mypy forbids an abstract class as a value, but discovery needs one.
-    found = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
-    commands = dict(sorted(found.items(), key=lambda entry: (entry[1].order, entry[0])))
     name = given[0] if given else ""
     if name in ("--help", "-h"):
-        tell(_HELP.format(commands="\n".join(_listed(commands))))
+        tell(_HELP.format(commands="\n".join(_overview())))
         raise SystemExit(0)
-    if name not in commands:
-        problem = unknown_name("command", name, commands) if name else f"name a command: {', '.join(commands)}."
+    known: dict[str, Callable[..., Any]] = dict(COMMANDS)
+    if name not in known:
+        known |= values("bayesgeom.commands", FunctionType, taken=COMMANDS)
+    if name not in known:
+        problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
-    written, printed = io.StringIO(), _Help()
+    written, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(WIDTH, shutil.get_terminal_size().columns))  # tyro reads no other setting
     try:
-        # tyro 1.0.0 ignores an argument `registry`
-        with contextlib.redirect_stderr(written), contextlib.redirect_stdout(printed), _columns(), registry():
-            # The options of the other commands are not read: that takes longer than all else.
-            command: Command = tyro.cli(commands[name], prog=f"bayesgeom {name}", args=given[1:])
+        with contextlib.redirect_stderr(written), writing_output():
+            call, text = _call_of(known[name]), "\n\n".join(map(_folded, _description(name, known[name])))
+            return tyro.cli(call, prog=f"bayesgeom {name}", description=text, args=given[1:], config=(DisallowNone,))
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # after --help
-            _tell_help(printed.getvalue())
-            _tell_choices(commands[name])
+            flush()
             raise
-        hint = f"See bayesgeom {name} --help. {commands[name].hint}".strip()
-        raise InvalidArgument(f"{_one_line(written.getvalue())}. {hint}") from None
-    return command
-
-
-def _listed(commands: Mapping[str, type[Command]]) -> Iterator[str]:
-    """One line per command: its name and the first sentence of its help."""
-    width = max(map(len, commands))
-    for name, command in commands.items():
-        first = " ".join((inspect.getdoc(command) or "").partition("\n\n")[0].split())
-        yield f"  {name:{width}}  {textwrap.shorten(first, WIDTH - width - 4, placeholder=' …')}"
-
-
-@final
-class _Help(io.StringIO):
-    """Text for standard output that can still be wrapped: tyro wraps options, but no descriptions of commands."""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute; in Python it cannot be set
-        """That of standard output, by which tyro chooses the lines of its boxes."""
-        return "" if sys.__stdout__ is None else sys.__stdout__.encoding
-
-    def isatty(self) -> bool:
-        """Whether standard output is a terminal, for which tyro writes colors."""
-        return sys.__stdout__ is not None and sys.__stdout__.isatty()
-
-
-@contextlib.contextmanager
-def _columns() -> Iterator[None]:
-    """Let tyro print help of at most 100 columns, on wider terminals, too: it reads no other setting."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(min(WIDTH, shutil.get_terminal_size().columns))
-    try:
-        yield
+        raise InvalidArgument(f"{_one_line(written.getvalue())}. See bayesgeom {name} --help.") from None
     finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
+        os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
 
 
-def _tell_help(text: str) -> None:
-    """Print the help of a command; long lines of its description wrap."""
-    for line in text.splitlines():
-        print(_filled(line, 0) if len(line) > WIDTH and "\x1b" not in line else line)
+def _overview() -> Iterator[str]:
+    """A line for each command, by group."""
+    others = values("bayesgeom.commands", FunctionType, taken=COMMANDS)
+    width = max(map(len, [*COMMANDS, *others]))
+    for group, names in {**GROUPS, **({"Of other packages": " ".join(others)} if others else {})}.items():
+        yield f"\n{group}:"
+        for name in names.split():
+            first = (inspect.getdoc({**COMMANDS, **others}[name]) or "").partition("\n\n")[0]
+            yield f"  {name:{width}}  {textwrap.shorten(first, WIDTH - width - 4, placeholder=' …')}"
 
 
-def _tell_choices(command: type[Command]) -> None:
-    """Print the allowed values of this command's options, plug-ins included, below its help."""
-    for title, choices in command.choices().items():
-        width = max(map(len, choices), default=0)
-        rows = (f"  {name:{width}}  {text}".rstrip() for name, text in choices.items())
-        tell(
-            f"\n{_filled(title, 2)}",
-            *(_filled(row, width + 4) for row in rows),
-        )
+def _description(name: str, command: Callable[..., Any]) -> Iterator[str]:
+    """The paragraphs of a command's docstring, and the names by which other packages extend it."""
+    for paragraph in (inspect.getdoc(command) or "").partition("\n\nArgs:")[0].split("\n\n"):
+        yield " ".join(paragraph.split())
+    for group in _OPEN.get(name, "").split():
+        if names := sorted(entry_points(group=f"bayesgeom.{group}").names):
+            yield f"Of other packages: {group} {', '.join(names)}"
 
 
-def _filled(text: str, indent: int) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
+    """Return what tyro calls with a command's options: it returns the call. A report's command takes `--out`, too."""
+    parameters = dict(inspect.signature(command).parameters)
+    if command.__annotations__["return"] is not int:
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Out)
+        parameters.setdefault("out", out)
+
+    def call(**options: Any) -> "partial[int]":
+        return partial(run, command, **options)
+
+    call.__doc__ = command.__doc__
+    call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    vars(call)["__signature__"] = inspect.Signature(list(parameters.values()))
+    return described(call)
 
 
 def _one_line(box: str) -> str:
@@ -260,5 +895,80 @@ def _one_line(box: str) -> str:
     return ". ".join([*written, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(command: Callable[..., Any], **options: Any) -> int:
+    """Run a command with its options, and return the exit status; a report that it returns is printed and saved."""
+    if command.__annotations__["return"] is int:
+        return int(command(**options))
+    from bayesgeom.results.folder import check_target
+
+    out = options["out"] if "out" in command.__annotations__ else options.pop("out")
+    if out is not None:
+        check_target(out)  # before anything is measured
+    return _conclude(command(**options), out)
+
+
+def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int:
+    """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is."""
+    from bayesgeom.results.folder import HTML
+
+    diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
+    summary = measured.summary("in the saved report" if out is None else f"see {HTML}")
+    if out is None:
+        tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
+        return 0
+    reports = [diagnosis]
+    with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
+        reports.append(bayesgeom.Diagnosis.load(out))
+    title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
+    replaced = [f"It replaces that of {other}." for other in before if other != title]
+    try:
+        diagnosis.save(out)
+    except OutputFault:
+        with contextlib.suppress(OutputFault):  # the first fault is reported
+            tell(summary)
+        raise
+    try:
+        tell(summary, f"\nreport: {out / HTML}", *replaced)
+    except OutputFault as fault:
+        raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
+    return 0
+
+
+def tell(*lines: str) -> None:
+    """Print lines to standard output and flush it. Lines of more than 100 columns wrap; paths are never broken."""
+    with writing_output(), bars_cleared():
+        print("\n".join(map(_folded, on_lines("\n".join(lines)).split("\n"))), flush=True)
+
+
+def _folded(line: str) -> str:
+    """Wrap a line at whole words, indented by two columns more than it is."""
+    if len(line) <= WIDTH:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def flush() -> None:
+    """Flush standard output. Raises the errors of `tell`."""
+    with writing_output():
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Print a line to standard error. A standard error that cannot be written is ignored: no result is lost."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError), bars_cleared():
+        print(on_lines(text), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def writing_output() -> Iterator[None]:
+    """Turn failures to write standard output into the errors of `tell`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError | OutputFault) or error.filename is not None:  # reported; or of a file
+            raise
+        raise OutputFault(f"cannot write to standard output: {error.strerror or error}.") from error

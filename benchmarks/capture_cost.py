@@ -20,8 +20,8 @@ import transformers
 
 import bayesgeom
 from bayesgeom.core import sites as s
-from bayesgeom.models.disk import writing
-from bayesgeom.models.disk.writing import captured
+from bayesgeom.models.captured import files as writing
+from bayesgeom.models.captured.files import captured
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
 

@@ -13,11 +13,14 @@ import torch
 from beartype.door import is_bearable
 
 import bayesgeom
-from bayesgeom import ablations, claims, subspaces
+from bayesgeom import ablations, subspaces
 from bayesgeom.cli import main
 from bayesgeom.core.plugins import discover
+from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
+from bayesgeom.models.capacity import capacity_matched
 from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.tasks.base import WindTunnel
 from benchmarks.fault_files import RECIPE, ROTARY, TASK, checkpoint, report, training
 from benchmarks.fault_further_calls import HINTED as FURTHER_HINTED
@@ -40,7 +43,7 @@ class Odd:
         raise AttributeError(name)
 
 
-READINGS = Path(__file__).parents[1] / "docs" / "readings"
+READINGS = Path(__file__).parents[1] / "examples" / "replication" / "results"
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
@@ -48,7 +51,7 @@ def sound(folder: Path) -> dict[str, Call]:
     """A function and arguments that it takes, by the name of the call; each argument is then replaced by odd values."""
     model = bayesgeom.as_model(RECIPE.model_config().build(seed=0))
     held, run, saved = checkpoint(folder / "held"), training(folder / "run"), report(folder / "report")
-    calls = measuring(folder, model, run) | loading(model, held, saved) | building(folder, model, saved)
+    calls = measuring(model, run) | loading(model, held, saved) | building(folder, model, saved)
     calls |= parts(model) | further(folder, model, held)
     for name in ("every_attention", "every_head", "every_layer", "every_mlp", "everything"):
         calls[name] = (getattr(ablations, name), {"model": model})
@@ -60,9 +63,9 @@ def sound(folder: Path) -> dict[str, Call]:
     return calls
 
 
-def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
+def measuring(model: Model, run: Path) -> dict[str, Call]:
     """Functions that measure a model or a training."""
-    few = bayesgeom.Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
+    few = Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
     on: dict[str, Any] = {"model": model, "task": TASK, "n": 4, "seed": 0}
     return {
         "diagnose": (bayesgeom.diagnose, {**on, "probes": ["calibration"], "n_untrained": 0, "ablations": False}),
@@ -72,14 +75,11 @@ def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
             {**on, "battery": "mlps", "mode": "mean", "exact": None},
         ),
         "intervene": (bayesgeom.intervene, {**on, "subspace": "random:2", "kind": few, "sites": None}),
-        "share_controls": (bayesgeom.share_controls, {**on, "subspace": "random:2"}),
-        "swap_shares": (bayesgeom.swap_shares, {"folder": READINGS / "interventions", "subspace": "frame"}),
         "erase_onwards": (bayesgeom.erase_onwards, {**on, "quantity": "entropy", "sites": None, "oblique": True}),
         "fit_subspace": (
             bayesgeom.fit_subspace,
             {"model": model, "task": TASK, "subspace": "random:2", "sites": None, "seed": 0},
         ),
-        "write_strength": (bayesgeom.write_strength, {**on, "subspace": "random:2", "ablation": None}),
         "relabeling_invariance": (bayesgeom.relabeling_invariance, on),
         "gradient_laws": (
             bayesgeom.gradient_laws,
@@ -93,11 +93,11 @@ def measuring(folder: Path, model: Model, run: Path) -> dict[str, Call]:
             lambda run, **others: bayesgeom.training_dynamics(*[run], **others),
             {"run": run, "n": 4, "seed": 0, "device": "cpu", "maps_at": None, "out": None},
         ),
-        **comparing(folder, on),
+        **comparing(on),
     }
 
 
-def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
+def comparing(on: dict[str, Any]) -> dict[str, Call]:
     """Functions that measure several models, lengths or parameters."""
     without = RECIPE.model_config().to_dict() | {"positions": "none"}
     endless = bayesgeom.as_model(config_from_dict(without).build(seed=0))
@@ -112,23 +112,8 @@ def comparing(folder: Path, on: dict[str, Any]) -> dict[str, Call]:
         ),
         "compare": (
             bayesgeom.compare,
-            {
-                "architectures": "mlp",
-                "tasks": "bijection",
-                "seeds": 1,
-                "n": 4,
-                "seed": 0,
-                "runs": folder,
-                "train_missing": False,
-            },
+            {"models": [on["model"]] * 2, "task": TASK, "n": 4, "seed": 0, "probes": "calibration"},
         ),
-        "replicate": (
-            bayesgeom.replicate,
-            {"recipe": "mess3-small", "seeds": 1, "n": 4, "seed": 0, "runs": folder, "train_missing": False},
-        ),
-        "em_experiment": (bayesgeom.em_experiment, {"seeds": 2, "steps": 2, "length": 31, "every": 1}),
-        "reproduce": (bayesgeom.reproduce, {"claim": "no-such-claim", "out": None, "runs": folder}),
-        "diff": (bayesgeom.diff, {"a": on["model"], "b": on["model"], "task": TASK, "n": 4, "seed": 0}),
     }
 
 
@@ -149,7 +134,7 @@ def loading(model: Model, held: Path, saved: Path) -> dict[str, Call]:
         ),
         "load_report": (bayesgeom.load_report, {"path": saved}),
         "as_model": (bayesgeom.as_model, {"model": model.module, "tokenizer": None}),
-        "capacity_matched": (bayesgeom.capacity_matched, {"architecture": "lstm", "reference": model}),
+        "capacity_matched": (capacity_matched, {"architecture": "lstm", "reference": model}),
     }
 
 
@@ -160,7 +145,7 @@ def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
     config = bayesgeom.TransformerConfig(**sizes)
     return {
         "Design": (
-            bayesgeom.Design,
+            Design,
             {
                 "kind": "swap",
                 "donors": "auto",
@@ -172,8 +157,8 @@ def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
             },
         ),
         "InterventionSite": (bayesgeom.InterventionSite, {"layers": [0], "positions": None, "score_after": False}),
-        "Subspace": (bayesgeom.Subspace, {"name": "own", "basis": VECTORS, "dual": None}),
-        "Transformer": (bayesgeom.Transformer, {"config": config, "seed": 0, "attention": "auto"}),
+        "Subspace": (subspaces.Subspace, {"name": "own", "basis": VECTORS, "dual": None}),
+        "Transformer": (Transformer, {"config": config, "seed": 0, "attention": "auto"}),
         "TransformerConfig": (
             bayesgeom.TransformerConfig,
             {**sizes, "norm": "rmsnorm", "positions": "learned", "tied": True, "top_attention_off": 0},
@@ -183,7 +168,6 @@ def building(folder: Path, model: Model, saved: Path) -> dict[str, Call]:
         "task.stream": (lambda **own: next(iter(TASK.stream(**own))), {"n": 2, "seed": 0, "device": "cpu"}),
         "diagnosis.save": (diagnosis.save, {"path": folder / "again"}),
         "diagnosis.to_html": (diagnosis.to_html, {"path": folder / "page.html"}),
-        "claims.find": (claims.find, {"claim_id": "no-such-claim"}),
         "monitor.Monitor": (
             lambda module, task, every: bayesgeom.monitor.Monitor(module, task, every=every),
             {"module": model.module, "task": TASK, "every": 10},
@@ -207,7 +191,7 @@ def parts(model: Model) -> dict[str, Call]:
         "decoder": (subspaces.decoder, {"quantity": "entropy"}),
         "entropy_axis": (subspaces.entropy_axis, {"by": "readout"}),
         "fit_from_text": (subspaces.fit_from_text, {"text": "random:2"}),
-        "fixed": (subspaces.fixed, {"subspace": bayesgeom.Subspace("own", VECTORS)}),
+        "fixed": (subspaces.fixed, {"subspace": subspaces.Subspace("own", VECTORS)}),
         "frame": (subspaces.frame, {"kind": "embedding", "head": None, "layer": None, "tokens": None}),
         "leace": (subspaces.leace, {"quantity": "entropy", "given": ()}),
         "random": (subspaces.random, {"r": 2}),
@@ -278,7 +262,6 @@ TEXTS = (
 
 ON_MODEL = ("", "--device", "--dtype", "--device-map", "--revision", "--memory-gib", "--task", "--n", "--seed", "--out")
 FEW = ("--n", "4")
-SWAPS = Path(__file__).parents[1] / "docs/readings/interventions"
 Line = tuple[list[str], tuple[str, ...]]
 
 
@@ -303,16 +286,11 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         ),
         "relabel": (["relabel", held, *FEW], ON_MODEL),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
-        "write-strength": (["write-strength", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
-        "swap-shares": (["swap-shares", str(SWAPS)], ("", "--subspace", "--out")),
-        "share-controls": (["share-controls", held, *FEW, "--subspace", "random:2"], (*ON_MODEL, "--subspace")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],
             (
                 "",
                 "--to",
-                "--variants",
-                "--kinds",
                 "--task",
                 "--n",
                 "--seed",
@@ -325,33 +303,20 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
             ["sweep", "bijection:n_values=5", "--vary", "n_pairs=2,3", *FEW, "--checkpoint", held],
             ("", "--vary", "--checkpoint", "--n", "--seed", "--threshold", "--out"),
         ),
-        "diff": (["diff", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
+        "compare": (["compare", held, held, *FEW], ("", "--task", "--n", "--seed", "--out")),
     }
 
 
 def training_lines(folder: Path, run: str, rotary: str) -> dict[str, Line]:
-    """Commands on trainings, comparisons, checkpoints and claims."""
+    """Commands on trainings, comparisons and checkpoints."""
     return {
         "dynamics": (["dynamics", run, *FEW], ("", "--n", "--seed", "--maps-at", "--device", "--from-report", "--out")),
-        "compare": (
-            ["compare", "--only-existing", "--architectures", "mlp", *FEW],
-            ("--architectures", "--tasks", "--seeds", "--n", "--seed", "--runs", "--from-report", "--out"),
-        ),
-        "replicate": (
-            ["replicate", "mess3-small", "--only-existing", *FEW],
-            ("", "--seeds", "--runs", "--n", "--seed", "--out"),
-        ),
         "export": (["export", rotary, "--out", str(folder / "exported")], ("", "--out", "--to")),
         "pack": (["pack", run, str(folder / "packed")], ("", "--keep", "--dtype")),
         "checkpoints": (["checkpoints"], ("--seal",)),
         "train": (
-            ["train", "--status"],
+            ["train", "no-such-recipe"],
             ("--out", "--resume", "--set", "--steps", "--seed", "--keep", "--device", "--precision"),
-        ),
-        "reproduce": (["reproduce", "no-such-claim"], ("", "--out", "--runs")),
-        "em-experiment": (
-            ["em-experiment", "--seeds", "2", "--steps", "2", "--length", "31"],
-            ("--seeds", "--steps", "--length", "--out"),
         ),
     }
 
@@ -405,9 +370,6 @@ def command_line(folder: Path) -> Iterator[Case]:
     for name, (given, options) in arguments(folder).items():
         for option in options:
             for text in TEXTS:
-                if name == "em-experiment" and option != "--out" and len(text) > 3 and text.isdecimal():
-                    continue  # allowed, and long
-
                 line = changed(given, option, text)
 
                 def act(line: list[str] = line) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import bayesgeom
 from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.models.description import hashed as sealed
+from bayesgeom.models.checkpoint_files import hashed as sealed
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import HASH, parts_of
 from bayesgeom.results.storage import hashed as report_hash

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import bayesgeom
-from bayesgeom import claims, engine, monitor, tasks
-from bayesgeom.engines.executor import Executor
-from bayesgeom.engines.named import engine as engine_function
+from bayesgeom import executors, monitor, tasks
+from bayesgeom.diagnosis.recording import Selection
+from bayesgeom.executors import Executor
 from bayesgeom.models.base import Model
 from bayesgeom.monitor import Event, Response, Settings, Thresholds
 from benchmarks.fault_files import TASK
@@ -16,15 +16,15 @@ from benchmarks.fault_files import TASK
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
-def opened(on: str, options: Any) -> None:
+def opened(name: str, options: Any) -> None:
     """Connect to an engine and disconnect again."""
-    with engine(on, options):
+    with executors.connect(name, options):
         pass
 
 
 def batch(executor: Executor, folder: str | Path, threads: int) -> None:
     """A batch, whose folder may be text."""
-    bayesgeom.Batch(executor=executor, folder=folder, threads=threads)  # type: ignore[arg-type]
+    executors.Batch(executor=executor, folder=folder, threads=threads)  # type: ignore[arg-type]
 
 
 def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
@@ -40,9 +40,9 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             bayesgeom.capture,
             {"model": model, "task": TASK, "out": folder / "captured", "sites": ["k"], **several},
         ),
-        "Selection": (bayesgeom.Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
-        "Batch": (batch, {"executor": AtOnce(), "folder": folder / "jobs", "threads": 1}),
-        "engine": (opened, {"on": "local:1", "options": None}),
+        "Selection": (Selection, {"sites": ["k"], "layers": [0], "dtype": "float16"}),
+        "executors.Batch": (batch, {"executor": AtOnce(), "folder": folder / "jobs", "threads": 1}),
+        "executors.connect": (opened, {"name": "local:1", "options": None}),
         "monitor.Settings": (Settings, {"n": 4, "seed": 0, "untrained": False, "out": None}),
         "monitor.Response": (
             Response,
@@ -64,7 +64,6 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             lambda **own: monitor.Monitor(model.module, TASK, **own),
             {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
         ),
-        "claims.verdict": (claims.verdict, {"claim": claims.find("B1"), "numbers": {}}),
         **of_tasks(),
     }
 
@@ -110,4 +109,7 @@ class AtOnce:
         return contextlib.nullcontext(function(*given))
 
 
-HINTED: Mapping[str, Any] = {"engine": engine_function.__wrapped__, "monitor.Monitor, settings": monitor.Monitor}  # type: ignore[attr-defined]
+HINTED: Mapping[str, Any] = {
+    "executors.connect": executors.connect.__wrapped__,  # type: ignore[attr-defined]
+    "monitor.Monitor, settings": monitor.Monitor,
+}

@@ -29,9 +29,9 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.tasks.base import candidates
 from bayesgeom.tasks.evidence import LabeledEvidence
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.words import candidates
 
 RECORDED = (s.K, s.V, s.PATTERN, s.RESID_PRE, s.RESID_POST)
 N, N_POS, N_FEW, N_MANY = 16, 64, 400, 4_000

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 from interval_row import Ends, Row, stacked
 
-from bayesgeom.dynamics.settling import fall, largest_fall
 from bayesgeom.generalization.convergence import tokens_to_converge
 from bayesgeom.generalization.curves import critical_length, discontinuity, mean_along
 from bayesgeom.probes.qk_alignment import trend_of
@@ -20,6 +19,7 @@ from bayesgeom.stats.bootstrap import (
 )
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.memory import WindowScores, effective_memory
+from examples.replication.settling import fall, largest_fall
 
 THRESHOLD, NEAR = 0.1 * 1.1**14.5, 0.1
 

@@ -11,13 +11,12 @@ from interval_row import Ends, Row
 
 from bayesgeom.core.sites import K
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.cosine import overlaps, random_overlaps, squared_lengths
-from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap
 from bayesgeom.probes.key_report import RANDOM_DIRECTIONS
-from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES, OVERLAP
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, linearized_draws, percentile_interval
+from bayesgeom.stats.overlap import mean_overlap_interval, overlap_rows, overlaps, random_overlaps, squared_lengths
+from examples.replication.thresholds import MAX_SEQUENCES, OVERLAP
 
 
 @final

@@ -7,16 +7,6 @@ import torch
 from interval_row import FEW_SIZES, Ends, Row, stacked
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.clusters import (
-    adjusted_rand,
-    left_out_silhouettes,
-    meetings,
-    point_silhouettes,
-    resampled_agreement,
-)
-from bayesgeom.geometry.readout import balanced_accuracy
-from bayesgeom.probes.pass_thresholds import MAX_SEQUENCES
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
     jackknife_weights,
@@ -25,8 +15,17 @@ from bayesgeom.stats.bootstrap import (
     r2_interval,
     statistic_interval,
 )
+from bayesgeom.stats.chance import gaussian_first_share
+from bayesgeom.stats.clusters import (
+    adjusted_rand,
+    left_out_silhouettes,
+    meetings,
+    point_silhouettes,
+    resampled_agreement,
+)
 from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.pca import cloud_axes, standardized
+from bayesgeom.stats.readout import balanced_accuracy
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
     order_under_permutation,

@@ -41,7 +41,7 @@ def k_means_rows(rng: np.random.Generator) -> None:
     from sklearn.cluster import KMeans
     from sklearn.metrics import adjusted_rand_score, silhouette_samples
 
-    from bayesgeom.geometry.clusters import adjusted_rand, k_means, meetings, point_silhouettes
+    from bayesgeom.stats.clusters import adjusted_rand, k_means, meetings, point_silhouettes
 
     points = clouds(rng)
     plain = points.numpy()
@@ -91,7 +91,7 @@ def spline_row(rng: np.random.Generator) -> None:
 
 
 def pca_row(rng: np.random.Generator) -> None:
-    from bayesgeom.geometry.sketch import leading_coordinates
+    from bayesgeom.stats.pca import leading_coordinates
 
     wide = torch.from_numpy(rng.normal(size=(1_536, 2_048)) * np.geomspace(1, 0.01, 2_048)).float()
 

@@ -13,6 +13,7 @@
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import resource
@@ -25,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from bayesgeom.engines.executor import RESULT, Batch, Executor, Job
-from bayesgeom.engines.named import engine
-from bayesgeom.engines.parcels import write_parcel
+from bayesgeom.core.parcels import write_parcel
+from bayesgeom.executors import Batch, Executor, Job, connect
 
 OPTIONS: dict[str, Callable[[int], tuple[str, dict[str, Any]]]] = {
     "local": lambda n: (f"local:{n}", {}),
@@ -52,7 +52,8 @@ def computed(*, seconds: float, index: int, sleep: bool = False) -> float:
 def job(index: int, seconds: float, *, sleep: bool = False) -> Job:
     """One of the jobs."""
     arguments = {"seconds": seconds, "index": index, "sleep": sleep}
-    return Job(name=f"job {index}", function="benchmarks.scaling:computed", arguments=arguments)
+    function = importlib.import_module("benchmarks.scaling").computed  # which workers do not find in __main__
+    return Job(name=f"job {index}", function=function, arguments=arguments)
 
 
 def warmed(executor: Executor, folder: Path, n: int) -> None:
@@ -65,7 +66,7 @@ def warmed(executor: Executor, folder: Path, n: int) -> None:
 def wall(on: str, n: int, seconds: float, n_jobs: int, *, sleep: bool) -> tuple[float, float]:
     """Wall time of the jobs on `n` workers, and per job of jobs that do nothing."""
     name, options = OPTIONS[on](n)
-    with engine(name, options) as executor, tempfile.TemporaryDirectory() as held:
+    with connect(name, options) as executor, tempfile.TemporaryDirectory() as held:
         folder = Path(held)
         warmed(executor, folder, n)
         start = time.perf_counter()
@@ -106,8 +107,7 @@ class Instant:
     """Writes a result for each job as a worker would, at once."""
 
     def submit(self, fn: Callable[..., Any], /, text: str) -> "Future[str]":
-        place = Path(json.loads(text)["place"])
-        write_parcel(place / RESULT, 1.0)
+        write_parcel(Path(json.loads(text)["file"]), 1.0)
         future: Future[str] = Future()
         future.set_result("")
         return future

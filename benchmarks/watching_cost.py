@@ -30,7 +30,7 @@ import bayesgeom
 from bayesgeom.ablations.batteries import battery
 from bayesgeom.core import sites as s
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.disk.writing import captured
+from bayesgeom.models.captured.files import captured
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
 

@@ -1,26 +1,16 @@
 """Reading the documentation's own tables: what a page says of a committed report is held to it."""
 
-import importlib.util
 import re
-from types import ModuleType
 
 from tests.structure.source import ROOT
 
-READINGS = ROOT / "docs" / "readings"
-
-
-def reading_script(name: str) -> ModuleType:
-    """A script of `docs/readings`, which is no package. Some find their own modules through `sys.path`."""
-    spec = importlib.util.spec_from_file_location(f"readings_{name}", READINGS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+READINGS = ROOT / "examples" / "replication" / "results"
 
 
 def section(page: str, title: str) -> str:
     """The text under a heading of the second level, with minus signs as numbers have them."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    folder = "examples/replication" if page in ("readings.md", "dynamics.md", "comparison.md") else "docs"
+    text = (ROOT / folder / page).read_text(encoding="utf-8")
     return text.split(f"## {title}\n")[1].split("\n## ")[0].replace("−", "-")
 
 

@@ -169,25 +169,43 @@ def row(name: str) -> list[str]:
     return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"]
 
 
+def summary(cells: list[str]) -> tuple[str, str]:
+    """What the page says of a `row`: its sites, and how many of the sites of weights there are."""
+    own = {f"`{site.name}`": cell for site, cell in zip(SITES, cells[1:-1], strict=True)}
+    missing = [site for site, cell in own.items() if cell == "–"]
+    text = "all but " + " ".join(missing) if missing else "all"
+    places = {site: cell.partition(" ")[2] for site, cell in own.items()}
+    for layers in sorted(set(places.values()) - {""}):
+        text += f"; {layers.strip('()')} layers: " + " ".join(site for site, where in places.items() if where == layers)
+    return text, cells[-1]
+
+
 def table() -> str:
     """The page."""
     import transformers
 
-    head = ["family", *(f"`{site.name}`" for site in SITES), "from weights"]
-    rows = [row(name) for name in FAMILIES]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return page({name: summary(row(name)) for name in FAMILIES}, transformers.__version__)
+
+
+def page(found: dict[str, tuple[str, str]], version: str) -> str:
+    """The page: families in groups that have the same sites, the largest group first."""
+    groups = {sites: [name for name in found if found[name] == sites] for sites in found.values()}
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    lines = [f"| {sites} | {weights} | {', '.join(names)} |" for (sites, weights), names in ordered]
     return f"""# Hugging Face families
 
-Sites of {len(rows)} families of causal language models, as `bayesgeom` finds them in tiny models built from configs
-with random weights. transformers {transformers.__version__}, torch {torch.__version__.split("+")[0]}, November 2026.
+Look up which [sites](pretrained.md#available-sites) bayesgeom finds in {len(found)} families of causal language
+models (transformers {version}, torch {torch.__version__.split("+")[0]}; tiny models with random weights).
 `python -m tests.supported > docs/families.md` makes this page; `make test-tiers` checks it.
 
-A number is the largest error of the equations that tie the site to others, as a share of the largest entry, over all
-layers and with every site perturbed (0e+00: equal to the last bit). Float32; the limit is 1e-4. "–": the site is
-withheld, and `model.withheld` gives the reason. "(1 of 3)": only that many layers have the site. "From weights": of the
-eight sites read from the weights (token embeddings, W_K, …). The families in `tests/families.py` are compared with
-attention written out by hand as well.
+- **Sites**: those of the residual stream, sublayers and heads. `model.withheld` gives the reason for a missing one.
+  "1 of 3 layers": only so many layers have these sites.
+- **From weights**: of the eight sites read from the weights (token embeddings, W_K, …).
 
+The equations that tie the sites to each other hold to 1e-4 of the largest entry, with every site perturbed, in float32.
+
+| sites | from weights | families |
+| --- | --- | --- |
 {chr(10).join(lines)}
 
 ## Refused

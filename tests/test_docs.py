@@ -12,6 +12,7 @@ A comment before a code block says what the tests do with it; readers do not see
 
 import ast
 import contextlib
+import inspect
 import io
 import json
 import re
@@ -19,25 +20,25 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import final
+from types import FunctionType
+from typing import Any, final
 
 import pytest
 
 import bayesgeom
-from bayesgeom.commands.base import Command, Machines, Source
-from bayesgeom.comparison.report import ComparisonReport
+from bayesgeom.cli import COMMANDS, Machines, Source
 from bayesgeom.core.columns import WIDTH
-from bayesgeom.core.plugins import discover
+from bayesgeom.core.plugins import discover, values
 from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.base import Probe
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.subspaces.base import Sample
@@ -48,7 +49,8 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-PAGES = sorted(path for folder in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(folder))
+FOLDERS = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/replication/*.md")
+PAGES = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -334,16 +336,15 @@ def code(page: str) -> Iterator[str]:
 
 def unknown_commands(page: str) -> Iterator[str]:
     """Commands, options, make targets and files that a page names and that do not exist."""
-    commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
+    commands: dict[str, Callable[..., Any]] = {**COMMANDS, **values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
     targets = set(re.findall(r"^([a-z0-9-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for text in code(page):
-        if match := re.match(r"bayesgeom ([a-z-]+)\b(.*)", text):
+        if match := re.match(r"bayesgeom ([a-z][a-z-]*)\b(.*)", text):
             command = commands.get(match[1])
             if command is None:
                 yield f"{text}: no such command"
                 continue
-            assert is_dataclass(command), "a command is a dataclass"
-            own = {field.name for field in fields(command)}
+            own = set(inspect.signature(command).parameters) | {"out"}
             shared = {field.name for field in fields(Source)} if "source" in own else set()
             shared |= {field.name for field in fields(Machines)} if "machines" in own else set()
             known = {name.replace("_", "-") for name in own | shared} | {"help"}
@@ -370,7 +371,7 @@ def test_an_unknown_command_is_found(page: str) -> None:
 
 def test_blocks_of_the_readme_fit_a_terminal() -> None:
     lines = [line for block in blocks(read(ROOT / "README.md")) for line in block.text.splitlines()]
-    assert len(lines) > 30
+    assert len(lines) > 20
     assert_none(f"README.md: {len(line)} columns: {line}" for line in lines if len(line) > WIDTH)
 
 
@@ -449,7 +450,7 @@ if __name__ == "__main__":
         folder
         for name in checkpoints()
         for place in (name, f"interventions/{name}")
-        for folder in sorted((ROOT / "docs/readings" / place).glob("*"))
+        for folder in sorted((ROOT / "examples/replication/results" / place).glob("*"))
     ],
     ids=lambda folder: f"{folder.parent.name}/{folder.name}",
 )
@@ -464,14 +465,3 @@ def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
     special = {"ablation": "ablation", "onwards": "erasure_onwards", "together": "joint_intervention"}
     kinds = {special[part] for part in folder.name.split("-") if part in special}
     assert list(reading) == list(kinds or {"intervention"})
-
-
-def test_the_committed_comparison_is_of_the_shipped_checkpoints_and_on_its_page() -> None:
-    report = Diagnosis.load(ROOT / "docs/comparison")["comparison"]
-    assert isinstance(report, ComparisonReport)
-    shipped = {name: json.loads((path / "config.json").read_text()) for name, path in checkpoints().items()}
-    made = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
-    assert {name: shipped[name]["weights_hash"] for name in made if name in shipped} == {
-        name: digest for name, digest in made.items() if name in shipped
-    }
-    assert squeezed(report.table(is_markdown=True)) in squeezed(read(ROOT / "docs/comparison.md"))

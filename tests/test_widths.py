@@ -7,50 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from bayesgeom.cli import main
-from bayesgeom.commands.base import Command, tell
+from bayesgeom.cli import COMMANDS, GROUPS, main, tell
 from bayesgeom.core.columns import WIDTH, fitted
-from bayesgeom.core.plugins import discover
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.named_checkpoints import FOLDER_VARIABLE
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict
 from benchmarks import fault_files
-from tests.pages import READINGS
 from tests.tiny import FORMATION, tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-COMMANDS = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]  # as discovery does
 LONG = "bijection-transformer-untied"  # the longest name of a checkpoint
 CHEAP = {
     "checkpoints": "",
-    "train": "--status",
-    "reproduce": "--all",
     "diagnose": f"{LONG} --n 16 --n-untrained 1",
     "ablate": f"{LONG} --n 8",
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
-    "write-strength": f"{LONG} --n 8",
-    "swap-shares": f"{READINGS / 'interventions'}",
-    "share-controls": f"{LONG} --n 8",
-    "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
+    "length": "slow-hmm-transformer slow-hmm-mamba --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",
     "gradients": f"{LONG} --n 4",
-    "diff": f"{LONG} bijection-transformer --n 8",
+    "compare": f"{LONG} bijection-transformer --n 8",
     "dynamics": f"{FORMATION} --n 8",
     "capture": f"{LONG} --n 4 --out captured",
-    "em-experiment": "--steps 2 --seeds 2 --length 5",
-    "compare": "--only-existing --architectures transformer mlp --tasks bijection repeats --n 16",
-    "replicate": f"{LONG} --only-existing --seeds 1 --n 16",
     "pack": "RUN packed",
     "export": "ROTARY --out exported",
     "selftest": "",  # every control is listed, none is measured
 }
 SCREEN = 30  # lines
-LISTS = {"checkpoints", "train", "reproduce", "selftest"}  # they list checkpoints, trainings, claims and controls
-SHIPPED = {"compare", "replicate"}  # they refuse checkpoints of another recipe, and the tiny ones are
+LISTS = {"checkpoints", "selftest"}  # they list checkpoints and controls
 
 
 def too_long(text: str) -> list[str]:
@@ -75,8 +61,6 @@ def test_the_output_of_a_command_fits(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    if command in SHIPPED:
-        monkeypatch.delenv(FOLDER_VARIABLE)
     monkeypatch.setattr(selftests, "selftest", unmeasured)
     fault_files.training(Path("RUN"))
     fault_files.checkpoint(Path("ROTARY"), recipe=fault_files.ROTARY)
@@ -87,7 +71,7 @@ def test_the_output_of_a_command_fits(
 
 
 def test_every_command_is_run() -> None:
-    assert set(CHEAP) == set(COMMANDS)
+    assert set(CHEAP) == set(COMMANDS) - {"train"}, "a training has no small table"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -104,8 +88,8 @@ def test_help_lists_the_commands_in_the_order_of_use(capsys: pytest.CaptureFixtu
         main(["--help"])
     lines = capsys.readouterr().out.splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in COMMANDS]
-    assert listed[:3] == ["diagnose", "ablate", "intervene"] and sorted(listed) == list(COMMANDS)
-    assert lines.index("Example:") < lines.index("Commands, in the order of use:")
+    assert listed == list(COMMANDS) and len(COMMANDS) <= 16
+    assert lines.index("Example:") < min(lines.index(f"{group}:") for group in GROUPS)
     assert not any("…" in line for line in lines), "one whole sentence each"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.models.named_checkpoints import FOLDER_VARIABLE
+from bayesgeom.models.checkpoint_files import FOLDER_VARIABLE
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.training.formation import pack
 from bayesgeom.training.recipe import Recipe

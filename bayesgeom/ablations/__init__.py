@@ -21,7 +21,7 @@ Batteries:
 
 from typing import TYPE_CHECKING
 
-from bayesgeom.core.lazy import names_on_demand
+from bayesgeom.core.plugins import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.ablations.batteries import cumulative as cumulative

@@ -17,9 +17,8 @@ from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.hooks import SiteLayer, keeping
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.replay.replayer import Variant
-from bayesgeom.models.watching import hooked_sites
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 

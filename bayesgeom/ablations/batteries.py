@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Literal
 
 from bayesgeom.ablations.component import Ablation, Component
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.models.base import Model

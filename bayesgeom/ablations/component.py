@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from bayesgeom.ablations.modes import mode_named
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import Edit, Mode, Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec

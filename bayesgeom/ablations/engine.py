@@ -19,7 +19,7 @@ from bayesgeom.core.edits import Replace
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import STAGES, Baseline, Replayer, Variant, entry
+from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
 BATCH_BYTES = 2**30  # activations and logits of a batch; smaller batches make the matrix products of large models slow
@@ -44,8 +44,8 @@ class BatchReference:
     """Replacement activations for one batch: the task's means, and the activations of the previous sequence."""
 
     means: Means
-    baseline: Baseline
-    before: Baseline | None = None  # of the sequence before the batch; None: the last one precedes the first
+    baseline: BaselinePass
+    before: BaselinePass | None = None  # of the sequence before the batch; None: the last one precedes the first
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
         """Return the task's mean at each position."""
@@ -129,7 +129,7 @@ def score_batch(
 def _inert(
     logits: Float[Tensor, "variant batch query_pos d_vocab"],
     replayer: Replayer,
-    baseline: Baseline,
+    baseline: BaselinePass,
     variants: Sequence[Variant],
     reference: BatchReference,
 ) -> Bool[np.ndarray, " variant"]:

@@ -13,23 +13,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.ablations.component import Ablation
-from bayesgeom.ablations.criteria import (
-    LEAST_SEQUENCES,
-    MODE,
-    Criterion,
-    Effects,
-    blocks_matter,
-    feed_forward_does_more,
-    key_overlap_finds_it,
-    late_heads_are_redundant,
-    one_head_is_unique,
-    untested,
-)
 from bayesgeom.ablations.pick import Pick, picks_of
 from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import with_interval
@@ -72,7 +60,7 @@ class AblationReport(Report):
         "sequences. Its replacement is 0, its mean over sequences (mean), or its value in another sequence (resample). "
         "L1H0 is head 0 of layer 1. The number is the KL increase in bits; the baseline is 0. A quantity that can be "
         "decoded from an activation need not influence the answer; an ablation tests whether it does. Whiskers are "
-        "95 % paired intervals. Claims A1 to A5 were published on layers and heads; their criteria need mean ablation."
+        "95 % paired intervals."
     )
 
     mode: Mode
@@ -146,48 +134,6 @@ class AblationReport(Report):
         """Ablations that leave every logit bit-identical."""
         return tuple(label for label, is_inert in zip(self.ablations, self.inert, strict=True) if is_inert)
 
-    def criteria(self) -> tuple[Criterion, ...]:
-        """Apply the criteria of claims A1 to A5 to this checkpoint.
-
-        The rules are those of the claims file, so they need mean ablation of at least 512 sequences; for any other
-        report there is no verdict and the reason says what to run.
-        """
-        heads, blocks = self._effects("head"), np.array([kind == "block" for kind in self.kinds])
-        increases = self._exactly(self.entropy_mae_increase_bits)[blocks]
-        named = [label for label, is_block in zip(self.ablations, blocks, strict=True) if is_block]
-        effects = self.kl_increase_bits.value
-        first = [effects[i] for i, k in enumerate(self.kinds) if k == "attention" and self.layer[i] == 0]
-        found = (
-            blocks_matter(named, increases, own_error_bits=float(self.unablated_entropy_mae_bits)),
-            one_head_is_unique(
-                heads,
-                own_kl_bits=float(self.unablated_kl_bits),
-                layer_attention_bits=float(first[0]) if first else math.nan,
-                is_layer_ablated=bool(first),
-            ),
-            late_heads_are_redundant(heads, n_layers=self.n_layers, uniform_kl_bits=self.uniform_kl_bits),
-            feed_forward_does_more(self._effects("mlp"), self._effects("attention")),
-            key_overlap_finds_it(heads, [pick.head for pick in picks_of(self.key_overlap_pick)]),
-        )
-        reason = self._other_measurement()
-        return tuple(untested(own, reason) for own in found) if reason else found
-
-    def _other_measurement(self) -> str:
-        """Return why the criteria of the claims file do not apply to this report; "" if they do."""
-        if self.is_preview:
-            return "attribution is a preview, not an ablation; run with --method exact"
-        if self.mode != MODE:
-            return f"the criterion needs {MODE} ablation, this is {self.mode} ablation; run with --mode {MODE}"
-        if self.n < LEAST_SEQUENCES:
-            return f"the criterion needs {LEAST_SEQUENCES} sequences, this has {self.n}; run with --n {LEAST_SEQUENCES}"
-        return ""
-
-    def _effects(self, kind: str) -> Effects:
-        everything = Effects(
-            labels=self.ablations, layer=self.layer, kl_increase_bits=self._exactly(self.kl_increase_bits)
-        )
-        return everything.where(np.array([own == kind for own in self.kinds]))
-
     def _exactly(self, effect: Estimate) -> Estimate:
         """Return the effect with value and interval set to exactly 0 where the ablation changes no logit."""
         value, low, high = (np.where(self.inert, 0.0, own) for own in (effect.value, *effect.ends))
@@ -197,12 +143,8 @@ class AblationReport(Report):
         unablated = headline_of(self, "unablated_kl_bits")
         scale = f"For scale: without ablation the model's KL is {unablated.value_text}"
         uniform = f", and that of a uniform prediction {unablated.level_text}" if unablated.has_baseline else ""
-        overall, *claims = self._claims()
-        is_tested = not self._other_measurement()
         return (
             self._largest(),
-            overall,
-            *claims * is_tested,
             *self._listed(),
             *self._key_overlap(),
             headline_of(self, "top_to_second_ratio"),  # language: quoted
@@ -211,7 +153,6 @@ class AblationReport(Report):
             ),
             replace(unablated, finding=f"{scale}{uniform}."),
             *self._attribution(),
-            *claims * (not is_tested),
         )
 
     def _largest(self) -> Headline:
@@ -250,35 +191,6 @@ class AblationReport(Report):
             line = headline_of(self, "kl_increase_bits", (i,), f"KL increase of {self.ablations[i]}", own=effects[i])
             lines.append(replace(line, verdict="", ruling="no effect") if self.inert[i] else line)
         return lines
-
-    def _claims(self) -> Sequence[Headline]:
-        """Return all verdicts in one line, then one line per published claim with its verdict and reason.
-
-        If none could be tested, the first line has the finding that says why.
-        """
-        found, reason = self.criteria(), self._other_measurement()
-        ids = {own.verdict: " ".join(each.id for each in found if each.verdict == own.verdict) for own in found}
-        verdicts = "; ".join(f"{named} {verdict}" for verdict, named in sorted(ids.items()))
-        none = f"The claims {found[0].id} to {found[-1].id} on layers and heads are not tested here: {reason}."
-        overall = Headline(
-            metric="criteria",
-            label=f"criteria {verdicts}",
-            value=math.nan,
-            ruling="not tested" if reason else "",
-            finding=none if reason else "",
-            detail=f"claims {found[0].id} to {found[-1].id}: {reason}" if reason else "",
-        )
-        return overall, *(
-            Headline(
-                metric="criteria",
-                label=f"claim {own.id}: {own.claim}",
-                value=math.nan,
-                ruling=own.verdict,
-                caveat=own.reason if own.verdict == "not tested" and not reason else "",
-                finding=own.sentence if own.verdict != "not tested" else "",
-            )
-            for own in found
-        )
 
     def _key_overlap(self) -> Sequence[Headline]:
         """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, final
 
@@ -18,21 +19,19 @@ from bayesgeom.ablations.modes import mode_names, uses_donor
 from bayesgeom.ablations.pick import Pick, joined
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.ablations.scoring import scores_of
-from bayesgeom.ablations.sent import Part, sent_tally
 from bayesgeom.ablations.tally import Tally
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.sites import Site
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.engines.executor import Batch, Executor
+from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.models.base import Model
-from bayesgeom.models.gradients import with_gradients
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.models.sendable import job_arguments, load_same, name_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
@@ -69,7 +68,7 @@ def ablate(
         seed: Seed of the sequences, means and intervals.
         out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
             the finished report is saved in its place.
-        executor: Where blocks of sequences are measured, one job each (see `bayesgeom.engine`); model and battery are
+        executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
     Returns:
@@ -93,23 +92,35 @@ def ablate(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
+    folder = None if out is None else Path(out)
     if sent is None:
-        report = run.exact(None if out is None else Path(out), is_saved=True)
-    else:
-        batch, name = sent
-        shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-        report = run.reported(sent_tally(batch, block_at, shared, run.n_blocks()))
-        if out is not None:
-            report.save(out)
-    return report
+        return run.exact(folder)
+    if not isinstance(battery, str):
+        raise InvalidArgument(
+            f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
+            f"{len(battery)} ablations. Pass a name, or omit executor=."
+        )
+    batch, name = sent
+    shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
+    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run), folder)
 
 
-def block_at(*, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any) -> Part:
+def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
+    """Return the sums of all blocks, each measured by a job."""
+    jobs = [Job(name=f"{own['battery']} block {own['block']}", function=block_at, arguments=own) for own in blocks]
+    parts = batch.results(jobs, desc="blocks")
+    whole = Tally.empty(run.n, len(run.battery), parts[0][1].profile.shape[-1])
+    return reduce(lambda tally, part: tally.joined(*part), parts, whole)
+
+
+def block_at(
+    *, model: str, weights: str, device: str, task: Mapping[str, Any], block: int, **named: Any
+) -> tuple[int, Tally]:
     """Do the job of one block of sequences of a battery."""
-    subject = load_same(model, weights, device=device)
+    subject = check_same(load(model, device=device), weights)
     settings = {"mode": named["mode"], "n": int(named["n"]), "seed": int(named["seed"])}
     run = BatteryRun.of(subject, task_from_config(task), str(named["battery"]), **settings)
-    return Part.of(run.block_tally(block))
+    return run.block_tally(block).part()
 
 
 @checked("model", "task")
@@ -217,18 +228,12 @@ class BatteryRun:
             "seed": self.seed,
         }
 
-    def exact(self, out: Path | None = None, *, is_saved: bool = False) -> AblationReport:
+    def exact(self, out: Path | None = None) -> AblationReport:
         """Replay every ablation. With `out`, save progress there after every block, and at the end the report too."""
-        tally = self._tally(self._replayed(), out)
-        report = self.reported(tally)
-        if is_saved and out is not None:
-            report.save(out)
-            if self.model.spec.is_identified:
-                tally.save(out, self.describe())  # so that the same call reads it back
-        return report
+        return self.reported(self._tally(self._replayed(), out), out)
 
-    def reported(self, tally: Tally) -> AblationReport:
-        """Return the report on a finished tally.
+    def reported(self, tally: Tally, out: Path | None = None) -> AblationReport:
+        """Return the report on a finished tally; with `out`, save both there.
 
         Raises:
             HookFault: No ablation changed anything.
@@ -239,7 +244,12 @@ class BatteryRun:
                 f"effect. Check that its hook points lie on the path to the logits."
             )
         report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
-        return with_provenance(report, self._provenance("exact"))
+        report = with_provenance(report, self._provenance("exact"))
+        if out is not None:
+            report.save(out)
+            if self.model.spec.is_identified:
+                tally.save(out, self.describe())  # so that the same call reads it back
+        return report
 
     def n_blocks(self) -> int:
         """Return the number of blocks of sequences."""

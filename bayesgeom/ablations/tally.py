@@ -6,7 +6,7 @@ all sums fit `MAX_BYTES`; `MIN_UNITS` are enough for a percentile interval.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -69,6 +69,26 @@ class Tally:
             profile=self.profile + both.sum(axis=2),
             inert=self.inert & batch.inert,
             done=self.done + n,
+        )
+
+    def part(self) -> "tuple[int, Tally]":
+        """Return the units that have sequences, which are neighbors, after the number of the first one."""
+        first, last = np.flatnonzero(self.counts)[[0, -1]]
+        units = slice(first, last + 1)
+        baseline, sums = self.baseline[:, units], self.sums[..., units]
+        return int(first), replace(self, counts=self.counts[units], baseline=baseline, sums=sums)
+
+    def joined(self, first: int, part: "Tally") -> "Tally":
+        """Return the tally with a part of it added, whose units begin at `first`."""
+        around = (first, len(self.counts) - first - len(part.counts))
+        return replace(
+            self,
+            counts=self.counts + np.pad(part.counts, around),
+            baseline=self.baseline + np.pad(part.baseline, ((0, 0), around)),
+            sums=self.sums + np.pad(part.sums, ((0, 0), (0, 0), around)),
+            profile=self.profile + part.profile,
+            inert=self.inert & part.inert,
+            done=self.done + int(part.counts.sum()),
         )
 
     def save(self, folder: Path, job: dict[str, Any]) -> None:

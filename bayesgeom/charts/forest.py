@@ -7,7 +7,6 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.theme import BASELINE, MEASURED, label_axes
 
 _LABEL = 32  # letters of a line of a label
@@ -68,34 +67,3 @@ def _ticks(labels: Sequence[str]) -> dict[str, object]:
     if max(map(len, labels), default=0) <= _LABEL:
         return {"tickmode": "linear", "dtick": 1}
     return {"tickvals": list(labels), "ticktext": ["<br>".join(textwrap.wrap(label, _LABEL)) for label in labels]}
-
-
-def add_again(
-    figure: go.Figure,
-    panel: tuple[int, int],
-    labels: Sequence[str],
-    reproduced: Estimate,
-    recorded: Estimate,
-    *,
-    unit: str,
-) -> None:
-    """Add rows of numbers measured twice: the new estimate as a dot, the recorded one as an open diamond around it."""
-    series = ((recorded, "recorded", BASELINE, "diamond-open", 13), (reproduced, "reproduced", MEASURED, "circle", 7))
-    for own, name, color, symbol, size in series:
-        lo, hi = own.ends
-        reach = {"array": hi - own.value, "arrayminus": own.value - lo}
-        figure.add_trace(
-            go.Scatter(
-                x=own.value,
-                y=list(labels),
-                mode="markers",
-                marker={"color": color, "size": size, "symbol": symbol},
-                name=f"{name}, 95 % interval",
-                error_x={"type": "data", "symmetric": False, "thickness": 1.4, **reach},
-            ),
-            row=panel[0],
-            col=panel[1],
-        )
-    every = {"tickmode": "linear", "dtick": 1, "range": [len(labels) - 0.5, -0.5]}
-    figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)
-    label_axes(figure, panel, unit or "value", "")

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.results.theme import BASELINE, DASHES, DIVERGING, MEASURED, SHADES, label_axes
 
 Panel = tuple[int, int]

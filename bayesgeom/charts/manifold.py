@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_baseline, add_line
-from bayesgeom.core.numbers import percent_text
+from bayesgeom.core.text import percent_text
 from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
 
 LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead

@@ -6,7 +6,7 @@ Each message states what was requested, what is available, and how to fix it.
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
-from bayesgeom.checks.text import on_one_line
+from bayesgeom.core.text import on_one_line
 
 
 class BayesGeomError(Exception):

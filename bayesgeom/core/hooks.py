@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.sites import Site
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.torch_state import lock_of
 
 Kind = Literal["forward", "pre", "backward"]
 SiteLayer = tuple[Site, int]

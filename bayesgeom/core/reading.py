@@ -1,16 +1,19 @@
-"""Safe reading of untrusted files: regular files only, and JSON of bounded size and depth.
+"""Safe reading of untrusted files: regular files only, and JSON of bounded size and depth; and values as strict JSON.
 
 Opening a named pipe or reading a device may never return, and a small file can make a parser exhaust memory or
 recursion. Each case raises an error that names it, before the file is opened or used.
 """
 
 import json
+import math
 import stat
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.core.errors import CheckpointFault
+import numpy as np
+
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 
 LEVELS = 64  # lists and objects inside each other; a config has about five
 JSON_BYTES = 64 * 2**20
@@ -123,9 +126,39 @@ def _levels_exceed(stored: Any, allowed: int) -> bool:
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
             return False
-        level = [inner for outer in level for inner in _inside(outer)]
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     return True
 
 
-def _inside(outer: Any) -> Iterable[Any]:
-    return outer.values() if isinstance(outer, dict) else outer
+def encoded(value: Any) -> Any:
+    """Return a value as strict JSON, with NaN and infinities as {"float": "nan"}.
+
+    Raises:
+        InvalidArgument: JSON does not support the value.
+    """
+    match value:
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+        case np.floating() | np.integer() | np.bool_():
+            return encoded(value.item())
+        case Mapping():
+            return {str(key): encoded(item) for key, item in value.items()}
+        case str() | int() | float() | bool() | None:
+            return value
+        case Sequence():
+            return [encoded(item) for item in value]
+        case _:
+            raise InvalidArgument(f"a report field cannot hold a {type(value).__name__}: use numbers, text, arrays.")
+
+
+def decoded(value: Any) -> Any:
+    """Return the inverse of `encoded`; lists become tuples, as in reports."""
+    match value:
+        case {"float": str(text)} if text in ("nan", "inf", "-inf"):
+            return float(text)
+        case dict():
+            return {key: decoded(item) for key, item in value.items()}
+        case list():
+            return tuple(decoded(item) for item in value)
+        case _:
+            return value

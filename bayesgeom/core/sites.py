@@ -55,27 +55,5 @@ W_K_GRAM = Site(
 W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
 W_O = Site("W_O", ("head", "d_head", "d_model"))  # maps z to the update of the residual stream
 
-ALL_SITES = (
-    RESID_PRE,
-    RESID_MID,
-    RESID_POST,
-    ATTN_OUT,
-    MLP_OUT,
-    STATE,
-    Q,
-    Q_ROT,
-    K,
-    K_ROT,
-    V,
-    Z,
-    PATTERN,
-    TOKEN_EMBEDDINGS,
-    TOKEN_INPUTS,
-    TOKEN_KEYS,
-    NORM_WEIGHT,
-    W_K,
-    W_K_GRAM,
-    W_V,
-    W_O,
-)
+ALL_SITES = tuple(site for site in tuple(globals().values()) if isinstance(site, Site))
 N_RECORDED = 192  # sequences whose activations a diagnosis stores: enough for every interval, and independent of n

@@ -6,7 +6,7 @@ of all codes in the documentation, `docs/codes.md`, is made of them.
 
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -37,7 +37,7 @@ class Reason(IntEnum):
     """Why an entry has no 95 % interval, or which kind of interval it has; arrays and files hold the numbers.
 
     Example:
-        >>> Reason.HEAVY_TAIL, str(Reason.HEAVY_TAIL), Reason(4).label
+        >>> Reason.HEAVY_TAIL, str(Reason.HEAVY_TAIL), Reason.of(4).label
         (<Reason.HEAVY_TAIL: 4>, 'heavy tail', 'heavy tail')
     """
 
@@ -81,9 +81,15 @@ class Reason(IntEnum):
     NOT_RESAMPLED = 17, "not resampled", "The numbers behind it are means whose sequences are not resampled here."
 
     @classmethod
+    def of(cls, number: int) -> "Reason":
+        """Return the code of a number."""
+        return list(cls)[int(number)]
+
+    @classmethod
     def labels(cls, codes: Int[np.ndarray, "*axes"]) -> Shaped[np.ndarray, "*axes"]:
         """Return the label of every code of an array."""
-        return np.array([cls(code).label for code in codes.ravel()], dtype=object).reshape(codes.shape)
+        labels: list[Any] = [cls.of(code).label for code in codes.ravel()]
+        return np.array(labels, dtype=object).reshape(codes.shape)
 
 
 def table(codes: Iterable[Verdict | Reason]) -> str:

@@ -7,7 +7,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
-from bayesgeom.core.threads import side_by_side
+from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.layers import on_layers
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.diagnosis.views import within

@@ -12,15 +12,15 @@ from typing import Any, final
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import N_RECORDED, Site
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.torch_state import lock_of
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.diagnosis._run_scores import RunScores
 from bayesgeom.diagnosis.measuring import LARGE
 from bayesgeom.diagnosis.plan import Plan, sites_read
 from bayesgeom.models.base import Model
-from bayesgeom.models.disk.reading import CapturedModel
-from bayesgeom.models.recorder import Stream
-from bayesgeom.models.scores import Scores
-from bayesgeom.models.server.model import ServedModel
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.recording import Stream
+from bayesgeom.models.served.model import ServedModel
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 _PART = 16  # sequences that a large model runs at once
@@ -100,7 +100,7 @@ class Passes:
             model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
         )
         self._blocks, self._others = (blocks, iter(())) if self._is_whole else _split(blocks, N_RECORDED)
-        self._scores: list[Scores] = []
+        self._scores: list[RunScores] = []
 
     def locked(self) -> AbstractContextManager[Any]:
         """Return the lock of the module if `others` runs it, to be taken before probes are measured meanwhile."""
@@ -125,12 +125,12 @@ class Passes:
             found = self._model.run(
                 [block], n_recorded=len(block), baseline_predictives=self._sequences.task.baseline_predictives
             )
-            self._scores.append(Scores.of(found))
+            self._scores.append(RunScores.of(found))
             yield
 
     def whole(self, first: Run) -> Run:
         """Return the first run with the scores of all sequences that have run."""
-        return Scores.of(first).followed_by(self._scores).of_run(first) if self._scores else first
+        return RunScores.of(first).followed_by(self._scores).of_run(first) if self._scores else first
 
 
 def _split(blocks: Iterator[Trials], n_first: int) -> tuple[Iterator[Trials], Iterator[Trials]]:

@@ -11,8 +11,8 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
-from bayesgeom.models.disk.reading import CapturedModel
-from bayesgeom.models.recorder import bytes_per_sequence
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.recording import bytes_per_sequence
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.tasks.base import WindTunnel
 

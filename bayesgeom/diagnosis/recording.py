@@ -8,20 +8,19 @@ from typing import final
 
 import torch
 
-from bayesgeom.checks.arguments import check_types, checked
-from bayesgeom.checks.cost import block_size
+from bayesgeom.core.arguments import check_types, checked
 from bayesgeom.core.errors import InvalidArgument, NoCopy, unknown_name
 from bayesgeom.core.progress import bar
 from bayesgeom.core.sites import ALL_SITES, N_RECORDED, Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.description import versions
-from bayesgeom.models.disk.manifest import Manifest
-from bayesgeom.models.disk.reading import UNTRAINED, CapturedModel
-from bayesgeom.models.disk.writing import rows_per_shard, write
+from bayesgeom.models.captured.files import Manifest, rows_per_shard, write
+from bayesgeom.models.captured.model import UNTRAINED, CapturedModel
+from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+from bayesgeom.tasks.cost import block_size
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
 from bayesgeom.core.plugins import is_foreign
 from bayesgeom.core.run import Run
@@ -26,15 +26,14 @@ from bayesgeom.diagnosis.plan import (
     with_streams,
 )
 from bayesgeom.diagnosis.views import captured_arguments, captured_provenance
-from bayesgeom.engines.executor import Batch, Executor, Job, path_of
+from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import is_out_of_memory, recording_bytes
-from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, require_posterior, task_of
-from bayesgeom.models.sendable import job_arguments, load_same, name_of
-from bayesgeom.models.server.model import ServedModel
+from bayesgeom.models.recording import is_out_of_memory, recording_bytes
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
+from bayesgeom.models.served.model import ServedModel
 from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
@@ -70,8 +69,8 @@ def diagnose(
             `provenance` states; any third seed is an error.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
         ablations: Whether to run the default ablation battery as well.
-        executor: Where untrained networks are measured, a job each (see `bayesgeom.engine`); the model is then given by
-            its name or directory, and probes by their names. Default: this process.
+        executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
+            by its name or directory, and probes by their names. Default: this process.
 
     Returns:
         The reports by the name of their probe.
@@ -192,7 +191,7 @@ def _sent_untrained(
     jobs = [
         Job(
             name=f"{model.spec.name} untrained {index}",
-            function=path_of(untrained_at),
+            function=untrained_at,
             arguments={**shared, "index": index},
         )
         for index in range(n_untrained if plan.supported else 0)
@@ -212,7 +211,7 @@ def untrained_at(
 ) -> Found:
     """Do the job of one untrained network."""
     n, seed = int(counts["n"]), int(counts["seed"])
-    subject, chosen = load_same(model, weights, device=device), task_from_config(task)
+    subject, chosen = check_same(load(model, device=device), weights), task_from_config(task)
     one = chosen.sample(1, seed=seed)
     plan = replace(plan_of(subject, chosen, one, probes, n=n, seed=seed), is_named=bool(counts["is_named"]))
     if counts["streamed"]:

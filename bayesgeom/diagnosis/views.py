@@ -11,7 +11,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.files import apart
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import Site
-from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.tasks.base import WindTunnel
 
 

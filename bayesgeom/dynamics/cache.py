@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-from safetensors import SafetensorError
-
-from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import atomic_file, read_safetensors, write_arrays
+from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.dynamics.measure import Measured
 
-_METHOD = 7  # version of the measurements: increase it when they or their names change
+_METHOD = 8  # version of the measurements: increase it when they or their names change
 
 
 @final
@@ -33,19 +29,13 @@ class SnapshotCache:
         """
         if self.folder is None or not (file := self._file(weights, last)).exists():
             return None
-        try:
-            numbers, metadata = read_safetensors(file, framework="numpy")
-            return Measured(numbers=numbers, missing=json.loads(metadata.get("missing", "{}")))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise OutputFault(f"{file} cannot be read ({error}); delete it to repeat the measurement.") from error
+        found: Measured = read_parcel(file)
+        return found
 
     def put(self, weights: str, last: str, found: Measured) -> None:
         """Save the measurements of a snapshot."""
-        if self.folder is None:
-            return
-        arrays = {name: np.ascontiguousarray(values) for name, values in found.numbers.items()}
-        with atomic_file(self._file(weights, last)) as temporary:
-            write_arrays(arrays, temporary, {"missing": json.dumps(dict(found.missing))})
+        if self.folder is not None:
+            write_parcel(self._file(weights, last), found)
 
     def _file(self, weights: str, last: str) -> Path:
         assert self.folder is not None, "callers check that there is a folder"

@@ -1,4 +1,4 @@
-"""The figures of dynamics: curves over log steps, and rows with intervals."""
+"""The figure of dynamics: curves over log steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,10 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.curves import Curve, add_curves
-from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_note
 from bayesgeom.dynamics.threshold_steps import stable
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.theme import label_axes, layer_colors, log_axes, name_once, panels, with_room_for_legend
+from bayesgeom.results.theme import layer_colors, log_axes, panels, with_room_for_legend
 
 _MAX_CURVES = 9  # number of colors
 
@@ -30,28 +29,6 @@ class Curves:
     is_log: bool = False
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Forest:
-    """One panel of estimates with intervals, one row each; `otherwise` is shown if there are none.
-
-    `baseline` is the level that intervals are compared with; `verdicts` state in the label why a row has no value.
-    """
-
-    title: str
-    unit: str
-    labels: Sequence[str]
-    estimate: Estimate
-    verdicts: Sequence[str]
-    otherwise: str
-    baseline: float = 0.0
-
-    def named(self) -> list[str]:
-        """Return the label of each row, and why it has no value."""
-        rows = zip(self.labels, self.estimate.value.flat, self.verdicts, strict=True)
-        return [label if np.isfinite(value) else f"{label} ({why})" for label, value, why in rows]
-
-
 def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> go.Figure:
     """Draw panels of curves over log steps, two in a row."""
     figure = panels(title, tuple(own.title for own in drawn), row_height=340)
@@ -65,23 +42,6 @@ def curves_figure(title: str, steps: Sequence[str], drawn: Sequence[Curves]) -> 
             add_note(figure, panel, "not measured: not available for this architecture")
         if own.is_log:
             log_axes(figure, panel)
-    return with_room_for_legend(figure)
-
-
-def forests_figure(title: str, drawn: Sequence[Forest]) -> go.Figure:
-    """Draw panels of rows with intervals, two in a row."""
-    n_rows = max(1, *(len(own.labels) for own in drawn))
-    figure = panels(title, tuple(own.title for own in drawn), row_height=max(340, 160 + 22 * n_rows))
-    for index, own in enumerate(drawn):
-        panel = (index // 2 + 1, index % 2 + 1)
-        values, (low, high) = own.estimate.value.ravel(), own.estimate.ends
-        if np.isfinite(values).any():
-            ends = (low.ravel(), high.ravel())
-            add_forest(figure, panel, own.named(), values, ends, unit=own.unit, baseline=own.baseline)
-        else:
-            add_note(figure, panel, own.otherwise)
-            label_axes(figure, panel, "", "")
-    name_once(figure)
     return with_room_for_legend(figure)
 
 

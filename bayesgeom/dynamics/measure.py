@@ -20,19 +20,17 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, RESID_POST, K, Site, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.dynamics.frame import Frame
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.cosine import chance_overlap
-from bayesgeom.geometry.manifold import EntropyScale, cloud_statistics, shuffled_scale
-from bayesgeom.geometry.mean_overlap import overlap_rows
-from bayesgeom.geometry.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import recording_bytes
-from bayesgeom.models.recorder import bytes_per_sequence
+from bayesgeom.models.recording import bytes_per_sequence, recording_bytes
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights
+from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
+from bayesgeom.stats.overlap import chance_overlap, overlap_rows
+from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
+from bayesgeom.stats.reduction import TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.stats.tokens import TokenSums, in_parts, occurrences
 from bayesgeom.subspaces.jacobian import N_SEQUENCES
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 

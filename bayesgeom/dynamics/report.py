@@ -1,14 +1,14 @@
 """The dynamics report: every diagnostic at the snapshots of one training or several."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.dynamics.threshold_steps import NEARBY
 from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.headline import Headline
@@ -204,15 +204,6 @@ class DynamicsReport(Report):
             curves=[ceiling, *by_layer(shift.value)[:_MAX_LAYERS]],
             levels=(*of_baselines("layer 0", shift[..., 0].compared), ("no shift", 0.0)),
         )
-
-    def timed(self) -> Mapping[str, np.ndarray]:
-        """Return the curves that decide the order, as arguments of `order_of`."""
-        return {
-            "kl_bits": self.kl_bits.value,
-            "pattern_distance_bits": self.pattern_distance_bits.value,
-            "key_overlap": self.key_overlap.value,
-            "curve_share": self.curve_share.value,
-        }
 
     def table(self) -> str:
         """Return means over trainings by snapshot, and the chance levels."""

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.mean_overlap import mean_overlap_interval
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.intervals import Interval, Scale
+from bayesgeom.stats.overlap import mean_overlap_interval
 
 
 def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale = "plain") -> Interval:
@@ -27,7 +27,7 @@ def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale
 def overlap_interval_of(
     rows: Float[np.ndarray, "row *rest"], kink: Float[np.ndarray, "*rest"], *, seed: int
 ) -> Interval:
-    """Return the interval of a key overlap, from rows and bias of `geometry.mean_overlap.overlap_rows`."""
+    """Return the interval of a key overlap, from rows and bias of `stats.overlap.overlap_rows`."""
     return mean_overlap_interval(_known(rows), kink, seed=seed)
 
 

@@ -1,30 +1,30 @@
 """`training_dynamics`: run the diagnostics at every snapshot of one training or of several seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.dynamics.cache import SnapshotCache
 from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, bench_of, measured, passed, reference_of
 from bayesgeom.dynamics.pictures import attention_maps, film
-from bayesgeom.dynamics.runs import CACHE, Source, TrainingRun, runs_of
-from bayesgeom.dynamics.sent import measure_missing
-from bayesgeom.dynamics.summary import dynamics_report, settling_report, stacked
-from bayesgeom.engines.executor import Batch, Executor
+from bayesgeom.dynamics.runs import CACHE, Source, TrainingRun, model_at, runs_of
+from bayesgeom.dynamics.summary import dynamics_report, stacked
+from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import recording_bytes
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import check_device
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import PARTS
-from bayesgeom.tasks.base import checked_seed
+from bayesgeom.tasks.base import checked_seed, task_from_config
 
 N_DEFAULT, N_LEAST = 256, 4
 
@@ -52,11 +52,10 @@ def training_dynamics(
         device: Device: "cpu", "cuda", …
         maps_at: Steps whose attention is drawn. Default: a few.
         out: Directory for progress and the report, so that an interrupted analysis continues.
-        executor: Where snapshots are measured, one job each (see `bayesgeom.engine`). Default: this process.
+        executor: Where snapshots are measured, a job each (see `bayesgeom.executors`). Default: this process.
 
     Returns:
-        The reports "dynamics", "settling" and, where the architecture has them, "manifold_film" and
-        "attention_maps".
+        The report "dynamics" and, where the architecture has them, "manifold_film" and "attention_maps".
 
     Raises:
         InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, they differ in
@@ -108,7 +107,7 @@ class _Analysis:
         total = sum(len(run.steps) for run in self.runs)
         before = [self._cached(run) for run in self.runs]
         if self.batch is not None:
-            before = self._sent(self.batch, before)
+            self._send(self.batch, before)
         n_before = sum(map(len, before))
         with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
             each = [self._measured(run, cached, shown) for run, cached in zip(self.runs, before, strict=True)]
@@ -116,12 +115,11 @@ class _Analysis:
         numbers = stacked(found)
         counts = {name: found[0][0].count(name, self.bench.n) for name in numbers}
         curves = dynamics_report(self.runs, numbers, counts, n=self.bench.n, seed=self.bench.seed)
-        settled = settling_report(curves)
         pictures = (
             film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
             attention_maps(self.runs[0], found[0], maps_at),
         )
-        reports = {own.name: own for own in (curves, settled, *pictures) if own is not None}
+        reports = {own.name: own for own in (curves, *pictures) if own is not None}
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance(specs[0]))
 
     def _cached(self, run: TrainingRun) -> dict[int, Measured]:
@@ -129,17 +127,18 @@ class _Analysis:
         cache, last = self._cache(run), run.hashes[-1]
         return {index: cached for index, digest in enumerate(run.hashes) if (cached := cache.find(digest, last))}
 
-    def _sent(self, batch: Batch, before: list[dict[int, Measured]]) -> list[dict[int, Measured]]:
-        """All snapshots, those that were not measured before by jobs."""
+    def _send(self, batch: Batch, found: list[dict[int, Measured]]) -> None:
+        """Measure every snapshot that is not in `found`, each by a job, and add it."""
         missing = [
-            (run, [index for index in range(len(run.steps)) if index not in cached])
-            for run, cached in zip(self.runs, before, strict=True)
+            (run, known, index)
+            for run, known in zip(self.runs, found, strict=True)
+            for index in range(len(run.steps))
+            if index not in known
         ]
-        found = measure_missing(batch, missing, self.bench, device=self.device)
-        for run, own in zip(self.runs, found, strict=True):
-            for index, cached in own.items():
-                self._cache(run).put(run.hashes[index], run.hashes[-1], cached)
-        return [cached | own for cached, own in zip(before, found, strict=True)]
+        jobs = [snapshot_job(run, index, self.bench, self.device) for run, _, index in missing]
+        for (run, known, index), snapshot in zip(missing, batch.results(jobs, desc="snapshots"), strict=True):
+            self._cache(run).put(run.hashes[index], run.hashes[-1], snapshot)
+            known[index] = snapshot
 
     def _measured(
         self, run: TrainingRun, found: dict[int, Measured], shown: Any
@@ -195,3 +194,29 @@ class _Analysis:
         where = provenance(spec, self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
         return {**where, "n_recorded": self.bench.n_recorded, "weights": weights, "recipe": first.recipe}
+
+
+def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job:
+    """Return the job that measures one snapshot."""
+    snapshot, last = ([str(run.paths[at].resolve()), run.hashes[at]] for at in (index, -1))
+    sent = {**vars(bench), "task": bench.task.config()}
+    arguments = {"snapshot": snapshot, "last": last, "bench": sent, "device": device}
+    return Job(name=f"{run.name} step {run.steps[index]}", function=snapshot_at, arguments=arguments)
+
+
+def snapshot_at(*, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str) -> Measured:
+    """Do the job of one snapshot."""
+    shared = Bench(**{**bench, "task": task_from_config(bench["task"])})
+    reference = _reference_at(tuple(last), device, shared)
+    model = _model_at(snapshot, device)
+    return measured(Setting(model=model, bench=shared, run=passed(model, shared), reference=reference))
+
+
+@lru_cache(maxsize=1)  # a worker measures many snapshots of one training
+def _reference_at(last: tuple[str, ...], device: str, bench: Bench) -> Reference:
+    return reference_of(bench, passed(_model_at(last, device), bench))
+
+
+def _model_at(snapshot: Sequence[str], device: str) -> Model:
+    path, weights = snapshot
+    return check_same(model_at(Path(path), device=device), weights)

@@ -11,9 +11,8 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName, suggested
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.description import CONFIG, read_description
-from bayesgeom.models.named_checkpoints import checkpoints
 from bayesgeom.models.resolve import from_checkpoint, of_module
 from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config

@@ -1,26 +1,14 @@
-"""The reports from the measurements of every snapshot."""
+"""The report from the measurements of every snapshot."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.verdict import Reason
 from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
-from bayesgeom.dynamics.order import FRAME, PRECISION, order_of
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
 from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.dynamics.settling import (
-    dissociation,
-    fall,
-    frame_moment,
-    measuring,
-    precision_by_share,
-    precision_moment,
-)
-from bayesgeom.dynamics.settling_report import RULES, SPACING, TOGETHER, SettlingReport
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, with_ceiling
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.stats.bootstrap import seed_interval
@@ -93,68 +81,9 @@ def dynamics_report(
     )
 
 
-def settling_report(curves: DynamicsReport) -> SettlingReport:
-    """Return the report on thresholds that are reached, curves that settle, their order, and falls."""
-    steps = [int(step) for step in curves.steps]
-    kl = curves.kl_bits.value
-    frames = [frame_moment(steps, own) for own in curves.pattern_distance_bits.value]
-    precisions = [[moment(steps, own) for own in kl] for moment in (precision_moment, precision_by_share)]
-    by_rule = [dissociation(later, frames) for later in precisions]
-    return SettlingReport(
-        runs=curves.runs,
-        rules=RULES,
-        frame_step=np.array([moment.step for moment in frames]),
-        precision_step=np.array([[moment.step for moment in row] for row in precisions]),
-        dissociation_by_run=Estimate.of(
-            np.stack([own.per_run for own in by_rule]),
-            (np.stack([own.least for own in by_rule]), np.stack([own.most for own in by_rule])),
-            resampled=SPACING,
-        ),
-        dissociation=over_trainings(
-            [own.mean for own in by_rule],
-            ([own.lo for own in by_rule], [own.hi for own in by_rule]),
-            n=len(curves.runs),
-            baselines=[Baseline.of("baseline", TOGETHER, 0.0)],
-        ),
-        verdicts=tuple(own.verdict(first=FRAME, second=PRECISION) for own in by_rule),
-        **order_of(steps, curves.timed()).fields(),
-        **_falls(curves, steps),
-        n=curves.n,
-    )
-
-
 def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Estimate:
     """Return the attention-pattern distance to the last snapshot, exactly 0 at that snapshot."""
     ends, found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
     is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
     low, high = (np.where(is_itself, 0.0, end) for end in ends)
     return Estimate.of(found, (low, high), n=n, reason=ends.code)
-
-
-def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
-    """Return the largest fall of every curve that is claimed to rise."""
-    rising = {
-        "PC1 share": curves.pc1_share.value,
-        "curve share": curves.curve_share.value,
-        "belief R²": curves.belief_r2.value,
-    }
-    for layer in range(curves.answer_shift_bits.value.shape[-1]):
-        rising[f"answer shift, layer {layer}"] = curves.answer_shift_bits.value[..., layer]
-        rising[f"frame ratio, layer {layer}"] = curves.frame_ratio.value[..., layer]
-    falls = {name: fall(values) for name, values in rising.items()}
-    n_runs, n_measuring = len(curves.runs), len(measuring(curves.kl_bits.value))
-    return {
-        "curves": tuple(falls),
-        "fall": Estimate.of(
-            [own.size for own in falls.values()],
-            ([own.lo for own in falls.values()], [own.hi for own in falls.values()]),
-            resampled="trainings",
-            n=n_measuring,
-            reason=Reason.SAME_TRAININGS if n_runs == n_measuring else Reason.NO_FALL,
-        ),
-        "fall_share": np.array([own.share for own in falls.values()]),
-        "fall_steps": np.array(
-            [[steps[own.start] for own in falls.values()], [steps[own.end] for own in falls.values()]], dtype=np.float64
-        ),
-        "fall_verdicts": tuple(own.verdict for own in falls.values()),
-    }

@@ -1,9 +1,6 @@
-"""Find when a curve over training snapshots first reaches a level, and when it stays there.
+"""Find from which snapshot on the distance to the last snapshot stays within a tenth of the first distance.
 
-reached    the first snapshot at which a condition holds, even if it fails later
-settled    the first snapshot from which on at most a tenth of the way from first to last value is left
-stable     the first snapshot from which on a distance to the last snapshot is at most a tenth of the first distance;
-           the last snapshot does not count, because its distance is 0 by definition
+The last snapshot does not count, because its distance is 0 by definition.
 """
 
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 NEARBY = 0.1  # share of the first distance
 Steps = Sequence[int]
@@ -30,39 +27,6 @@ class ThresholdStep:
 
 
 NEVER = ThresholdStep(float("nan"), float("nan"))
-
-
-def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> ThresholdStep:
-    """Return the first snapshot at which a condition holds; `NEVER` if it never holds, or holds from the start.
-
-    Example:
-        >>> reached((0, 10, 20, 40), np.array([False, False, True, False]))
-        ThresholdStep(step=20.0, before=10.0)
-    """
-    found = np.flatnonzero(holds)
-    if len(found) == 0 or found[0] == 0:
-        return NEVER
-    return ThresholdStep(float(steps[found[0]]), float(max(steps[found[0] - 1], 1)))
-
-
-def settled(steps: Steps, curve: Float[np.ndarray, " step"]) -> ThresholdStep:
-    """Return the first snapshot from which on at most a tenth of the distance from first to last value remains.
-
-    Args:
-        steps: Training step of every snapshot.
-        curve: A number at every snapshot.
-
-    Returns:
-        The snapshot; `NEVER` for a curve that ends at its first value, or was not measured.
-
-    Example:
-        >>> settled((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]))
-        ThresholdStep(step=40.0, before=20.0)
-    """
-    left = np.abs(curve - curve[-1])
-    if not left[0] > 0 or not np.isfinite(left).all():
-        return NEVER
-    return _after(steps, np.flatnonzero(left > NEARBY * left[0]))
 
 
 def stable(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:

@@ -8,11 +8,11 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
-from bayesgeom.engines.executor import Batch, Executor, Job, path_of
+from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.curves import errors_across, errors_along
 from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
 from bayesgeom.generalization.length_report import LengthReport
@@ -34,11 +34,10 @@ from bayesgeom.generalization.stretch import (
 )
 from bayesgeom.generalization.together import length_report
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import recording_bytes
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
+from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
-from bayesgeom.models.sendable import check_same, job_arguments, name_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
@@ -81,7 +80,7 @@ def length_generalization(
         seed: Seed of the sequences and of the intervals.
         threshold_bits: KL above which a position counts as failed.
         top_attention_off: Number of top layers without attention.
-        executor: Where models are measured, one job each (see `bayesgeom.engine`); they are then given by their names
+        executor: Where models are measured, a job each (see `bayesgeom.executors`); they are then given by their names
             or directories. Default: this process.
 
     Returns:
@@ -172,7 +171,7 @@ def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_
         "threshold_bits": setting.threshold_bits,
     }
     arguments = job_arguments(name, spec, setting.task, n=n, top_attention_off=top_attention_off, setting=own)
-    return Job(name=spec.name, function=path_of(errors_at), arguments=arguments)
+    return Job(name=spec.name, function=errors_at, arguments=arguments)
 
 
 def errors_at(
@@ -187,7 +186,7 @@ def errors_at(
 ) -> ModelErrors:
     """Do the job of one model."""
     own, chosen = _silenced(load(model, device=device), top_attention_off), task_from_config(task)
-    check_same(own, model, weights)
+    check_same(own, weights)
     lengths = tuple(setting["lengths"])
     return _errors(own, Setting(task=chosen, stretch=stretch_of(chosen), **{**setting, "lengths": lengths}), n)
 

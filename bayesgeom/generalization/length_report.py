@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.numbers import number_text, with_unit
+from bayesgeom.core.text import number_text, with_unit
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.results.estimate import Estimate, NonNegative, Quantity, Unit

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.findings import numbers

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Behavior
+from bayesgeom.core.text import number_text
 from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import strongest
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit

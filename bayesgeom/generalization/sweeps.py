@@ -9,16 +9,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from bayesgeom.checks.arguments import check_fields, checked
+from bayesgeom.core.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
-from bayesgeom.engines.executor import Batch, Executor, Job, path_of
+from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, task_of
-from bayesgeom.models.sendable import load_same, name_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import WindowScores, effective_memory, wider_window, window_name
@@ -51,8 +50,8 @@ def sweep(
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
         threshold_bits: Distance of the mean entropy from its floor at which the posterior has converged.
-        executor: Where values are computed, a job each (see `bayesgeom.engine`); the model is then given by its name or
-            directory. Default: this process.
+        executor: Where values are computed, a job each (see `bayesgeom.executors`); the model is then given by its name
+            or directory. Default: this process.
 
     Returns:
         Convergence and error at every value.
@@ -91,7 +90,7 @@ class _Sent:
         jobs = [
             Job(
                 name=label,
-                function=path_of(value_at),
+                function=value_at,
                 arguments={"label": label, "task": task.config(), **shared},
             )
             for label, task in zip(labels, tasks, strict=True)
@@ -101,7 +100,7 @@ class _Sent:
 
 def value_at(*, label: str, task: Mapping[str, Any], model: str | None, weights: str, n: int, seed: int) -> Value:
     """Do the job of one value."""
-    subject = None if model is None else load_same(model, weights)
+    subject = None if model is None else check_same(load(model), weights)
     return _value(label, task_from_config(task), subject, n=n, seed=seed)
 
 

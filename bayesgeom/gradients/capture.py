@@ -14,7 +14,7 @@ from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.trials import Trials
 from bayesgeom.gradients.attention_laws import agreement, value_gradient
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.adapters.taps import per_query_head
+from bayesgeom.models.adapters.proof import per_query_head
 from bayesgeom.models.base import Model
 
 Targets = Literal["sampled", "exact"]

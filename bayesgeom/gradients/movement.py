@@ -10,13 +10,12 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN
+from bayesgeom.core.text import number_text
 from bayesgeom.core.trials import Trials
-from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable
+from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable, times_later
 from bayesgeom.gradients.capture import LayerGradients, Targets
-from bayesgeom.gradients.delay import lag
 from bayesgeom.gradients.tally import OTHER, layer_tally
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import mean_estimate
@@ -32,6 +31,41 @@ if TYPE_CHECKING:
 
 TOGETHER = "both stable at the same step"
 _WITHIN = "within a tenth of their first distance"
+
+
+@final
+@dataclass(frozen=True)
+class Lag:
+    """Ratio of the steps from which on values and routing are stable, with the bounds that snapshots allow.
+
+    The ratio and unknown bounds are NaN if either is not stable before the last snapshot.
+    """
+
+    ratio: float
+    least: float
+    most: float
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on which is stable later: open where the spacing of snapshots allows the same step."""
+        if np.isnan(self.ratio):
+            return "cannot say which is stable later, as not both were stable before the last snapshot"
+        if self.least > 1:
+            return "values are stable later than routing"
+        return "routing is stable later than values" if self.most < 1 else "cannot say which is stable later"
+
+    @property
+    def reach(self) -> str:
+        """The bounds in words."""
+        if np.isfinite(self.least):
+            least = number_text(self.least)
+            return f"{least} … {number_text(self.most)}" if np.isfinite(self.most) else f"{least} or more"
+        return f"{number_text(self.most)} or less" if np.isfinite(self.most) else "anything"
+
+
+def lag(values: ThresholdStep, routing: ThresholdStep) -> Lag:
+    """Return how much later the first is stable than the second."""
+    return Lag(*times_later(values, routing))
 
 
 @final

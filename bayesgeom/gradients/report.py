@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.identities import IDENTITIES
 from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally

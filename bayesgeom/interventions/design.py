@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.results.headline import MOST
@@ -34,7 +34,8 @@ class Design:
 
     Example:
         >>> import bayesgeom
-        >>> bayesgeom.Design("remove").n_random
+        >>> from bayesgeom.interventions.design import Design
+        >>> Design("remove").n_random
         20
     """
 

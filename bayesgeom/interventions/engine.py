@@ -21,7 +21,7 @@ from bayesgeom.core.errors import NonFinite
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import Baseline, Replayer, Variant
+from bayesgeom.models.replay.replayer import BaselinePass, Replayer, Variant
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.subspaces.positions import Positions
@@ -40,7 +40,7 @@ class PairReference:
     """Replacement activations for one batch of pairs: the task's means, and the donors' activations."""
 
     means: Means
-    donors: Baseline | None
+    donors: BaselinePass | None
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
         """Return the task's mean at each position."""
@@ -173,7 +173,7 @@ def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
 
 
 def _variants(
-    edits: Sequence[Edit], plan: Plan, passes: tuple[Baseline, PairReference], number: int
+    edits: Sequence[Edit], plan: Plan, passes: tuple[BaselinePass, PairReference], number: int
 ) -> list[tuple[Edit, ...]]:
     """Return the conditions of one layer in this batch, then those without their direct path."""
     baseline, reference = passes
@@ -185,7 +185,7 @@ def _variants(
     ]
 
 
-def _direct_path(edit: Edit, last: int, baseline: Baseline, reference: PairReference) -> Subtract:
+def _direct_path(edit: Edit, last: int, baseline: BaselinePass, reference: PairReference) -> Subtract:
     """Return the edit that subtracts, before the final norm, what `edit` added to the residual stream."""
     own = baseline.stored[edit.site, edit.layer]
     added = edit.applied(own, reference) - own
@@ -204,7 +204,7 @@ class _Scorer:
     way: Float64[Tensor, "batch query_pos part"] | None
 
     @classmethod
-    def of(cls, pair: Pair, plan: Plan, baseline: Baseline, reference: PairReference) -> "_Scorer":
+    def of(cls, pair: Pair, plan: Plan, baseline: BaselinePass, reference: PairReference) -> "_Scorer":
         """Return the scorer of a batch after its passes."""
         originals, donors = pair
         own = way = None

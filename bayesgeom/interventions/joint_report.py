@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.report import NOT_FIXED
 from bayesgeom.interventions.verdicts import UNDECIDED
@@ -98,7 +98,7 @@ class JointInterventionReport(Report):
     def plot(self) -> "Figure":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
-        from bayesgeom.charts.thresholds import Rows, add_thresholds
+        from bayesgeom.interventions.drawing import Rows, add_thresholds
         from bayesgeom.results.theme import EXACT, label_axes, panels, series, with_room_for_legend
 
         titles = [f"Increase of {metric}" for metric in self.metrics]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.verdicts import (
     CEILING_SHARE,

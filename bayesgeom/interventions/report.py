@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text, percent_text, with_minus
+from bayesgeom.core.text import interval_text, number_text, percent_text, with_minus
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION, RULE, UNDECIDED, USED, against, explained, sentence
 from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Unit

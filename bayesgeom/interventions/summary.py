@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.numbers import percent_text
+from bayesgeom.core.text import percent_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport

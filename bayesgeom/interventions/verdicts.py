@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from bayesgeom.core.numbers import percent_text, with_minus
+from bayesgeom.core.text import percent_text, with_minus
 from bayesgeom.interventions.design import LEAST_CONTROLS
 from bayesgeom.subspaces.matching import SAME
 from bayesgeom.subspaces.readout import FLOOR, SLACK, Erasure

@@ -1,9 +1,9 @@
 """The model interface: sites, a spec, and one `run` with the same guarantees for every architecture."""
 
-import contextlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -13,17 +13,23 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NonFinite, TaskMismatch
-from bayesgeom.core.hooks import EVERY_MODULE, has_global_hooks
+from bayesgeom.core.hooks import EVERY_MODULE, Change, SiteLayer, has_global_hooks, hooked, site_hook
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import W_K, W_K_GRAM, Site
-from bayesgeom.core.threads import alone
+from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.torch_state import alone, check_default_device, evaluating
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.budget import PASS_BYTES, is_out_of_memory, pass_bytes, recording_bytes
-from bayesgeom.models.recorder import Recorder, Stream, bytes_of_pass
+from bayesgeom.models.recording import (
+    PASS_BYTES,
+    Recorder,
+    Stream,
+    bytes_of_pass,
+    is_out_of_memory,
+    pass_bytes,
+    recording_bytes,
+)
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.models.surroundings import check_default_device
 from bayesgeom.stats.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
@@ -178,7 +184,7 @@ class Model(ABC):
         self.require([site for site in wanted if site not in layers], by="this run")
         places = {site: self.layers_of(site) for site in wanted if not site.is_static}
         recorder, log = Recorder(self.module, self.spec, self.point, places, stream), BehaviorLog()
-        with _evaluating(self.module), torch.no_grad():
+        with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
         static = {site: self._static(site, trials) for site in wanted if site.is_static}
@@ -333,19 +339,22 @@ def _split(record: Iterable[Site | Stream]) -> tuple[tuple[Site, ...], Stream | 
     return tuple(own for own in given if isinstance(own, Site)), stream
 
 
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
-    training = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, was_training in training.items():
-            part.training = was_training
-
-
 def _short(count: int) -> str:
     """Return a large count with three digits: 2,677,248 is "2.68M"."""
     size, unit = next((own for own in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * own[0]), (1.0, ""))
     return f"{count / size:.3g}{unit}"
+
+
+def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractContextManager[Sequence[int]]:
+    """Set one hook at each of these sites and layers, for one forward pass within the block.
+
+    Args:
+        model: The model, whose lock is held.
+        hooks: By site and layer: a function of the activation there. Its return value replaces the activation unless it
+            is None.
+
+    Raises:
+        HookFault: A hook did not fire exactly once.
+    """
+    own = [site_hook(place, model.point(*place), change) for place, change in hooks.items()]
+    return hooked(model.module, own, by=model.spec.name)

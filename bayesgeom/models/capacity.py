@@ -13,13 +13,12 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
-from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
 from bayesgeom.models.resolve import load
-from bayesgeom.models.shapes import shapes_only
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these; the value is the penalty, in doublings of the depth.
@@ -53,8 +52,9 @@ def capacity_matched(
 
     Example:
         >>> import bayesgeom
+        >>> from bayesgeom.models.capacity import capacity_matched
         >>> reference = bayesgeom.TransformerConfig(d_vocab=40, n_ctx=39, n_layers=2, n_heads=4, d_model=64, d_mlp=256)
-        >>> bayesgeom.capacity_matched("lstm", reference).d_vocab
+        >>> capacity_matched("lstm", reference).d_vocab
         40
     """
     # mypy: an abstract class as a value is what discovery is about.

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.torch_state import reduced_precision
 from bayesgeom.models.base import Model
-from bayesgeom.models.description import versions
-from bayesgeom.models.surroundings import reduced_precision
+from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.tasks.base import WindTunnel
 
 
@@ -36,13 +36,13 @@ def provenance(
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),
         "arguments": dict(arguments),
-        "versions": {"bayesgeom": _own_version(), **versions()},
+        "versions": {"bayesgeom": own_version(), **versions()},
         "threads": torch.get_num_threads(),
     }
 
 
-def _own_version() -> str:
-    """The version of the installed bayesgeom, or "unknown" if it is not installed."""
+def own_version() -> str:
+    """Return the version of the installed bayesgeom, or "unknown" if it is not installed."""
     try:
         return importlib.metadata.version("bayesgeom")
     except importlib.metadata.PackageNotFoundError:

@@ -11,24 +11,26 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayesgeom.checks.arguments import check_argument, checked
-from bayesgeom.checks.text import shown
-from bayesgeom.checks.tokenizer import Tokenizer
+from bayesgeom.core.arguments import check_argument, checked
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName, unknown_name
 from bayesgeom.core.files import put_back
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.text import shown
+from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.budget import check_memory_gib
+from bayesgeom.models.captured.files import is_capture
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
+from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
-from bayesgeom.models.description import CONFIG, OURS, WEIGHTS
-from bayesgeom.models.disk.manifest import is_capture
-from bayesgeom.models.disk.reading import CapturedModel
 from bayesgeom.models.huggingface.gguf_file import gguf_in
-from bayesgeom.models.huggingface.wrapped import is_adapter, unwrapped
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.huggingface.loading import FETCHING, load_adapter, load_gguf, load_huggingface, load_tokenizer
+from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
@@ -36,9 +38,9 @@ from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.options import SERVER, SOURCE, check_options
-from bayesgeom.models.server.client import is_address
-from bayesgeom.models.surroundings import check_default_device
+from bayesgeom.models.recording import check_memory_gib
+from bayesgeom.models.served.client import is_address
+from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 
 ModelLike = Model | Checkpoint | nn.Module | str | Path
@@ -50,6 +52,19 @@ _WELL_KNOWN = {  # names that the hub once had without an owner
     "distilgpt2": "distilbert/distilgpt2",
 }
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
+_SECRET, _COUNTS = ("token", "server_key"), ("batch_size", "top")
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "revision": ((str,), "text"),
+    "token": ((str, bool), "text"),
+    "server_key": ((str,), "text"),
+    "top": ((int,), "a positive integer"),
+    "local_files_only": ((bool,), "True or False"),
+    "device_map": ((str, dict, int), "text or a mapping of modules to devices"),
+    "max_memory": ((dict,), "a mapping of devices to memory, such as {0: '20GiB', 'cpu': '64GiB'}"),
+    "attn_implementation": ((str,), "text"),
+    "quantization_config": ((object,), ""),
+    "batch_size": ((int,), "a positive integer"),
+}
 
 
 @checked("name", "tokenizer", "options")
@@ -77,7 +92,7 @@ def load(
         tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
-            `bayesgeom.models.budget`).
+            `bayesgeom.models.recording`).
         **options: All: `batch_size`, most sequences in a forward pass. Hugging Face models: `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
             `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and `local_files_only`, and `revision`
@@ -121,14 +136,12 @@ def _loaded(
     trust_remote_code: bool,
 ) -> Model:
     # A revision names a state of one repository: another repository's tokenizer does not have it.
-    own = [*SOURCE] if is_address(name) or str(tokenizer) == str(name) else [n for n in SOURCE if n != "revision"]
+    own = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
     read = _tokenizer(tokenizer, {n: options.get(n) for n in own}, trust_remote_code=trust_remote_code)
     if is_address(name):
-        from bayesgeom.models.server.model import supported
-
         _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)
-        given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in SOURCE)}
+        given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in FETCHING)}
         return supported(str(name), read, given)
     if wrong := [n for n in SERVER if options.get(n) is not None]:
         raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
@@ -140,8 +153,6 @@ def _loaded(
         model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
     else:
         _require_hub_name(name)
-        from bayesgeom.models.huggingface.loading import load_huggingface
-
         model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)
     return model if read is None else as_model(model, read)
 
@@ -154,14 +165,10 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
         _require_cpu(device, f"{path} is a capture, which is read on the CPU")
         return CapturedModel(path)
     if (file := gguf_in(path)) is not None:
-        from bayesgeom.models.huggingface.loading import load_gguf
-
         if wrong := [own for own in _given(options) if own not in ("dtype", "device_map")]:
             raise InvalidArgument(f"{', '.join(wrong)} is for models on the Hugging Face hub; {file.name} is one file.")
         return load_gguf(file, dtype=options["dtype"], device=device, device_map=options.get("device_map"))
     if is_adapter(path):
-        from bayesgeom.models.huggingface.loading import load_adapter
-
         return load_adapter(path, options, device=device, trust_remote_code=trust_remote_code)
     if not path.is_dir():
         raise CheckpointFault(
@@ -171,8 +178,6 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
         if given := _given(options):
             raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models; {path.name} is bayesgeom's own.")
         return from_checkpoint(load_checkpoint(path, device=device))
-    from bayesgeom.models.huggingface.loading import load_huggingface
-
     return load_huggingface(path, options, device=device, trust_remote_code=trust_remote_code)
 
 
@@ -189,7 +194,7 @@ def _given(options: Mapping[str, Any]) -> list[str]:
 
 def _require_hub_name(name: str | Path) -> None:
     """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
-    if isinstance(name, Path) or _is_path(name):
+    if isinstance(name, Path) or (len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)):
         raise UnknownName(
             f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
         )
@@ -200,6 +205,24 @@ def _require_hub_name(name: str | Path) -> None:
         raise UnknownName(
             f"{missing} Specify a directory by its path, and a model on the Hugging Face hub as owner/name."
         )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check names and types of the options. The values of `token` and `server_key` are never part of a message.
+
+    Raises:
+        InvalidArgument: An option is unknown, or of another type.
+    """
+    for name, value in options.items():
+        if name not in _KINDS:
+            raise InvalidArgument(
+                f"load has no option {name!r}. It has: device, dtype, tokenizer, memory_gib, {', '.join(_KINDS)}."
+            )
+        kinds, allowed = _KINDS[name]
+        is_count = name not in _COUNTS or (type(value) is int and value > 0)
+        if value is not None and not (isinstance(value, kinds) and is_count):
+            got = f"a {type(value).__name__}" if name in _SECRET else shown(value)
+            raise InvalidArgument(f"{name} must be {allowed}, got {got}.")
 
 
 def check_device(device: str | torch.device) -> None:
@@ -224,8 +247,6 @@ def _tokenizer(
 ) -> Tokenizer | None:
     if not isinstance(given, str | Path):
         return given
-    from bayesgeom.models.huggingface.loading import load_tokenizer
-
     read: Tokenizer = load_tokenizer(given, options, trust_remote_code=trust_remote_code)
     return read
 
@@ -277,12 +298,8 @@ def _of_object(model: Any) -> Model:
         import transformers
 
         if isinstance(model, transformers.PreTrainedModel):
-            from bayesgeom.models.huggingface.model import HFModel
-
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
-        from bayesgeom.models.adapters.lens import LensModel
-
         return LensModel(model)
     if isinstance(model, nn.Module) and (own := _adapted(model)) is not None:
         return own
@@ -325,8 +342,6 @@ def _adapted(
         case PositionwiseMLP() | LSTM() | Mamba():
             return ResidualModel(module, name=name, task=task, digest=digest)
         case Llama(config=config) | Mamba2(config=config) | RWKV(config=config):
-            from bayesgeom.models.huggingface.model import HFModel
-
             return HFModel(
                 module.whole,
                 name=name or config.name,
@@ -452,11 +467,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can only be a path: it has a separator and is not owner/name."""
-    return len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)
 
 
 def _has_separator(name: str) -> bool:

@@ -9,7 +9,7 @@ callback for `transformers.Trainer`.
 
 from typing import TYPE_CHECKING
 
-from bayesgeom.core.lazy import names_on_demand
+from bayesgeom.core.plugins import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.monitor.rules import Event as Event

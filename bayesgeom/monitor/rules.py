@@ -10,7 +10,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.checks.arguments import check_argument
+from bayesgeom.core.arguments import check_argument
 from bayesgeom.core.errors import InvalidArgument
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.checks.arguments import check_argument, check_types, checked
+from bayesgeom.core.arguments import check_argument, check_types, checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import atomic_file, check_directory
 from bayesgeom.models.base import Model

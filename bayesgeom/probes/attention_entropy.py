@@ -24,6 +24,7 @@ from jaxtyping import Float
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
+from bayesgeom.probes._consistency import HYPOTHESES, NOT_IDENTIFIED, SUMS, agreement_of
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Share, Signed, Unit, within
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
@@ -31,7 +32,6 @@ from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.consistency import HYPOTHESES, NOT_IDENTIFIED, SUMS, agreement_of
 from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 

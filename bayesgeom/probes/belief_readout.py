@@ -22,20 +22,7 @@ from bayesgeom.charts.polygon import MAX_CORNERS
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.trials import Trials
-from bayesgeom.geometry.best_guesses import ClusterScores, cluster_scores, guess_scores
-from bayesgeom.geometry.readout import (
-    BELIEF,
-    BeliefTargets,
-    Readout,
-    Scored,
-    Summary,
-    belief_rows,
-    belief_targets,
-    read_out,
-    summary,
-    unfitted_r2,
-)
-from bayesgeom.geometry.sketch import leading_coordinates
+from bayesgeom.probes._best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -60,6 +47,19 @@ from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
 from bayesgeom.results.estimators import of_untrained
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
+from bayesgeom.stats.pca import leading_coordinates
+from bayesgeom.stats.readout import (
+    BELIEF,
+    BeliefTargets,
+    CloudScores,
+    Readout,
+    Summary,
+    belief_rows,
+    belief_targets,
+    read_out,
+    summary,
+    unfitted_r2,
+)
 from bayesgeom.stats.subspace import random_subspaces
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
@@ -208,7 +208,7 @@ def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: 
 
 
 def _estimate(
-    parts: Sequence[Scored], level: tuple[Kind, str], copies: Sequence[Values], *others: Baseline, n: int
+    parts: Sequence[CloudScores], level: tuple[Kind, str], copies: Sequence[Values], *others: Baseline, n: int
 ) -> Estimate:
     """Build one metric's estimate: its level has this kind and name, then untrained networks and other baselines."""
     value, low, high, code, found = _stacked(parts)
@@ -221,7 +221,7 @@ def _estimate(
     )
 
 
-def _stacked(parts: Sequence[Scored]) -> list[Any]:
+def _stacked(parts: Sequence[CloudScores]) -> list[Any]:
     columns = zip(*((own.value, own.low, own.high, own.code, own.level) for own in parts), strict=True)
     return [np.stack(column) for column in columns]
 
@@ -300,7 +300,7 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
         return _Windows(r2=nothing, map_r2=nothing, names=())
     exact, n_held_out = trials.at_scored(trials.belief), len(targets.held_out)
     held_out = jackknife_weights(n_held_out)
-    plain, mapped = list[Scored](), list[Scored]()
+    plain, mapped = list[CloudScores](), list[CloudScores]()
     for start in STARTS:
         all_widths = window_beliefs(trials.observers.filter, exact, start)
         beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Share, Signed, Unit
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.run import Behavior, Run
+from bayesgeom.core.text import percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate, of_untrained, stacked, with_interval
@@ -72,7 +72,7 @@ class CalibrationReport(Report):
     can show transport and whether the model does. On other tasks these are NaN or empty.
 
     `sequence_scores` are the model's means over the scored positions of each sequence, in the order of `SCORES`, by
-    which `bayesgeom.diff` pairs two diagnoses. Readings of earlier versions have no rows.
+    which `bayesgeom.compare` pairs diagnoses. Readings of earlier versions have no rows.
     """
 
     name: ClassVar[str] = "calibration"

@@ -21,7 +21,7 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.geometry.separation import Preparation, separation
+from bayesgeom.probes._separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
 from bayesgeom.results.estimators import UNTRAINED, of_untrained, smooth_estimate

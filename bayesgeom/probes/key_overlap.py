@@ -21,15 +21,7 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.cosine import (
-    frame_chances,
-    frame_statistics,
-    projected_overlaps,
-    random_overlaps,
-    welch_bound,
-)
-from bayesgeom.geometry.key_views import View, key_views
-from bayesgeom.geometry.mean_overlap import mean_overlap_interval
+from bayesgeom.probes._key_views import View, key_views
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.probes.key_report import (
     LEVELS,
@@ -46,6 +38,14 @@ from bayesgeom.stats.bootstrap import (
     percentile_interval,
 )
 from bayesgeom.stats.intervals import Interval
+from bayesgeom.stats.overlap import (
+    frame_chances,
+    frame_statistics,
+    mean_overlap_interval,
+    projected_overlaps,
+    random_overlaps,
+    welch_bound,
+)
 from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40

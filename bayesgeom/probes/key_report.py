@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.geometry.cosine import verdicts
-from bayesgeom.geometry.key_views import COLUMNS, WEIGHTS
+from bayesgeom.probes._key_views import COLUMNS, WEIGHTS
 from bayesgeom.results.estimate import Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.intervals import MIN_DIFFERENT
+from bayesgeom.stats.overlap import verdicts
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -42,7 +42,7 @@ class KeyOverlapReport(Report):
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
       networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
-    - `verdict` says which heads lie below, at and above a level, by `geometry.cosine.verdicts`. The row's verdict
+    - `verdict` says which heads lie below, at and above a level, by `stats.overlap.verdicts`. The row's verdict
       follows from it: `verdict_of_heads`.
     - `cross_fitted_overlap` is the overlap from two halves of the sequences. Noise in mean keys lowers the plain
       overlap, but not this one. Keys of activations are means over `n` sequences; `overlap_bias` estimates the effect

@@ -23,6 +23,15 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
 from bayesgeom.core.trials import Trials
 from bayesgeom.core.verdict import Reason
+from bayesgeom.probes._relations import (
+    Masks,
+    RelationWeights,
+    compared_evidence,
+    evidence_of,
+    rounding_of_products,
+    row_means,
+    visible_ranks,
+)
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.results.estimators import of_untrained, smooth_estimate
@@ -31,8 +40,6 @@ from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
 from bayesgeom.stats.correlation import spearman
 from bayesgeom.stats.extremes import remark_of
-from bayesgeom.stats.ranking import rounding_of_products, visible_ranks
-from bayesgeom.stats.relations import Evidence, Masks, compared_evidence, evidence_of, row_means
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -290,7 +297,7 @@ def _masks(run: Run, relations: Sequence[str], n: int) -> Masks:
 
 
 def _layer_sums(
-    run: Run, layer: int, evidences: Sequence[Evidence]
+    run: Run, layer: int, evidences: Sequence[RelationWeights]
 ) -> Float[np.ndarray, "evidence batch 3 relation head"]:
     """Return weighted sums of pattern, cosines and ranks over the rows of each sequence."""
     visible = evidences[0].visible

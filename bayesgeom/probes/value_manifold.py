@@ -22,15 +22,6 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.chance import gaussian_first_share
-from bayesgeom.geometry.manifold import (
-    CloudStatistics,
-    EntropyScale,
-    cloud_statistics,
-    head_statistics,
-    shuffled_scale,
-    view,
-)
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.results.estimators import UNTRAINED, of_untrained, with_interval
@@ -38,8 +29,17 @@ from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
+from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.correlation import absolute_interval
 from bayesgeom.stats.intervals import no_interval
+from bayesgeom.stats.manifold import (
+    CloudStatistics,
+    EntropyScale,
+    cloud_statistics,
+    head_statistics,
+    shuffled_scale,
+    view,
+)
 from bayesgeom.stats.pca import span_coordinates, standardized
 from bayesgeom.stats.resampling import order_under_permutation, refitted_axis_shares, resampled_order
 

@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.theme import BASELINE, EXACT, axis_id, entries, rgb
 
 _SERIES_LISTED, _LISTED = 3, 4  # with more series, the least and the greatest are named; of baselines

@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
-from bayesgeom.core.numbers import percent_text
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.sites import N_RECORDED
+from bayesgeom.core.text import percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
@@ -35,14 +35,11 @@ _WITH_REPORTS = (
     "probes",
     "ablations",
     "interventions",
-    "comparison",
     "dynamics",
     "generalization",
     "gradients",
-    "experiments.em",
     "subspaces",
     "monitor",
-    "claims",
 )
 
 

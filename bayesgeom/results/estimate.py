@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.stats.bounds import within_bounds
 from bayesgeom.stats.extremes import Extreme, extreme_interval
@@ -279,7 +279,7 @@ class Estimate:
             >>> Estimate.of([0.5, 0.25], ([0.25, np.nan], [0.75, np.nan]), reason=Reason.HEAVY_TAIL).reason_at((1,))
             <Reason.HEAVY_TAIL: 4>
         """
-        return Reason(int(codes_of(self)[index]))
+        return Reason.of(int(codes_of(self)[index]))
 
     def baseline(self, name: str) -> Baseline:
         """Return one of the baselines by name.

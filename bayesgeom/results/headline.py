@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Self, final
 
-from bayesgeom.core.numbers import interval_text, measured_text, number_text
+from bayesgeom.core.text import interval_text, measured_text, number_text
 from bayesgeom.core.verdict import Reason
 
 MOST = ", most"  # at the end of a baseline's name if only the largest of its draws is stored
@@ -35,7 +35,6 @@ class Headline:
         place: Place of the finding among those of the report, where this is not the order of the lines: lowest first.
         detail: What the number alone does not show, in a sentence that `print(report)` shows below.
         ruling: The report's own verdict, such as "used"; pages show it instead of `verdict`.
-        published: What was published about it, and `published_note` on which task, of which model and where.
         short_label: Label in a `repr`, and subject of the sentence on the number; "" for `label`.
     """
 
@@ -55,8 +54,6 @@ class Headline:
     place: int = 0
     detail: str = ""
     ruling: str = ""
-    published: str = ""
-    published_note: str = ""
     short_label: str = ""
 
     @classmethod

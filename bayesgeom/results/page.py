@@ -3,20 +3,17 @@
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.checks.published import NOT_COMPARABLE, published_cell
-from bayesgeom.core.numbers import with_minus
 from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.core.text import with_minus
 from bayesgeom.results.captions import plain
 from bayesgeom.results.chart import further_figures
 from bayesgeom.results.colors import triple, with_one_meaning
 from bayesgeom.results.findings import caption, findings, tone, verdict_word
-from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset, library, packed
 from bayesgeom.results.section import Reported, Section
 from bayesgeom.results.split import Drawing, as_json, split
@@ -52,7 +49,7 @@ def section_of(name: str, report: Reported) -> Section:
         name=name,
         title=report.title,
         about=report.about,
-        headlines=[_published(report, line) for line in report.headlines()],
+        headlines=report.headlines(),
         figure=_figure(report),
         n=report.n,
         counts=report.counts,
@@ -119,13 +116,6 @@ def display_in_notebook(summary: str, figure: go.Figure | None) -> None:
         drawn = {**json.loads(figure.to_json()), "config": CONFIG}
         shown.append({_MIME: drawn, "text/plain": "Figure: .show() draws it with plotly's renderer."})
     display(*shown, raw=True)  # type: ignore[no-untyped-call]
-
-
-def _published(report: Reported, line: Headline) -> Headline:
-    """Return a headline with what was published about its quantity, after what the report states itself."""
-    cell, note = published_cell(report.name, line.metric, line.label, report.provenance)
-    cell = "" if line.published and cell.startswith(NOT_COMPARABLE) else cell
-    return replace(line, published="; ".join(filter(None, (line.published, cell))), published_note=note if cell else "")
 
 
 def _fewer(report: Reported) -> str:

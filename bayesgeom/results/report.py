@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.checks.arguments import checked
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.results import storage
 from bayesgeom.results.estimate import Baseline, Better, Estimate, within

@@ -15,7 +15,7 @@ from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import WindTunnel
 
 _POINTS: Mapping[Site, str] = {

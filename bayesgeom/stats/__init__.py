@@ -1,1 +1,1 @@
-"""Functions on arrays: information, scores of predictions, intervals, resampling, principal axes, window observers."""
+"""Functions on arrays: information, scores, intervals, resampling, axes, overlaps, clusters, read-outs, observers."""

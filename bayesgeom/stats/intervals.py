@@ -108,7 +108,7 @@ class Interval:
             >>> mean_interval(np.array([0.0] * 61 + [1.0] * 3), seed=0).reason()
             <Reason.FEW_DIFFER: 3>
         """
-        return Reason(int(self.code[at]))
+        return Reason.of(int(self.code[at]))
 
 
 def no_interval(shape: tuple[int, ...], n: int, code: Reason = Reason.FEW) -> Interval:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.core.trials import Trials
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
@@ -337,7 +337,10 @@ def effective_memory(
     found = mean_interval(gain, seed=seed)
     lo, hi = (np.where(is_tied, 0.0, end) for end in found)
     bounds = (np.where(is_tied, 0.0, end) for end in _sure_ends(gain, seed=seed))
-    sure_lo, sure_hi = (_or_one_sided(end, gain) for end in bounds)
+    # A missing end is replaced by the mean gain if all sequences agree which predictor is better.
+    agree = (gain >= -_ROUNDING_BITS).all(axis=0) | (gain <= _ROUNDING_BITS).all(axis=0)
+    is_sure = agree & ((np.abs(gain) > _ROUNDING_BITS).sum(axis=0) >= MIN_DIFFERENT)
+    sure_lo, sure_hi = (np.where(np.isnan(end) & is_sure, gain.mean(axis=0), end) for end in bounds)
     is_distinct = means.min(axis=0) >= RESOLUTION_BITS
     is_known = len(gain) > 1
     return EffectiveMemory(
@@ -363,15 +366,6 @@ def _sure_ends(gain: Float[np.ndarray, "sequence window"], *, seed: int) -> tupl
     sets = [tuple(mean_interval(gain[:, is_close], seed=int(one), level=END_LEVEL)) for one in seeds]
     lo[is_close], hi[is_close] = np.mean(sets, axis=0)
     return lo, hi
-
-
-def _or_one_sided(
-    end: Float[np.ndarray, " window"], gain: Float[np.ndarray, "sequence window"]
-) -> Float[np.ndarray, " window"]:
-    """Replace a missing end by the mean gain if all sequences agree which predictor is better."""
-    agree = (gain >= -_ROUNDING_BITS).all(axis=0) | (gain <= _ROUNDING_BITS).all(axis=0)
-    is_sure = agree & ((np.abs(gain) > _ROUNDING_BITS).sum(axis=0) >= MIN_DIFFERENT)
-    return np.where(np.isnan(end) & is_sure, gain.mean(axis=0), end)
 
 
 def _first_without(end: Float[np.ndarray, " window"], is_distinct: Bool[np.ndarray, " window"]) -> float:

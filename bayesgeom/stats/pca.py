@@ -4,6 +4,7 @@ Clouds are centered, and standardized only on request, because standardizing rem
 
 References:
     Jolliffe 2002, chapters 1–3.
+    Halko, Martinsson & Tropp 2011 (randomized range finding).
 """
 
 import numpy as np
@@ -107,3 +108,23 @@ def variance_shares(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "
 def participation_ratio(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch"]:
     """Return (Σ λ)² / Σ λ², the effective number of dimensions: 1 (a line) to d (a ball); NaN where nothing varies."""
     return variances.sum(dim=-1) ** 2 / (variances**2).sum(dim=-1)
+
+
+def leading_coordinates(
+    points: Float[Tensor, "point d"], n_axes: int, *, n_fit: int, seed: int
+) -> Float[Tensor, "point axis"]:
+    """Return coordinates along approximate leading principal axes of the first `n_fit` points.
+
+    There are `n_axes` axes, or all d if d is not larger. The axes come from a random projection of the fitting points,
+    improved by one power iteration.
+    """
+    if points.shape[1] <= n_axes:
+        return points
+    centered = points[:n_fit] - points[:n_fit].mean(dim=0)
+    start = torch.randn(points.shape[1], n_axes, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(
+        points
+    )
+    basis = torch.linalg.qr(centered.mT @ (centered @ start)).Q
+    basis = torch.linalg.qr(centered.mT @ (centered @ basis)).Q
+    along: Tensor = points @ basis
+    return along

@@ -14,13 +14,14 @@ Subspaces for `bayesgeom.intervene(model, subspace=…)`:
     top_jacobian   the main directions of the gradients of the answer logits
     trained_swap   directions trained so that a swap moves the model's own quantity
     random         a random subspace
+    Subspace       orthonormal columns, and how activations are projected onto them
     basis, fixed   your own columns, or the same subspace in every layer
     fit_from_text  the fit that the command line writes as NAME or NAME:argument
 """
 
 from typing import TYPE_CHECKING
 
-from bayesgeom.core.lazy import names_on_demand
+from bayesgeom.core.plugins import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.subspaces.fits import basis as basis
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from bayesgeom.subspaces.fits import random as random
     from bayesgeom.subspaces.fits import top_jacobian as top_jacobian
     from bayesgeom.subspaces.fits import trained_swap as trained_swap
+    from bayesgeom.subspaces.subspace import Subspace as Subspace
 
 _HOMES = dict.fromkeys(
     (
@@ -52,6 +54,6 @@ _HOMES = dict.fromkeys(
         "trained_swap",
     ),
     "fits",
-)
+) | {"Subspace": "subspace"}
 __all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

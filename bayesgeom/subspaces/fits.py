@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.arguments import checked
-from bayesgeom.checks.text import shown
+from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.text import shown
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
@@ -294,11 +294,11 @@ def fixed(subspace: Subspace) -> Fit:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
 
     Raises:
-        InvalidArgument: `subspace` is no `bayesgeom.Subspace`.
+        InvalidArgument: `subspace` is no `bayesgeom.subspaces.Subspace`.
 
     Example:
         >>> import bayesgeom, torch
-        >>> bayesgeom.subspaces.fixed(bayesgeom.Subspace("first two", torch.eye(8)[:, :2])).label
+        >>> bayesgeom.subspaces.fixed(bayesgeom.subspaces.Subspace("first two", torch.eye(8)[:, :2])).label
         'first two'
     """
     return _Fixed(subspace)

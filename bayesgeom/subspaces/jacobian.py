@@ -11,12 +11,11 @@ from torch import Tensor
 
 from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import Site
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.torch_state import lock_of
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
-from bayesgeom.models.watching import hooked_sites
 
 N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass over all sequences
 

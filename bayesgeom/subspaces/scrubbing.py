@@ -18,10 +18,9 @@ from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change
 from bayesgeom.core.sites import Site
-from bayesgeom.core.threads import alone
+from bayesgeom.core.torch_state import alone
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
-from bayesgeom.models.watching import hooked_sites
+from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.stats.pca import covariance
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace

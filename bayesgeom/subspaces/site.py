@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_PRE, Site, V, Z

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import check_dual, check_orthonormal
 from bayesgeom.core.errors import InvalidArgument
 
@@ -29,7 +29,7 @@ class Subspace:
 
     Example:
         >>> import bayesgeom, torch
-        >>> bayesgeom.Subspace("first two", torch.eye(5)[:, :2]).rank
+        >>> bayesgeom.subspaces.Subspace("first two", torch.eye(5)[:, :2]).rank
         2
     """
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Change, SiteLayer, keeping
 from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
-from bayesgeom.models.watching import hooked_sites
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting
 from bayesgeom.subspaces.erasers import JointMoments

@@ -20,7 +20,7 @@ In words, for language models:
 
 from typing import TYPE_CHECKING
 
-from bayesgeom.core.lazy import names_on_demand
+from bayesgeom.core.plugins import names_on_demand
 
 if TYPE_CHECKING:
     from bayesgeom.tasks.associative_recall import AssociativeRecall as AssociativeRecall

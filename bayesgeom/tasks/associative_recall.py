@@ -22,10 +22,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.checks.cost import check_affordable
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Trials, renamed
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
+from bayesgeom.tasks.cost import check_affordable
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five ids are unused, as in the paper's generator, so that vocabularies agree

@@ -3,10 +3,12 @@
 A text task becomes a wind tunnel when it is bound to a tokenizer.
 """
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum, unique
+from importlib.resources import files
 from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
@@ -14,13 +16,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks import cost
-from bayesgeom.checks.arguments import check_argument, check_fields, fits
-from bayesgeom.checks.text import shown
-from bayesgeom.checks.tokenizer import Tokenizer
+from bayesgeom.core.arguments import check_argument, check_fields, fits
 from bayesgeom.core.errors import InvalidArgument, UnknownName, check_known, unknown_name
 from bayesgeom.core.plugins import discover, field_names, find
+from bayesgeom.core.text import shown
+from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.trials import Trials, checked
+from bayesgeom.tasks import cost
 
 BLOCK = cost.BLOCK  # sequences drawn and run at a time
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
@@ -415,3 +417,9 @@ def derived_seed(seed: int, *path: int) -> int:
         InvalidArgument: `seed` is not a non-negative integer.
     """
     return int(np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
+
+
+def candidates(kind: str) -> tuple[str, ...]:
+    """Return the shipped candidates for `words`, `labels` or `masks`, in the order in which they are tried."""
+    listed = tomllib.loads((files("bayesgeom.tasks") / "words.toml").read_text(encoding="utf-8"))
+    return tuple(listed[kind])

@@ -25,20 +25,11 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.cost import check_affordable
-from bayesgeom.checks.tokenizer import (
-    Tokenizer,
-    chat_prompt,
-    check_ids,
-    first_symbols,
-    labeled,
-    opening,
-    punctuation_id,
-)
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
 from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks.base import TextTask, WindTunnel, check_parameters, random_order
-from bayesgeom.tasks.words import candidates
+from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_parameters, random_order
+from bayesgeom.tasks.cost import check_affordable
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]

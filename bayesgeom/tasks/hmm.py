@@ -21,13 +21,12 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.cost import check_affordable
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.stats.chains import mixing_times, stationary_rows
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.windows import DynamicTask
+from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
 _REPAIR_SECONDS = 1.5e-4  # time to move one grid step of the surplus left by raising entries to the floor
@@ -193,7 +192,9 @@ class HMM(SymmetricTask, DynamicTask):
         labels = torch.full_like(tokens, NO_LABEL)
         labels[scored] = (states + self._first_answer).flatten()
         predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
-        predictive[scored] = self._filtered(transition, emission, symbols)
+        # Integers would divide into float32.
+        moves, shows = transition.double() / self._steps, emission.double() / self._steps
+        predictive[scored] = forward_filter(moves, shows, symbols).flatten(0, 1)
         return Trials(
             tokens=tokens,
             scored=scored,
@@ -205,16 +206,6 @@ class HMM(SymmetricTask, DynamicTask):
             relations=Relations(draw=self._relations, of=symbols),
             observers=self.observers(tokens),
         )
-
-    def _filtered(
-        self,
-        transition: Int64[Tensor, "batch state state"],
-        emission: Int64[Tensor, "batch state symbol"],
-        symbols: Int64[Tensor, "batch step"],
-    ) -> Float64[Tensor, "batch_step state"]:
-        # Integers would divide into float32.
-        beliefs = forward_filter(transition.double() / self._steps, emission.double() / self._steps, symbols)
-        return beliefs.flatten(0, 1)
 
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
         """Return the filter of `forward_filter`; a window's first symbol has no transition before it."""

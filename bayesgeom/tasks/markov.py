@@ -1,4 +1,8 @@
-"""Base class of next-symbol prediction from a hidden Markov process.
+"""Markov chains, tasks with latent dynamics and their window observers, and the base class of hidden Markov processes.
+
+A task has latent dynamics if its hidden state changes from step to step. Its exact observer must carry the belief
+through the chain (belief transport). A predictor from the last few symbols carries no belief, yet it is nearly exact on
+a chain that forgets fast. Every such task therefore has its window observers as baselines.
 
 A process is given by labeled transition matrices T^(x), whose entry (i, j) is the probability to go from state i to
 state j and to emit symbol x. The exact observer updates a belief over states:
@@ -9,22 +13,157 @@ The belief is over hidden states, the predictive over symbols. Layout: the symbo
 one; the last label is not shown.
 
 References:
+    Levin & Peres 2017, Markov Chains and Mixing Times, chapters 1 and 12.
     Shai et al. 2024, arXiv:2405.15943 (labeled matrices; beliefs as points of the simplex of states).
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import final
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.checks.cost import check_affordable
+from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.trials import Relations, Trials
-from bayesgeom.stats.chains import mixing_times, stationary
-from bayesgeom.stats.observers import Beliefs, Filter, full_support
-from bayesgeom.tasks.windows import DynamicTask
+from bayesgeom.stats.memory import WIDEST_BASELINE, window_name, window_predictives
+from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, full_support
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.cost import check_affordable
+
+_TOLERANCE = 1e-9
+
+
+def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " state"] | None:
+    """Return the stationary distribution of a chain; None if it is reducible and has several.
+
+    States are eliminated one by one, and their probabilities follow by back substitution. No differences are taken, and
+    the result is bitwise reproducible, which linear solvers do not guarantee.
+
+    References:
+        Grassmann, Taksar & Heyman 1985.
+    """
+    reaches = (transition > 0) | torch.eye(len(transition), dtype=torch.bool, device=transition.device)
+    for _ in range(len(transition).bit_length()):
+        reaches = (reaches.double() @ reaches.double()) > 0
+    comes_back = (~reaches | reaches.mT).all(dim=1)  # every reachable state leads back
+    inside = comes_back.nonzero()[:, 0]
+    if not bool(reaches[inside[0], inside].all()):
+        return None
+    among = transition[inside][:, inside].clone()
+    for last in range(len(inside) - 1, 0, -1):
+        among[:last, last] /= among[last, :last].sum()
+        among[:last, :last] += among[:last, last : last + 1] * among[last, :last]
+    weights = torch.ones(len(inside), dtype=torch.float64, device=transition.device)
+    for state in range(1, len(inside)):
+        weights[state] = (weights[:state] * among[:state, state]).sum()
+    found = torch.zeros(len(transition), dtype=torch.float64, device=transition.device)
+    found[inside] = weights / weights.sum()
+    return found
+
+
+def stationary_rows(
+    transition: Float64[Tensor, "batch state state"], otherwise: Float64[Tensor, " state"]
+) -> Float64[Tensor, "batch state"]:
+    """Return the stationary distribution of each chain, and `otherwise` for a chain that has several.
+
+    Chains with only positive entries are solved together, by the elimination of `stationary`.
+    """
+    is_positive = (transition > 0).flatten(1).all(dim=1)
+    found = torch.empty(transition.shape[:2], dtype=torch.float64, device=transition.device)
+    among = transition[is_positive].clone()
+    for last in range(among.shape[1] - 1, 0, -1):
+        among[:, :last, last] /= among[:, last, :last].sum(dim=1, keepdim=True)
+        among[:, :last, :last] += among[:, :last, last, None] * among[:, last, None, :last]
+    weights = torch.ones(among.shape[:2], dtype=torch.float64, device=transition.device)
+    for state in range(1, among.shape[1]):
+        weights[:, state] = (weights[:, :state] * among[:, :state, state]).sum(dim=1)
+    found[is_positive] = weights / weights.sum(dim=1, keepdim=True)
+    for row in (~is_positive).nonzero()[:, 0].tolist():
+        own = stationary(transition[row])
+        found[row] = otherwise if own is None else own
+    return found
+
+
+def mixing_times(transition: Float64[Tensor, "*batch state state"]) -> Float64[Tensor, "*batch"]:
+    """Return the steps until the dependence on the start falls to 1/e: −1 / ln |λ₂|, λ₂ the second largest eigenvalue.
+
+    0 for a chain that forgets in one step; infinite for one that never forgets (periodic or reducible).
+    """
+    sizes = torch.linalg.eigvals(transition.cpu()).abs().sort(dim=-1, descending=True).values
+    second = sizes[..., 1] if sizes.shape[-1] > 1 else torch.zeros_like(sizes[..., 0])
+    times = torch.where(second > _TOLERANCE, -1 / second.clamp(_TOLERANCE, 1 - _TOLERANCE).log(), 0.0)
+    return torch.where(second < 1 - _TOLERANCE, times, math.inf).to(transition.device)
+
+
+class DynamicTask(WindTunnel):
+    """A task whose hidden state changes at every step.
+
+    Its sequences have `observers`. Its baselines include the stationary distribution and windows of 1 to 4 symbols.
+    """
+
+    @abstractmethod
+    def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
+        """Return the exact filter of these sequences, which can start at any step.
+
+        Args:
+            tokens: Tokens of sequences of this task.
+        """
+
+    @final
+    def observers(self, tokens: Int64[Tensor, "batch pos"]) -> WindowObservers:
+        """Return the window observers of these sequences, computed on first use.
+
+        Args:
+            tokens: Tokens of sequences of this task.
+        """
+        return WindowObservers(draw=self.filter_of, of=tokens)
+
+    @final
+    def window_predictives(
+        self, trials: Trials, w: int, start: str = "stationary"
+    ) -> Float64[Tensor, "batch query_pos answer"]:
+        """Return the predictive of an exact filter that sees only the last `w` symbols.
+
+        Args:
+            trials: Sequences of this task.
+            w: Width of the window. 0 gives the prior; the number of scored positions gives the exact filter.
+            start: The prior over hidden states: "uniform", or "stationary" for the stationary distribution of each
+                sequence's chain. A chain with several stationary distributions uses the task's initial one.
+
+        Raises:
+            InvalidArgument: `w` is not between 0 and the number of scored positions.
+            UnknownName: `start` is neither "uniform" nor "stationary".
+
+        Example:
+            >>> from bayesgeom.tasks.process import Mess3
+            >>> task = Mess3(length=5)
+            >>> task.window_predictives(task.sample(7, seed=0), 2).shape
+            torch.Size([7, 5, 3])
+        """
+        if start not in STARTS:
+            raise unknown_name("start of a window", start, STARTS)
+        if not 0 <= w <= trials.n_scored:
+            raise InvalidArgument(f"w must be between 0 and {trials.n_scored}, the number of symbols, got {w}.")
+        return next(islice(window_predictives(trials, start), w, None))
+
+    @final
+    def window_baselines(self, trials: Trials) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
+        """Return the predictives of the stationary distribution and of windows of 1 to 4 symbols, by name.
+
+        Windows as long as the sequence are exact and therefore left out.
+
+        Args:
+            trials: Sequences of this task.
+        """
+        widest = min(WIDEST_BASELINE, trials.n_scored - 1)
+        by_start = {start: [*islice(window_predictives(trials, start), widest + 1)] for start in STARTS}
+        named = {window_name(w, start): by_start[start][w] for w in range(1, widest + 1) for start in reversed(STARTS)}
+        return {"stationary": by_start["stationary"][0]} | named
+
 
 _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a matrix, on one core
 

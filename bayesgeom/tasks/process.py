@@ -22,9 +22,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.stats.chains import stationary
 from bayesgeom.tasks.base import check_parameters
-from bayesgeom.tasks.markov import MarkovProcess, check_process
+from bayesgeom.tasks.markov import MarkovProcess, check_process, stationary
 
 Labeled = tuple[tuple[tuple[float, ...], ...], ...]
 Matrices = (

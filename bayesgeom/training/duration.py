@@ -1,8 +1,4 @@
-"""Estimates of training time: on a reference machine from the size, and on this machine from a few timed steps.
-
-`typical_seconds` gives the times that are printed without measuring: in the training queue, and if a claim needs a
-missing checkpoint. `estimated_seconds` times a few steps when a training starts, because machines differ.
-"""
+"""Estimates of training time on this machine, from a few timed steps."""
 
 import itertools
 import time
@@ -15,59 +11,7 @@ from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import Precision
 from bayesgeom.training.recipe import Recipe
 
-# Floating-point operations per second of a training step with 6e5 parameters, on two cores without AVX-512 in float32.
-# Fitted to the processor time of steps of the queue's trainings; larger networks use a processor better.
-_RATES = {
-    "transformer": 4.1e10,
-    "llama": 4.1e10,
-    "lstm": 6.6e10,
-    "mlp": 6.2e10,
-    "mamba": 2.9e10,
-    "mamba2": 1.7e10,
-    "rwkv": 1.7e10,
-}
-_SLOWEST, _RATED_PARAMETERS, _GROWTH = 1.7e10, 6e5, 0.25
-_GROWTHS = {"mamba": 0.45}  # architectures whose rate grows faster with size
-SHORT_SECONDS = 15 * 60
-# Recipes that took less than that with native bfloat16 products, on one core (docs/comparison.md, "What it costs").
-SHORT = tuple(f"{task}-{own}" for task in ("bijection", "repeats", "recall") for own in ("transformer", "lstm", "mlp"))
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
-
-
-def typical_seconds(recipe: Recipe, size: int | None = None) -> float:
-    """Return the typical training time in seconds on two cores without AVX-512 in float32, including earlier stages.
-
-    Nothing is timed: the estimate counts six operations per parameter and token, at the architecture's rate. It is
-    within a factor of 1.4 of the times measured for the training queue.
-
-    Args:
-        recipe: The recipe.
-        size: Number of parameters. None: the network is built on no device and counted.
-
-    Example:
-        >>> from bayesgeom.training.recipes import recipe
-        >>> as_duration(typical_seconds(recipe("bijection-lstm")))
-        '12 min 57 s'
-    """
-    if size is None:
-        from bayesgeom.models.capacity import n_parameters  # it loads every architecture
-
-        size = n_parameters(recipe.model_config())
-    architecture = str(recipe.sizes.get("architecture"))
-    rate = _RATES.get(architecture, _SLOWEST) * (size / _RATED_PARAMETERS) ** _GROWTHS.get(architecture, _GROWTH)
-    return float(6 * size * n_tokens(recipe) / rate)
-
-
-def n_tokens(recipe: Recipe, steps: int | None = None) -> int:
-    """Return the number of tokens in the first `steps` steps of a training, counted from its first stage, or in all.
-
-    Example:
-        >>> from bayesgeom.training.recipes import recipe
-        >>> n_tokens(recipe("bijection-lstm"), 10)
-        23680
-    """
-    sizes = (stage.batch_size_at(step) * stage.task.n_pos for stage in recipe.stages() for step in range(stage.steps))
-    return sum(itertools.islice(sizes, steps))
 
 
 def estimated_seconds(

@@ -13,7 +13,7 @@ from typing import Self, final
 
 import torch
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file
 from bayesgeom.core.reading import read_json

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
-from bayesgeom.models.description import (
+from bayesgeom.models.checkpoint_files import (
     CARD,
     CONFIG,
     CONFIG_HASH,
@@ -64,8 +64,16 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
 
     Raises:
         InvalidArgument: The run has fewer than two snapshots, or `keep` or `dtype` is invalid.
+        OutputFault: The directory, which is replaced, holds something else than a packed training.
     """
     source, target = Path(run), Path(out)
+    names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    known = (CARD, FORMATION, ".DS_Store")
+    if foreign := [name for name in names if name not in known and not name.endswith(".safetensors")]:
+        named = ", ".join(foreign[:3])
+        raise OutputFault(
+            f"{target} holds files that are not a packed training ({named}); name an empty or a new directory."
+        )
     if keep < 2 or dtype not in _DTYPES:
         raise InvalidArgument(
             f"keep must be at least 2 and dtype one of {', '.join(_DTYPES)}; got {keep} and {dtype!r}."

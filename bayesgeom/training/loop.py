@@ -8,26 +8,26 @@ repeats at most the steps since its last state, and ends with the weights of an 
 import contextlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, unknown_name
 from bayesgeom.core.files import apart, atomic_file
 from bayesgeom.core.progress import bar
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.models.gradients import with_gradients
+from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import check_device_kind, record_environment, warn_of_changes
-from bayesgeom.training.labels import labeled
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.precision import (
     BEFORE_RECORDS,
@@ -52,12 +52,11 @@ from bayesgeom.training.state import (
     save_state,
     steps_done,
 )
-from bayesgeom.training.warm_start import start_from_shipped
 
 RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
 GRADIENT_CLIP = 1.0
 HELD_OUT = 256
-DATA, VALIDATION = 0, 1  # branches of the recipe's seed
+DATA, VALIDATION, LABELS = 0, 1, 2  # branches of the recipe's seed
 
 
 @final
@@ -129,7 +128,7 @@ def _trained(
         )
         module.load_state_dict(earlier.state_dict())
     elif recipe.warm_start is not None and not has_state:
-        start_from_shipped(recipe, module)
+        _start_from_shipped(recipe, module)
     module.train()
     optimizers = Optimizers(recipe, module, precision)
     start = restore_state(out / STATE, recipe, module, optimizers) if has_state else 0
@@ -265,7 +264,7 @@ def held_out_seed(recipe: Recipe) -> int:
 def loss_nats(recipe: Recipe, logits: Float[Tensor, "batch pos d_vocab"], trials: Trials) -> Float[Tensor, ""]:
     """Return the cross-entropy over all ids at the scored positions, for the labels or the exact predictive.
 
-    With `loss_positions`, only scored positions with a label count (see `training.labels`).
+    With `loss_positions`, only scored positions with a label count (see `labeled`).
     """
     if recipe.targets == "sampled":
         return nn.functional.cross_entropy(logits.flatten(0, 1), trials.labels.flatten())
@@ -360,3 +359,66 @@ def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision
             card=card,
             entries={"precision": precision},
         )
+
+
+def labeled(recipe: Recipe, trials: Trials, step: int) -> Trials:
+    """Return this step's batch with labels only where the recipe has a loss.
+
+    Which later positions have a label depends only on the recipe's seed and the step, so a resumed run draws the same
+    ones.
+
+    Args:
+        recipe: The recipe; without `loss_positions`, the batch is returned unchanged.
+        trials: The batch.
+        step: The step.
+
+    Example:
+        >>> from bayesgeom.tasks import ModularRecurrence
+        >>> first = Recipe(name="first", task=ModularRecurrence(modulus=3, length=5), sizes={}, loss_positions=2)
+        >>> (labeled(first, first.task.sample(1, seed=0), step=0).labels != NO_LABEL).tolist()
+        [[True, True, False, False, False]]
+    """
+    if recipe.loss_positions is None:
+        return trials
+    chosen = torch.zeros_like(trials.scored)
+    chosen[trials.scored] = _chosen(recipe, trials, step).flatten().to(chosen.device)
+    return replace(trials, labels=trials.labels.masked_fill(~chosen, NO_LABEL))
+
+
+def _chosen(recipe: Recipe, trials: Trials, step: int) -> Bool[Tensor, "batch query_pos"]:
+    """Return which scored positions have a label."""
+    generator = torch.Generator().manual_seed(derived_seed(recipe.seed, LABELS, step))
+    drawn = torch.rand(len(trials), trials.n_scored, generator=generator, dtype=torch.float64)
+    chosen = drawn < recipe.label_share
+    chosen[:, : recipe.loss_positions] = True
+    return chosen
+
+
+def _start_from_shipped(recipe: Recipe, module: nn.Module) -> None:
+    """Load the weights that `recipe.warm_start` names into the module.
+
+    Args:
+        recipe: A recipe with `warm_start` = "checkpoint@hash".
+        module: The recipe's module, whose weights are replaced.
+
+    Raises:
+        UnknownName: There is no shipped checkpoint of that name.
+        CheckpointFault: Its weights have another hash, or its architecture differs from the recipe's.
+    """
+    assert recipe.warm_start is not None, "called for recipes that have a warm start"
+    name, digest = recipe.warm_start.split("@")
+    shipped = checkpoints()
+    if name not in shipped:
+        raise unknown_name("shipped checkpoint", name, shipped)
+    start = load_checkpoint(shipped[name])
+    if start.weights_hash != digest:
+        raise CheckpointFault(
+            f"{recipe.name} starts from {name} with weights {digest}, but the shipped {name} has {start.weights_hash}; "
+            f"restore that checkpoint, or give the recipe a new name and the new hash."
+        )
+    if start.config != recipe.model_config():
+        raise CheckpointFault(
+            f"{recipe.name} builds {recipe.model_config()}, but {name} is {start.config}. Give the recipe the sizes "
+            f"of that checkpoint."
+        )
+    module.load_state_dict(start.module.state_dict(), strict=True)

@@ -6,8 +6,7 @@ from typing import Any
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import is_temporary, put_all_back, put_back
 from bayesgeom.core.reading import read_json
-from bayesgeom.models.description import check_hashed, check_numbered
-from bayesgeom.models.named_checkpoints import checkpoint_folder
+from bayesgeom.models.checkpoint_files import check_hashed, check_numbered, checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2
 

@@ -4,26 +4,30 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, UnknownName
-from bayesgeom.core.files import atomic_directory
-from bayesgeom.core.numbers import interval_text, number_text, percent_text
+from bayesgeom.core.files import atomic_directory, check_directory
+from bayesgeom.core.progress import progress_in
 from bayesgeom.core.reading import read_json
+from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
+from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.description import CARD, CONFIG, OURS, hashed
-from bayesgeom.models.resolve import of_module
+from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.results.estimate import Estimate
 from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import derived_seed
+from bayesgeom.training.duration import as_duration, estimated_seconds
+from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
 from bayesgeom.training.precision import Precision
 from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
 from bayesgeom.training.recipes import recipe as committed
@@ -58,6 +62,46 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
         entries={"scores": kept_scores(scores, seed=seed), "precision": precision},
     )
     return scores
+
+
+def make_checkpoint(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str = "cpu",
+    precision: Literal["auto", "bfloat16", "float32"] = "auto",
+    announce: Callable[[str], None] | None = None,
+) -> CalibrationReport:
+    """Train a recipe in a directory and publish the checkpoint there, in the folder "checkpoint".
+
+    Args:
+        recipe: The recipe, with its seed and steps.
+        out: Directory of the run: state, log, snapshots and, at the end, the checkpoint.
+        resume: Whether to continue the run in that directory.
+        device: Where to train.
+        precision: Precision of matrix products; "auto" is that of the run, or the fastest one that the device has.
+        announce: Called once before the training, with the number of steps and the estimated time. None: no estimate.
+
+    Returns:
+        The scores of the checkpoint.
+
+    Raises:
+        CheckpointFault: The directory holds a run that this recipe cannot continue.
+        InvalidArgument: The device does not exist, or the run exists and `resume` is false.
+    """
+    check_device(device)
+    check_startable(recipe, out, resume=resume, device=device)
+    check_directory(out)
+    used = run_precision(recipe, out, precision, device)
+    if announce is not None:
+        stages = remaining_stages(recipe, out)
+        seconds = estimated_seconds(stages, device=device, precision=used)
+        n_steps = sum(stage.steps - start for stage, start in stages)
+        announce(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
+    with progress_in(out, "repeat the command with --resume"):
+        module = train(recipe, out, resume=resume, device=device, precision=used)
+    return publish(recipe, module, out / FINISHED, precision=used)
 
 
 def rescore(path: Path) -> CalibrationReport:

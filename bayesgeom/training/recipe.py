@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.checks.arguments import check_fields
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.arguments import check_fields
+from bayesgeom.core.errors import InvalidArgument, check_known
+from bayesgeom.core.plugins import field_names
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
@@ -165,11 +166,46 @@ class Recipe:
         after = None if self.after is None else self.after.reseeded(by)
         return replace(self, name=f"{self.name}-seed{by}", seed=self.seed + 1_000 * by, after=after)
 
-    def lengthened(self, times: int) -> "Recipe":
-        """Return the recipe with the steps of every stage multiplied by `times`."""
-        after = None if self.after is None else self.after.lengthened(times)
-        decay = None if self.decay_steps is None else times * self.decay_steps
-        return replace(self, name=f"{self.name}-x{times}", steps=times * self.steps, decay_steps=decay, after=after)
+    def resized(self, changes: Mapping[str, Any]) -> "Recipe":
+        """Return the recipe with other sizes in every stage; its name states them.
+
+        Args:
+            changes: Sizes of the network (`n_layers`), parameters of the task (`n_values`) or batch sizes, by name.
+
+        Raises:
+            InvalidArgument: A name is unknown, a value is not allowed, or the recipe starts from trained weights.
+
+        Example:
+            >>> from bayesgeom.training.recipes import recipe
+            >>> recipe("mess3-small").resized({"n_layers": 2}).name
+            'mess3-small-n_layers2'
+        """
+        if not changes:
+            return self
+        sizes, parameters = field_names(type(self.model_config())) - {"d_vocab"}, field_names(type(self.task))
+        batches = {"batch_size", "late_batch_size"}
+        check_known(f"recipe {self.name!r}", changes, sizes | parameters | batches)
+        if self.warm_start is not None:
+            raise InvalidArgument(
+                f"{self.name} starts from the trained weights {self.warm_start}, so its sizes cannot be changed. Leave "
+                f"out {', '.join(changes)}."
+            )
+
+        def among(names: Collection[str]) -> dict[str, Any]:
+            return {key: value for key, value in changes.items() if key in names}
+
+        task, *also = (task_from_config({**other.config(), **among(parameters)}) for other in (self.task, *self.also))
+        changed = replace(
+            self,
+            name="-".join([self.name, *(f"{key}{value}" for key, value in changes.items())]),
+            sizes={**self.sizes, **among(sizes)},
+            task=task,
+            also=tuple(also),
+            after=None if self.after is None else self.after.resized(changes),
+            **among(batches),
+        )
+        changed.model_config().build(seed=0)  # raises now if the sizes do not fit together
+        return changed
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON types; `recipe_from_dict` is the inverse.

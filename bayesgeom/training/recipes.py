@@ -1,18 +1,28 @@
-"""The committed recipes of the shipped checkpoints and of the comparison, by name."""
+"""The recipes of the shipped checkpoints, by name.
 
-import re
+Most rows have one recipe for each of several architectures, named `<task>-<architecture>`: the seeds of the batches
+depend on the task only, so every architecture sees the same sequences in the same order, and parameter counts are
+within 1 % of the row's transformer (see `models.capacity`).
+
+`repeats` and `recall` are learned in two stages. With all keys equally likely there is no gradient toward attending to
+values before keys can be matched (see `tasks.bijection` and `tasks.associative_recall`). On sequences with returning
+keys, or with few stored pairs, there is.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from bayesgeom.core.errors import unknown_name
 from bayesgeom.core.plugins import values
+from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
-from bayesgeom.training.compared import compared, untied
-from bayesgeom.training.construction import constructed
-from bayesgeom.training.rates import VARIANT, at_rates, quartered, sweep
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.variants import all_variants
+from bayesgeom.training.recipe import Recipe, staged
+
+Sizes = Mapping[str, Any]
 
 _TRANSFORMER = {"architecture": "transformer"}
 
@@ -70,7 +80,7 @@ _REPEATS_POOLED = Recipe(
 )
 
 # From the shipped weights of `bijection-v20`, without weight decay, float32 at the end. Exact targets distill the
-# posterior: 500 steps of 64 sequences took KL from 2.1e-3 to 2.6e-4 bits. Sampled ones, in two stages, are the control.
+# posterior: 500 steps of 64 sequences took KL from 2.1e-3 to 2.6e-4 bits.
 _REFINED = Recipe(
     name="bijection-v20-refined",
     task=Bijection(),
@@ -87,36 +97,6 @@ _REFINED = Recipe(
     seed=4,
     warm_start="bijection-v20@8339b24b32f58847",
 )
-_REFINED_LARGER = replace(
-    _REFINED,
-    name="bijection-v20-refined-sampled-larger",
-    targets="sampled",
-    late_from=0.6,
-    float32_share=0.1,
-)
-_REFINED_SAMPLED = replace(
-    _REFINED_LARGER,
-    name="bijection-v20-refined-sampled",
-    lr=5e-4,
-    matrix_lr=0.002,
-    warmup=50,
-    steps=2_000,
-    batch_size=256,
-    late_batch_size=512,
-    late_from=0.7,
-    float32_share=0.3,
-    seed=5,
-    warm_start=None,
-    after=_REFINED_LARGER,
-)
-
-
-def _untied_flagship(flagship: Recipe) -> Recipe:
-    """The recipe with untied unembedding in every stage: a control for claim J1 at the same size."""
-    before = None if flagship.after is None else _untied_flagship(flagship.after)
-    name = flagship.name.replace("bijection-v20", "bijection-v20-untied")
-    return replace(flagship, name=name, sizes={**flagship.sizes, "tied": False}, after=before)
-
 
 _MESS3 = Recipe(
     name="mess3-small",
@@ -130,6 +110,103 @@ _MESS3 = Recipe(
     late_batch_size=64,
     late_from=0.5,
 )
+
+_SMALL: Mapping[str, Sizes] = {  # about 0.60 M parameters
+    "transformer": {**_TRANSFORMER, "n_layers": 3, "n_heads": 4, "d_model": 128, "d_mlp": 512},
+    "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 170},
+    "lstm": {"architecture": "lstm", "n_layers": 2, "d_model": 192},
+    "mlp": {"architecture": "mlp", "n_layers": 4, "d_model": 136, "d_mlp": 544},
+}
+_UNTIED: Sizes = {"norm": "layernorm", "tied": False}
+_DEEP: Mapping[str, Sizes] = {  # about 1.82 M parameters: filtering takes the transformer nine layers
+    "transformer": {**_TRANSFORMER, "n_layers": 9, "n_heads": 8, "d_model": 128, "d_mlp": 512, **_UNTIED},
+    "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 298, "tied": False},
+    "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 270, "tied": False},
+}
+_SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over 64 steps
+    "transformer": {**_TRANSFORMER, "n_layers": 6, "n_heads": 4, "d_model": 128, "d_mlp": 512, **_UNTIED},
+    "mamba": {"architecture": "mamba", "n_layers": 3, "d_model": 242, "tied": False},
+    "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 222, "tied": False},
+}
+_BIJECTION_ROW = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
+_REPEATS_ROW = Recipe(
+    name="repeats",
+    task=Bijection(repeats=True),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    warmup=50,
+    steps=5_000,
+    float32_share=0.1,
+    seed=1,
+)
+_REPEATS_ROW_POOLED = Recipe(
+    name="repeats-pooled",
+    task=Bijection(repeats=True, pooled_keys=True),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    steps=2_000,
+    float32_share=0.0,
+    snapshots=0,
+)
+_RECALL = Recipe(
+    name="recall",
+    task=AssociativeRecall(),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    warmup=50,
+    steps=3_000,
+    float32_share=0.1,
+    seed=1,
+)
+_RECALL_POOLED = Recipe(
+    name="recall-pooled",
+    task=AssociativeRecall(pooled_pairs=True),
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    steps=2_000,
+    float32_share=0.0,
+    snapshots=0,
+)
+_HMM = Recipe(
+    name="hmm",
+    task=HMM(),
+    sizes={},
+    targets="exact",
+    weight_decay=0.1,
+    decay_steps=1798,
+    steps=5_000,
+    float32_share=0.0,
+)
+# Sampled targets: exact ones would distill the filter into the network.
+_SLOW_HMM = Recipe(name="slow-hmm", task=SLOW, sizes={}, steps=4_000, float32_share=0.1)
+
+# Stages and sizes of each row.
+_ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
+    "bijection": ((_BIJECTION_ROW,), _SMALL),
+    "repeats": ((_REPEATS_ROW_POOLED, _REPEATS_ROW), _SMALL),
+    "recall": ((_RECALL_POOLED, _RECALL), _SMALL),
+    "hmm": ((_HMM,), _DEEP),
+    "slow-hmm": ((_SLOW_HMM,), _SLOW),
+}
+_SHIPPED_AS = {"hmm-transformer": "hmm-s5"}
+
+
+def _of_rows() -> Iterator[Recipe]:
+    """Every row's recipes, and the bijection's transformer with its own unembedding."""
+    for stages, of_architecture in _ROWS.values():
+        length = {stage.task.n_pos for stage in stages}
+        room = {"n_ctx": max(length)} if len(length) > 1 else {}  # that of the longest stage
+        for architecture, sizes in of_architecture.items():
+            trained = staged(stages, architecture, {**sizes, **room})
+            yield replace(trained, name=_SHIPPED_AS.get(trained.name, trained.name))
+    sizes = {**_SMALL["transformer"], "tied": False}
+    yield replace(staged((_BIJECTION_ROW,), "transformer-untied", sizes))
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -176,49 +253,27 @@ RECIPES = {
             float32_share=0.1,
         ),
         _REFINED,
-        _REFINED_SAMPLED,
         _MESS3,
         replace(_MESS3, name="sticky-small", task=StickyMarkov(length=40)),
-    )
-}
-_CHECK = re.compile(r"(?P<name>.+)-seed(?P<seed>[1-9][0-9]*)-x2")
-RECIPES |= {
-    own.name: own
-    for own in (
-        _untied_flagship(RECIPES["bijection-v20"]),
-        *compared().values(),
-        untied(),
-        *sweep().values(),
-        *all_variants().values(),
-        *constructed().values(),
+        *_of_rows(),
     )
 }
 
 
 def recipe(name: str) -> Recipe:
-    """Return the committed recipe of this name, or a variant of it.
-
-    Variants are `<name>-lr0.3` and `<name>-lr3`, with multiplied rates; `<name>-quarter`, with a quarter of the steps
-    in every stage, also at multiplied rates (`<name>-quarter-lr3`); and `<name>-seed1-x2`, with another seed and twice
-    the budget, which `compare` lists as a check.
+    """Return the recipe of this name: of a shipped checkpoint, or of another package.
 
     Raises:
         UnknownName: There is no such recipe. The message lists the known names.
 
     Example:
-        >>> recipe("recall-lstm-seed1-x2").n_sequences // recipe("recall-lstm").n_sequences
-        2
+        >>> recipe("recall-lstm").n_sequences
+        320000
     """
-    if name in RECIPES:
-        return RECIPES[name]
-    if name in (added := plugin_recipes()):
-        return added[name]
-    if (found := VARIANT.fullmatch(name)) is not None and found["whole"] in RECIPES:
-        made = quartered(RECIPES[found["whole"]]) if found["quarter"] else RECIPES[found["whole"]]
-        return at_rates(made, float(found["multiple"])) if found["multiple"] else made
-    if (found := _CHECK.fullmatch(name)) is not None and found["name"] in RECIPES:
-        return RECIPES[found["name"]].reseeded(int(found["seed"])).lengthened(2)
-    raise unknown_name("recipe", name, {**RECIPES, **added})
+    known = {**RECIPES, **plugin_recipes()}
+    if name not in known:
+        raise unknown_name("recipe", name, known)
+    return known[name]
 
 
 def plugin_recipes() -> dict[str, Recipe]:

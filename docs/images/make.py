@@ -11,12 +11,12 @@ from pathlib import Path
 from bayesgeom import load_report
 
 FOLDER = Path(__file__).resolve().parent
-READINGS = FOLDER.parent / "readings"
+READINGS = FOLDER.parents[1] / "examples" / "replication" / "results"
 _REST = ".note, nav, h2, section .about, .scroll"
 PICTURES = {  # file: reading, height in pixels, what is left out of the page
     "calibration.png": ("claims/calibration-bijection-v20", 840, f"{_REST}, .panel:nth-child(n + 3)"),
     "ablation.png": ("bijection-v20-llama/ablation", 1300, f"{_REST}, .panel:nth-child(n + 3)"),
-    "architectures.png": ("../comparison", 1310, f"{_REST}, .panel:nth-child(2)"),
+    "architectures.png": ("comparison", 1310, f"{_REST}, .panel:nth-child(2)"),
     "length.png": ("length-recall-mixed", 1230, f"{_REST}, .findings"),
 }
 WIDTH, COLORS, MOST_BYTES = 1200, 256, 150_000

@@ -14,7 +14,7 @@ from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.numbers import interval_text, number_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.results.captions import caption_of
 from bayesgeom.results.estimate import Baseline, Estimate
@@ -24,7 +24,6 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.theme import axis_id
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
-from tests.ablations.test_criteria import committed
 
 N, POSITIONS, LAYERS, HEADS = 37, 7, 2, 3
 HEAD_ABLATIONS = [Ablation((Component(layer, "head", head),)) for layer in range(LAYERS) for head in range(HEADS)]
@@ -195,15 +194,10 @@ def test_headlines_list_the_largest_increases_and_what_has_no_effect(rng: np.ran
     assert len([line for line in many.headlines() if line.metric == "kl_increase_bits"]) <= N_LISTED + 1
 
 
-@pytest.mark.parametrize("n", [N, 512])
-def test_a_printed_report_has_the_largest_first_then_verdicts_if_there_are_any(n: int) -> None:
-    report = replace(committed("bijection-v20"), n=n)
-    lines = str(report).splitlines()
-    assert lines[2] == "The largest KL increase is that of L0 block."
-    table = [line.split("  ")[0] for line in lines[6:13]]
-    assert [row.startswith("claim A") for row in table[2:]] == [n == 512] * 5 and table[1].startswith("criteria A")
-    assert f"54 mean ablations, each alone; {n} sequences; KL without ablation 0.002159 bits" in lines
-    assert any("the criterion needs 512 sequences" in line for line in lines) == (n < 512)
+def test_a_printed_report_has_the_largest_first(rng: np.random.Generator) -> None:
+    report = reported(scores(rng, noise=0.001))
+    largest = report.ablations[report.ranked()[0]]
+    assert f"The largest KL increase is that of {largest}." in str(report).splitlines()[:4]
 
 
 def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.random.Generator) -> None:

@@ -26,8 +26,8 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
 from bayesgeom.models.replay import layer as replay_layer
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.replay.layer import ReplayLayer
-from bayesgeom.models.replay.plain_loop import PlainLoop
 from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets
 
 POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}

@@ -3,15 +3,17 @@
 import pytest
 
 from bayesgeom.ablations.pick import Pick, joined, picks_of
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core.errors import InvalidArgument
-from tests.ablations.test_criteria import committed
+from bayesgeom.results.diagnosis import Diagnosis
+from tests.pages import READINGS
 
 STORED = ("bijection-v20", "bijection-v20-repeats", "bijection-v20-llama", "hmm-s5")
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_text_is_read_and_written_again(name: str) -> None:
-    text = committed(name).key_overlap_pick
+    text = Diagnosis.load(READINGS / name / "ablation")[AblationReport].key_overlap_pick
     picks = picks_of(text)
     assert len(picks) > 2 and joined(picks) == text
     assert all(pick.head.startswith("L0") and 0 < pick.mean_cosine < 1 for pick in picks)

@@ -10,7 +10,7 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import SMALLEST_BITS, add_band, add_baseline, add_line, add_reference, log_baseline
-from bayesgeom.core.numbers import with_minus
+from bayesgeom.core.text import with_minus
 from bayesgeom.results.captions import caption_of, stated_caption, with_captions
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
@@ -21,25 +21,24 @@ from tests.pages import READINGS
 
 KINDS = (  # one committed reading of each kind of page
     "bijection-v20/ablation",
-    "bijection-v20/entropy_axis-remove-together",
+    "bijection-v20-llama/entropy_axis-remove-together",
     "checks/comparison",
     "claims/calibration-bijection-v20",
     "claims/gradients-bijection-v20",
     "claims/key-overlap-bijection-v20",
     "claims/qk-alignment-bijection-v20-repeats",
     "claims/value-manifold-bijection-v20-repeats",
-    "clusters/hmm-s5",
+    "clusters/hmm-mamba",
     "dynamics-bijection",
-    "dynamics-lstm",
     "em-experiment",
     "gradient-movement/hmm-s5",
     "interventions/hmm-s5/leace-belief",
-    "interventions/hmm-s5/onwards-leace-belief",
+    "interventions/hmm-s5/onwards-leace-entropy",
     "length-recall-mixed",
     "relabeling/hmm-s5",
     "seeds-hmm",
     "smollm2-prompts",
-    "smollm2-recall-in-context",
+    "smollm2-evidence-none",
     "sweep/hmm",
 )
 

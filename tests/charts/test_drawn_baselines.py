@@ -42,7 +42,7 @@ def test_a_finding_says_what_is_drawn_in_place_of_matched_subspaces() -> None:
 
 
 def test_the_deciding_baseline_is_drawn_at_every_position() -> None:
-    figure = reading("smollm2-evidence").plot()
+    figure = reading("smollm2-evidence-256").plot()
     calibration = [t for t in figure.data if t.xaxis == "x2" and (t.name or "").startswith("baseline: position only")]
     (decides,) = calibration
     assert np.isfinite(decides.y).all()

@@ -8,7 +8,7 @@ from torch import nn
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.hooks import Hook, hooked, keeping, site_hook
 from bayesgeom.core.sites import RESID_POST
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.torch_state import lock_of
 from tests.ablations.plain import n_hooks
 
 

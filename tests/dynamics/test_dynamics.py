@@ -11,18 +11,15 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core.text import number_text
 from bayesgeom.dynamics.frame import Frame
 from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
-from bayesgeom.dynamics.run import training_dynamics
+from bayesgeom.dynamics.run import snapshot_job, training_dynamics
 from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
-from bayesgeom.dynamics.sent import measure_missing
-from bayesgeom.dynamics.settling_report import SettlingReport
-from bayesgeom.engines.executor import Batch
+from bayesgeom.executors import Batch
 from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.resolve import load
@@ -30,7 +27,7 @@ from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate, codes_of
+from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
@@ -58,20 +55,9 @@ def report(whole: Diagnosis) -> DynamicsReport:
     return curves_of(whole)
 
 
-@pytest.fixture(scope="module")
-def settled(whole: Diagnosis) -> SettlingReport:
-    return settling_of(whole)
-
-
 def curves_of(found: Diagnosis) -> DynamicsReport:
     report = found["dynamics"]
     assert isinstance(report, DynamicsReport)
-    return report
-
-
-def settling_of(found: Diagnosis) -> SettlingReport:
-    report = found["settling"]
-    assert isinstance(report, SettlingReport)
     return report
 
 
@@ -126,20 +112,6 @@ def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
     basis = [torch.linalg.eigh(grams[layer]).eigenvectors[:, -5:] for layer in (0, 1)]
     shared = [float((b.T @ frame.subspaces[0].basis).square().sum()) / 5 for b in basis]
     assert ratios.shape == (2,) and ratios == pytest.approx(np.array(shared) * 21 / 5, rel=1e-5)
-
-
-def test_what_settles_when_follows_from_the_curves(report: DynamicsReport, settled: SettlingReport) -> None:
-    distance, kl = report.pattern_distance_bits.value[0], report.kl_bits.value[0]
-    assert settled.frame_step[0] == STEPS[int(np.argmax(distance <= 0.1 * distance[0]))]
-    stated = settled.precision_step[0, 0]
-    assert np.isnan(stated) or stated == STEPS[int(np.argmax(kl <= 2 * kl[-1]))]
-    assert "at least 3" in settled.verdicts[0] or "no moment" in settled.verdicts[0]
-    assert settled.conclusion() == f"whether the frame or the precision settles first is {settled.order}"
-    log2 = np.log2(settled.precision_step / settled.frame_step)
-    np.testing.assert_allclose(settled.dissociation_by_run.value, log2)
-    least, most = settled.dissociation_by_run.ends
-    known = np.isfinite(log2)
-    assert (least[known] <= log2[known]).all() and (log2[known] <= most[known]).all()
 
 
 def test_a_stopped_analysis_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,14 +172,12 @@ def test_checkpoints_of_a_run_are_the_run(run: Path, report: DynamicsReport, tmp
 def test_seeds_are_put_together(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / str(by), a_recipe().reseeded(by), steps=(0, 30, 100)) for by in (1, 2, 3)]
     found = training_dynamics(*runs, n=8)
-    report, settled = curves_of(found), settling_of(found)
+    report = curves_of(found)
     assert report.kl_bits.value.shape == (3, 3) and len(set(report.runs)) == 3
     mean = report.kl_bits_mean
     assert np.allclose(mean.value, report.kl_bits.value.mean(axis=0)) and mean.resampled == "trainings" and mean.n == 3
     low, high = mean.ends
     assert (low < mean.value).all() and (mean.value < high).all()
-    assert "at least 3" not in settled.verdicts[0]
-    assert (settled.fall.resampled, settled.fall.n) == ("trainings", 2), "the first training chooses the steps"
 
 
 def test_runs_of_one_name_show_their_seeds(run: Path, tmp_path: Path) -> None:
@@ -227,11 +197,11 @@ def test_trainings_of_one_seed_are_refused(run: Path, tmp_path: Path) -> None:
 def test_jobs_compare_each_training_with_its_own_last_snapshot(run: Path, tmp_path: Path) -> None:
     """Also under one name: names are for messages."""
     other = a_run(tmp_path / "other", a_recipe(seed=7))
-    missing = [(replace(own, name="small"), [len(STEPS) - 1]) for own in runs_of([run, other])]
     bench = Bench(task=TASK, n=8, seed=0, n_recorded=8)
+    jobs = [snapshot_job(replace(own, name="small"), len(STEPS) - 1, bench, "cpu") for own in runs_of([run, other])]
     with ThreadPoolExecutor(1) as pool:
-        found = measure_missing(Batch(executor=pool, folder=tmp_path / "jobs"), missing, bench, device="cpu")
-    assert [own[len(STEPS) - 1].numbers["pattern_distance_bits"][0].max() for own in found] == [0, 0]
+        found = Batch(executor=pool, folder=tmp_path / "jobs").results(jobs)
+    assert [own.numbers["pattern_distance_bits"][0].max() for own in found] == [0, 0]
 
 
 @pytest.mark.parametrize("architecture", ["lstm", pytest.param("mamba", marks=pytest.mark.exhaustive), "mlp"])
@@ -240,23 +210,19 @@ def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) ->
         {"d_mlp": 13} if architecture == "mlp" else {}
     )
     whole = training_dynamics(a_run(tmp_path / "run", a_recipe(sizes=sizes), steps=(0, 100)), n=8)
-    report, settled = curves_of(whole), settling_of(whole)
+    report = curves_of(whole)
     assert np.isfinite(report.kl_bits.value).all() and np.isfinite(report.belief_r2.value).all()
     assert np.isfinite(report.answer_shift_bits.value).all() and np.isfinite(report.pc1_share.value).all()
     assert np.isnan(report.pattern_distance_bits.value).all() and np.isnan(report.key_overlap.value).all()
     assert "no attention heads" in whole.skipped["attention-pattern distance"] and "key overlap" in whole.skipped
-    assert "no moment" in settled.verdicts[0] and "attention_maps" not in whole
+    assert "attention_maps" not in whole
     assert "not measured" in str(report.plot())
-    assert np.isnan(settled.fall.ends[0]).all() and (codes_of(settled.fall) == Reason.SAME_TRAININGS).any()
 
 
 def test_the_report_is_saved_and_read_back(whole: Diagnosis, report: DynamicsReport, tmp_path: Path) -> None:
     whole.save(tmp_path / "out")
     loaded = Diagnosis.load(tmp_path / "out")
-    assert (
-        list(loaded) == ["dynamics", "settling", "manifold_film", "attention_maps"]
-        and loaded.summary() == whole.summary()
-    )
+    assert list(loaded) == ["dynamics", "manifold_film", "attention_maps"] and loaded.summary() == whole.summary()
     assert (tmp_path / "out" / "report.html").stat().st_size < 6e6
     rows = loaded.to_pandas().query("metric == 'kl_bits'")
     assert rows["run"].tolist() == ["small"] * len(STEPS) and rows["step"].tolist() == [int(step) for step in STEPS]
@@ -312,26 +278,6 @@ def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator)
     assert len(lines) == 3 and not any(own.verdict or own.ruling for own in lines)
     assert [own.baselines for own in lines] == [["0.1538 (random plane)"]] * 3
     assert lines[-1].finding.endswith("this shows no structure.")
-
-
-def test_the_settling_figure_has_a_row_for_every_pair_and_every_curve(settled: SettlingReport) -> None:
-    """A row without a mark says why: "answer shift, layer 1" was blank, as if its value were missing."""
-    figure = settled.plot()
-    is_known = np.isfinite(settled.fall_share)
-    assert 0 < is_known.sum() < len(is_known)
-    rows = zip(settled.curves, settled.fall_verdicts, is_known, strict=True)
-    names = [name if known else f"{name} ({why})" for name, why, known in rows]
-    falls = next(trace for trace in figure.data if list(trace.y or ()) == names)
-    assert {why for why, known in zip(settled.fall_verdicts, is_known, strict=True) if not known} == {"no rise"}
-    np.testing.assert_array_equal(falls.x, settled.fall_share)
-    assert "share of the curve's rise" in figure.layout[f"xaxis{falls.xaxis[1:]}"].title.text
-    (low, high), rise = settled.fall.ends, settled.fall.value / np.where(settled.fall_share, settled.fall_share, np.nan)
-    known = np.isfinite(low / rise)
-    np.testing.assert_allclose((falls.x - falls.error_x.arrayminus)[known], (low / rise)[known], atol=1e-12)
-    np.testing.assert_allclose((falls.x + falls.error_x.array)[known], (high / rise)[known], atol=1e-12)
-    table = settled.table()
-    assert table.splitlines()[-1] == f"frame or precision first: {settled.order}"
-    assert all(f"{step:g}" in table for step in settled.frame_step)
 
 
 def test_figures_hold_curves_frames_and_maps(run: Path, whole: Diagnosis, report: DynamicsReport) -> None:

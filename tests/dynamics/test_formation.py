@@ -11,8 +11,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import hashed
-from bayesgeom.models.named_checkpoints import FOLDER_VARIABLE
+from bayesgeom.models.checkpoint_files import FOLDER_VARIABLE, hashed
 from bayesgeom.training import formation
 from bayesgeom.training.formation import chosen_among, is_unchanged, load_packed, pack
 from bayesgeom.training.packed import formations

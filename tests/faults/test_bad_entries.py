@@ -10,7 +10,7 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.description import hashed
+from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.results.page import _figure
 from tests.test_cli import QUICK, save
 
@@ -188,8 +188,9 @@ def test_an_odd_entry_of_the_search_path_breaks_nothing(monkeypatch: pytest.Monk
 
 def test_a_broken_command_breaks_no_other(site: Path) -> None:
     install(site, "bayesgeom.commands", {"import": BROKEN["import"][0]})
+    assert main(["diagnose", "tiny", *QUICK]) == 0
     with pytest.warns(UserWarning, match=r"plug-in 'import' \(guest_import:Guest\) cannot be used: RuntimeError: no"):
-        assert main(["diagnose", "tiny", *QUICK]) == 0
+        assert main(["import"]) == 2
 
 
 UNDRAWN = """

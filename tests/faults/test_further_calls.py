@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom import claims, monitor, tasks
-from bayesgeom.cli import main
-from bayesgeom.commands.base import Command
+from bayesgeom import monitor, tasks
+from bayesgeom.cli import COMMANDS, main
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.plugins import discover
+from bayesgeom.diagnosis.recording import Selection
 from benchmarks import fault_calls, fault_further_calls
 from benchmarks.fault_files import RECIPE, TASK
 
@@ -30,23 +29,23 @@ def made(kind: Any, /, **given: Any) -> Any:
 
 
 def connected(on: Any, options: Any = None) -> None:
-    with bayesgeom.engine(on, options):
+    with bayesgeom.executors.connect(on, options):
         pass
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: made(bayesgeom.Batch, executor=[]), r"executor has no submit\(fn, \*args\), got \[\]"),
-        (lambda: made(bayesgeom.Batch, executor=int), r"executor has no submit"),
+        (lambda: made(bayesgeom.executors.Batch, executor=[]), r"executor has no submit\(fn, \*args\), got \[\]"),
+        (lambda: made(bayesgeom.executors.Batch, executor=int), r"executor has no submit"),
         (lambda: batch(folder=5), r"folder must be text or a path, got 5"),
         (lambda: batch(threads=1.5), r"threads must be an integer, got 1.5"),
         (lambda: batch(threads=0), r"threads must be at least 1, got 0"),
-        (lambda: connected(5), r"on must be text, got 5"),
+        (lambda: connected(5), r"name must be text, got 5"),
         (lambda: connected("local:1", 1.5), r"options must be .* or a mapping.*, got 1.5"),
         (lambda: connected(f"local:{MANY_DIGITS}"), r"there is no engine"),
-        (lambda: made(bayesgeom.Selection, sites=5), r"sites must be text or a sequence of texts or None, got 5"),
-        (lambda: made(bayesgeom.Selection, layers=["x"]), r"layers must be a sequence of integers or None"),
+        (lambda: made(Selection, sites=5), r"sites must be text or a sequence of texts or None, got 5"),
+        (lambda: made(Selection, layers=["x"]), r"layers must be a sequence of integers or None"),
         (lambda: made(tasks.Prompts, last="x"), r"last must be an integer, got 'x'"),
         (lambda: made(tasks.Prompts, texts=5), r"texts must be .*, got 5"),
         (lambda: made(tasks.Prompts, chat=1), r"chat must be True or False, got 1"),
@@ -69,7 +68,6 @@ def connected(on: Any, options: Any = None) -> None:
         (lambda: made(monitor.Event, **EVENT | {"step": "x"}), r"step must be an integer, got 'x'"),
         (lambda: made(monitor.Event, **EVENT | {"kind": "lots"}), r"kind must be .*, got 'lots'"),
         (lambda: monitor.trainer_callback(TASK, every="x"), r"every must be an integer, got 'x'"),
-        (lambda: claims.verdict("B1"), r"claim must be Claim, got 'B1'"),
         (lambda: bayesgeom.load("mess3-small", tokenizer="x" * 300), r"tokenizer must be a path that the system can"),
     ],
 )
@@ -81,8 +79,8 @@ def test_another_type_is_refused(call: Callable[[], object], message: str) -> No
 EVENT: dict[str, Any] = {"step": 3, "kind": "reached", "metric": "kl_bits", "value": 0.1, "threshold": 0.2}
 
 
-def batch(**given: Any) -> bayesgeom.Batch:
-    return made(bayesgeom.Batch, executor=fault_further_calls.AtOnce(), **given)
+def batch(**given: Any) -> bayesgeom.executors.Batch:
+    return made(bayesgeom.executors.Batch, executor=fault_further_calls.AtOnce(), **given)
 
 
 def test_text_names_the_folder_of_a_batch() -> None:
@@ -106,8 +104,6 @@ def test_the_campaign_calls_everything_public(tmp_path: Path) -> None:
     public = {name for name in dir(bayesgeom) if callable(getattr(bayesgeom, name))}
     assert public - tried <= {"BayesGeomError", "Diagnosis", "checkpoints"}, public - tried
     assert {f"monitor.{name}" for name in dir(monitor)} <= tried
-    # mypy: an abstract class as a value is what discovery is about.
-    commands = discover("bayesgeom.commands", Command)  # type: ignore[type-abstract]
-    assert commands.keys() - {"selftest"} == {line[0] for line, _ in fault_calls.arguments(tmp_path).values()}
+    assert COMMANDS.keys() - {"selftest"} == {line[0] for line, _ in fault_calls.arguments(tmp_path).values()}
     assert inspect.signature(bayesgeom.checkpoints).parameters == {}, "then it has to be tried, too"
     assert RECIPE.task == TASK

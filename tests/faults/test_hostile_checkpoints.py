@@ -15,8 +15,8 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.reading import LEVELS, read_json
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_files import read_description
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.description import read_description
 from bayesgeom.training.formation import pack
 from bayesgeom.training.packed import read_formation
 from tests.models.test_checkpoint import change_config, saved
@@ -167,7 +167,7 @@ def test_a_pack_whose_list_is_no_list_of_snapshots_is_refused(snapshots: object,
 
 
 def _change_pack(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    from bayesgeom.models.description import hashed
+    from bayesgeom.models.checkpoint_files import hashed
 
     data = json.loads((path / "formation.json").read_text())
     change(data)

@@ -126,11 +126,14 @@ def test_the_interpreter_adds_nothing_of_its_own() -> None:
 
 def test_commands_print_through_one_function() -> None:
     """`print` alone would meet a full or narrow standard output on its own, and before results are saved."""
-    for path in (ROOT / "bayesgeom" / "commands").glob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        called = [node.func.id for node in calls if isinstance(node.func, ast.Name)]
-        assert path.name == "base.py" or "print" not in called, path.name
-        assert path.name == "base.py" or "save" not in called, f"{path.name}: use conclude, which saves first"
+    for function in ast.parse((ROOT / "bayesgeom" / "cli.py").read_text()).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        called = {node.id for node in calls if isinstance(node, ast.Name)}
+        called |= {node.attr for node in calls if isinstance(node, ast.Attribute)}
+        assert function.name in ("tell", "note") or "print" not in called, function.name
+        assert function.name == "_conclude" or "save" not in called, f"{function.name}: return the report"
 
 
 # --- the report that was there ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import _here, put_all_back
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.training.formation import pack
 from bayesgeom.training.packed import formations, read_formation
 from tests.models.test_checkpoint import saved

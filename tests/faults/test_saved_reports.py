@@ -149,16 +149,11 @@ def test_a_provenance_that_is_no_mapping_is_refused(source: Any, alone: Path, tm
 
 
 DESCRIBED = [  # a committed report with tuples that describe the entries of an axis, and the number of such fields
-    ("ablation", "smollm2-ablation-attention", 1),
-    ("comparison", "checks/comparison", 9),
-    ("erasure_onwards", "interventions/repeats-transformer/onwards-leace-belief", 2),
-    ("intervention", "interventions/repeats-transformer/top_jacobian-16", 2),
-    ("joint_intervention", "bijection-v20/entropy_axis-remove-together", 1),
+    ("ablation", "bijection-v20/ablation", 1),
+    ("erasure_onwards", "interventions/hmm-s5/onwards-leace-entropy", 2),
+    ("intervention", "interventions/bijection-v20/top_jacobian-16", 2),
+    ("joint_intervention", "bijection-v20-llama/entropy_axis-remove-together", 1),
     ("length", "length-recall", 2),
-    ("pass_thresholds", "bijection-v20-refined/diagnosis", 1),
-    ("replication", "seeds-hmm", 1),
-    ("settling", "dynamics-sticky", 3),
-    ("share_controls", "claims/share-controls-repeats-transformer", 1),
     ("sweep", "sweep/recall-lstm", 2),
 ]
 
@@ -190,8 +185,7 @@ def test_a_description_less_or_more_than_entries_is_refused(
 
 
 FREE = {  # tuples of any length, which no code reads entry by entry with an axis
-    *("comparison.missing", "replication.missing", "reproduction.not_run", "monitor.events", "monitor.marked_steps"),
-    *("difference.names", "pass_thresholds.sizes", "value_manifold.conditions"),
+    *("monitor.events", "monitor.marked_steps", "value_manifold.conditions"),
 }
 
 

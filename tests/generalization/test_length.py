@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.cli import main
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
 from bayesgeom.generalization.depth import EARLIER
@@ -39,10 +39,7 @@ from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training import publish
 from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.trained_models import TrainedModels
-from bayesgeom.training.variants import KINDS, TASKS, all_variants, variants, variants_of_kinds
 
 TASK = HMM(n_states=2, n_symbols=3, length=7)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
@@ -425,20 +422,6 @@ def test_a_model_may_be_trained_after_everything_was_checked() -> None:
     assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
 
 
-@pytest.mark.parametrize("wrong", [["--to", "5"], ["--to", "50", "--n", "1"], ["--threshold", "0"], ["--to", "9999"]])
-def test_no_arm_is_trained_for_what_is_refused(
-    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trained(*_: object, **__: object) -> None:
-        raise AssertionError("trained before it was checked")
-
-    monkeypatch.setattr(sys.modules["bayesgeom.training.trained_models"], "train", trained)
-    variants_of = ["length", "--variants", "hmm", "--kinds", "learned", "--runs", str(tmp_path)]
-    assert main([*variants_of, *wrong]) in (1, 2) and not list(tmp_path.iterdir())
-    with pytest.raises(AssertionError, match="trained before"):
-        main([*variants_of, "--to", "50"])
-
-
 @pytest.mark.exhaustive
 def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four relations of each query to each position: of 128 sequences of 3,000 steps they would be 9 GB."""
@@ -453,65 +436,6 @@ def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.M
     assert found.kl_bits.value.shape == (1, 50)
     blocks = [len(block) for block in replace(task, length=2**12).stream(131, seed=0)]
     assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"
-
-
-# Conditions.
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_arms_differ_in_positions_alone(task: str) -> None:
-    rows = variants(task)
-    stages = []
-    for recipe in rows.values():
-        own, stage = [], recipe
-        while stage is not None:
-            sizes = {k: v for k, v in stage.sizes.items() if k not in {key for kind in KINDS.values() for key in kind}}
-            own.append((stage.seed, stage.steps, stage.batch_size, stage.task, stage.also, tuple(sizes.items())))
-            stage = stage.after
-        stages.append(own)
-    assert all(own == stages[0] for own in stages)
-    kinds = {str(recipe.sizes["positions"]) for recipe in rows.values()}
-    assert kinds == {"learned", "sinusoidal", "rotary", "alibi", "prior", "none"}
-
-
-def test_every_arm_can_be_built_and_has_room_for_ten_times_its_length() -> None:
-    for name, recipe in all_variants().items():
-        config = recipe.model_config()
-        config.build(seed=0)
-        factor = {"length": 100} if name.startswith("hmm") else {"n_filler": 80}
-        assert replace(recipe.task, **factor).n_pos <= config.n_ctx  # type: ignore[type-var]
-
-
-def test_mixed_arms_see_every_distance_within_and_none_beyond() -> None:
-    for recipe in variants("recall-mixed").values():
-        for stage in (recipe, recipe.after):
-            assert stage is not None
-            seen = [stage.task_at(step) for step in range(18)]
-            assert [task.n_filler for task in seen] == 2 * [8, *range(8)]  # type: ignore[attr-defined]
-            assert {replace(task, n_filler=8) for task in seen} == {stage.task}  # type: ignore[type-var]
-
-
-def test_unknown_arms() -> None:
-    with pytest.raises(UnknownName, match=r"no task with variants named 'mess3'. There are: hmm, recall, recall-mixed"):
-        variants("mess3")
-    with pytest.raises(UnknownName, match="there is no variant of recall named 'no-top-attention'"):
-        variants_of_kinds("recall", ("rotary", "no-top-attention"))
-
-
-def test_models_of_recipes_are_trained_once_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "N_SCORED", 8)
-    recipe = Recipe(
-        name="tiny-variant", task=TASK, sizes=_sizes("rotary"), steps=2, batch_size=3, snapshots=0, targets="exact"
-    )
-    with pytest.raises(UnknownName, match="no checkpoint named 'tiny-variant'"):
-        TrainedModels(runs=tmp_path, train_missing=False).model(recipe)
-    kept = TrainedModels(runs=tmp_path, train_missing=True)
-    first = kept.model(recipe)
-    assert (
-        first.spec.name == "tiny-variant"
-        and kept.has(recipe)
-        and kept.model(recipe).spec.weights_hash == first.spec.weights_hash
-    )
 
 
 def _sizes(positions: str) -> dict[str, object]:
@@ -534,25 +458,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     named = [str(tmp_path / "rotary"), str(tmp_path / "none")]
     assert main(["length", *named, "--to", "11,19", "--n", "5", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "rotary" in printed and "5 sequences" in printed and (tmp_path / "out" / "report.html").exists()
-    for wrong, message in ((["--to", "x"], "whole numbers"), (["--variants", "hmm"], "got both")):
-        assert main(["length", named[0], *wrong]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_the_command_reports_the_arms_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there, missing = (
-        Recipe(name=positions, task=TASK, sizes=_sizes(positions), steps=1, batch_size=2, snapshots=0)
-        for positions in ("rotary", "none")
-    )
-    monkeypatch.setattr("bayesgeom.training.variants.variants_of_kinds", lambda task, kinds: [missing, there])
-    monkeypatch.setattr(publish, "N_SCORED", 8)
-    asked = ["length", "--variants", "hmm", "--only-existing", "--runs", str(tmp_path), "--to", "11", "--n", "5"]
-    assert main(asked) == 2
-    assert f"named 'none' or 'rotary', neither shipped nor in {str(tmp_path)!r}" in capsys.readouterr().err
-    TrainedModels(runs=tmp_path, train_missing=True).model(there)
-    assert main(asked) == 0
-    out, err = capsys.readouterr()
-    assert "5 sequences\nmissing: none\n" in out and "rotary" in out and err == ""
+    assert "rotary" in printed and (tmp_path / "out" / "report.html").exists()
+    assert main(["length", named[0], "--to", "x"]) == 2
+    assert "whole numbers" in capsys.readouterr().err

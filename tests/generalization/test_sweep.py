@@ -11,7 +11,7 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.generalization import sweeps
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.generalization.sweeps import _listed, sweep, varied_task
@@ -232,11 +232,11 @@ def test_a_baseline_far_below_the_model_does_not_stretch_the_axis() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "sticky-markov:n_states=3,length=7", "--vary", "noise=0.01,0.5", "--n", "9"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0
-    assert "tokens, " in capsys.readouterr().out and (tmp_path / "out" / "report.html").exists()
+    assert "tokens to converge" in capsys.readouterr().out and (tmp_path / "out" / "report.html").exists()
     assert main(["sweep", "hmm", "--vary", "floor=0.1", "--vary", "length=3"]) == 2
-    assert "one parameter is varied at a time; got floor=0.1, length=3" in capsys.readouterr().err
+    assert "once: noise=0,1; got floor=0.1 length=3" in capsys.readouterr().err
     assert main(["sweep", "hmm", "--vary", "floor"]) == 2
-    assert "--vary takes NAME=VALUE,VALUE" in capsys.readouterr().err
+    assert "--vary takes a parameter with values" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("values", [np.array(3), torch.tensor(3)], ids=type)

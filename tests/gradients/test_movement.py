@@ -19,12 +19,11 @@ from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics import runs
 from bayesgeom.dynamics.threshold_steps import ThresholdStep, stable
-from bayesgeom.gradients.delay import lag
-from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, moment_of, movement_report
+from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, lag, moment_of, movement_report
 from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import hashed
+from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.tasks.base import derived_seed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.numbers import percent_text
+from bayesgeom.core.text import percent_text
 from bayesgeom.interventions.summary import drawn_text
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without

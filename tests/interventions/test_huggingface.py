@@ -11,12 +11,12 @@ from torch import Tensor
 
 import bayesgeom
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.sites import ATTN_OUT, RESID_PRE, Site, Z
+from bayesgeom.core.sites import RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import KL, SHIFT
-from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
+from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.resolve import as_model
@@ -141,20 +141,6 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
     assert np.abs(report.kl_increase_bits.value).max() > 1e-3, "something changed"
 
 
-def test_write_strength_is_a_loop_over_heads(hf: Any, model: Model) -> None:
-    report = write_strength(model, TASK, n=N)
-    assert report.strength.value.shape == report.kl_increase_bits.value.shape == (N_LAYERS, N_HEADS) and report.n == N
-    trials = next(TASK.stream(N, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, TASK, fits.frame(), sites=InterventionSite(ATTN_OUT)).items():
-        z = trials.at_scored(kept(hf, trials, Z, layer)).flatten(0, 1)
-        output, basis = hf.model.layers[layer].self_attn.o_proj.weight.detach(), subspace.basis.float()
-        for head in range(N_HEADS):
-            own = slice(D_HEAD * head, D_HEAD * (head + 1))
-            written = [basis.T @ (output[:, own] @ row[own]) for row in z]
-            expected = float(torch.stack([vector.norm() for vector in written]).mean())
-            assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
-
-
 def test_the_jacobian_is_autograds_from_the_embeddings_on(hf: Any, model: Model) -> None:
     """Of layer 0 the residual stream is what `inputs_embeds` gives: no hook is needed to know it."""
     trials = next(TASK.stream(3, seed=0))
@@ -219,8 +205,6 @@ def test_everything_runs_from_the_package_root(hf: Any) -> None:
     )
     report = bayesgeom.intervene(hf, TASK, n=N)
     assert report.subspace == "frame (embedding)" and np.isfinite(report.effect("answer shift").value).all()
-    strengths = bayesgeom.write_strength(hf, TASK, n=N, ablation=battery)
-    np.testing.assert_array_equal(strengths.kl_increase_bits.value, battery.kl_increase_bits_by_head)
 
 
 def attached(name: str) -> Model:
@@ -249,10 +233,3 @@ def attached(name: str) -> Model:
 def test_a_family_without_the_part_says_which(name: str, fit: Fit, message: str) -> None:
     with pytest.raises(MissingSite, match=message):
         fit_subspace(attached(name), TASK, fit)
-
-
-def test_write_strength_needs_a_plain_write() -> None:
-    with pytest.raises(
-        MissingSite, match=r"write strength requires site 'W_O', which Olmo2ForCausalLM does not provide \(a norm"
-    ):
-        write_strength(attached("olmo2"), TASK, fits.random(2), n=5)

@@ -10,7 +10,7 @@ from bayesgeom.core.edits import SUBSPACE_KINDS, InSubspace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.subspace import random_subspaces
 from tests.interventions.worlds import TASK, lively, past_type_checks

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bayesgeom.ablations.run import ablate
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
+from bayesgeom.core.text import number_text
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
@@ -30,7 +31,7 @@ from bayesgeom.interventions.report import (
     InterventionReport,
     largest_control,
 )
-from bayesgeom.interventions.run import fit_subspace, intervene, write_strength
+from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import RULE
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import findings
@@ -42,7 +43,7 @@ from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.quantity import confounds
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.subspaces.subspace import Subspace, span
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import (
     N_ANSWERS,
@@ -234,36 +235,6 @@ def test_frames_are_spans_of_what_they_say() -> None:
         torch.testing.assert_close(found.basis @ found.basis.T, own.basis @ own.basis.T, atol=1e-4, rtol=0)
 
 
-def test_write_strength_is_a_loop_over_heads() -> None:
-    model = lively()
-    report = write_strength(model, subspace=fits.frame(), n=11)
-    assert report.strength.value.shape == report.kl_increase_bits.value.shape == (2, 3) and report.n == 11
-    trials = next(TASK.stream(11, seed=derived_seed(0, 6)))
-    for layer, subspace in fit_subspace(model, None, fits.frame(), sites=InterventionSite(ATTN_OUT)).items():
-        z = model.run([trials], record=(Z,), n_recorded=11).at(Z)[layer]
-        output, basis = model.module.blocks[layer].attn.W_O.weight.detach(), subspace.basis.float()
-        for head in range(3):
-            written = [basis.T @ (output[:, 10 * head : 10 * head + 10] @ row) for row in z[:, :, head].flatten(0, 1)]
-            expected = float(torch.stack([vector.norm() for vector in written]).mean())
-            assert report.strength.value[layer, head] == pytest.approx(expected, rel=1e-4)
-    assert -1 <= float(report.rank_correlation) <= 1 and "L0H0" in report.table() and len(report.plot().data) == 2
-    random = report.strength.baseline("random subspaces")
-    assert random.high is not None and (random.high > random.value).all(), "the greatest of them has to be exceeded"
-    by_draw = report.rank_correlation.baseline("strength in random subspaces")
-    assert -1 <= float(by_draw.low) < float(by_draw.value) < float(by_draw.high) <= 1  # type: ignore[arg-type]
-    ordered = sorted(report.strength.value.ravel(), reverse=True)
-    assert float(report.largest_gap) == max(ordered[0] / ordered[1], ordered[1] / ordered[2]), "two of six heads"
-    (low, high), known = report.strength.ends, ~report.strength.is_withheld
-    assert known.sum() >= 4, "11 sequences are just enough for an interval"
-    assert (low < report.strength.value)[known].all() and (report.strength.value < high)[known].all()
-    assert report.headlines()[0].verdict == "undecided", "no interval, so no claim to beat a baseline"
-    with pytest.raises(InvalidArgument, match="ablate with the battery 'heads'"):
-        from bayesgeom.ablations.batteries import every_mlp
-        from bayesgeom.ablations.run import ablate
-
-        write_strength(model, n=11, ablation=ablate(model, None, every_mlp(model), n=11))
-
-
 def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path: Path) -> None:
     names = [trace.name for trace in swapped.plot().data]
     for name in ("ceiling: whole activation", "baseline: random subspaces (range)", "all positions, 95 % interval"):
@@ -285,7 +256,7 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     assert len(rows) == 8 and rows[1].places["band"] == "first third" and np.isfinite(rows[1].baseline)
 
 
-@pytest.mark.parametrize("reading", ["repeats-transformer/covariance-entropy", "hmm-s5/covariance-entropy-remove"])
+@pytest.mark.parametrize("reading", ["hmm-s5/covariance-entropy", "hmm-s5/covariance-entropy-remove"])
 def test_table_and_page_show_untrained_networks_and_the_effect_without_the_direct_path(reading: str) -> None:
     report = InterventionReport.load(READINGS / "interventions" / reading)
     indirect = report.indirect_movement if report.is_swap else report.effect(EFFECTS[INDIRECT_KL])
@@ -452,10 +423,14 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
 
 def test_a_use_with_nothing_held_fixed_names_the_option_and_its_layers_once() -> None:
     """A green "Used" left open whether it survives with position and answer held fixed, and named its layers twice."""
-    saved = READINGS / "interventions/mess3-small"
-    names = ("leace-belief", "leace-entropy-given-answer", "covariance-belief")
+    saved = READINGS / "interventions"
+    names = (
+        "mess3-small/leace-belief",
+        "bijection-v20-repeats/leace-entropy-given-position+answer",
+        "mess3-small/covariance-belief",
+    )
     used, given, undecided = (InterventionReport.load(saved / name) for name in names)
-    assert used.verdict.startswith("used in layers 1, 2;") and given.verdict.startswith("used in layer 1;")
+    assert used.verdict.startswith("used in layers 1, 2;") and given.verdict.startswith("used in layers 2, 3;")
     assert "used" not in undecided.verdict_by_layer
     for own, is_told in ((used, True), (given, False), (undecided, False)):
         printed = " ".join(str(own).split())
@@ -487,5 +462,6 @@ def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.Monkey
         return stream(self, n, seed=seed, device="cpu" if device == "not stated" else device)
 
     monkeypatch.setattr(WindTunnel, "stream", watched)
-    write_strength("mess3-small", n=8)
+    intervene("mess3-small", subspace=fits.random(2), kind=FEW, n=8)
+    ablate("mess3-small", battery="mlps", n=8)
     assert len(drawn) > 3 and set(drawn) == {"cpu"}

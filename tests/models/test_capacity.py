@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.plugins import discover, find
 from bayesgeom.models.capacity import capacity_matched, n_parameters
@@ -51,7 +50,7 @@ def test_the_reference_may_be_a_module_or_a_model() -> None:
 
 
 def test_the_reference_may_be_a_shipped_checkpoint() -> None:
-    config = bayesgeom.capacity_matched("mlp", "bijection-lstm")
+    config = capacity_matched("mlp", "bijection-lstm")
     assert (config.d_vocab, config.n_ctx) == (40, 37) and abs(built(config) / 601_728 - 1) <= 0.01
 
 

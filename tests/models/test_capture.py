@@ -25,12 +25,13 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis import plan as diagnosing
+from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.description import config_hash
-from bayesgeom.models.disk import writing
-from bayesgeom.models.disk.manifest import MANIFEST
-from bayesgeom.models.disk.reading import CapturedModel
+from bayesgeom.models.captured import files as writing
+from bayesgeom.models.captured.files import MANIFEST
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively
@@ -72,10 +73,10 @@ def test_a_diagnosis_from_disk_is_that_of_the_model(folder: Path) -> None:
 @pytest.mark.usefixtures("small_shards")
 def test_a_diagnosis_from_disk_streams_when_memory_is_small(folder: Path) -> None:
     assert len(list(folder.glob("shard-*"))) > 2
-    model = bayesgeom.load(folder, memory_gib=140_000 / 2**30)
-    found = bayesgeom.diagnose(model, n_untrained=1, probes=["pass_thresholds", "attention_entropy"])
+    model = bayesgeom.load(folder, memory_gib=40_000 / 2**30)
+    found = bayesgeom.diagnose(model, n_untrained=1, probes=["attention_entropy"])
     direct = bayesgeom.diagnose(lively("rotary"), n=N, seed=3, n_untrained=1, probes=list(found))
-    assert found.provenance["streamed"] == {"attention_entropy": N, "pass_thresholds": N}
+    assert found.provenance["streamed"] == {"attention_entropy": N}
     for name in found:
         assert_alike(direct[name], found[name], within=1e-3)  # passes of other sizes round differently
 
@@ -96,7 +97,7 @@ class Counting(Probe[Counted]):
 
 
 def test_a_plug_in_without_nan_loses_only_its_own_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = bayesgeom.capture(lively(), out=tmp_path / "c", n=5, sites=bayesgeom.Selection(sites="k", layers=[1]))
+    out = bayesgeom.capture(lively(), out=tmp_path / "c", n=5, sites=Selection(sites="k", layers=[1]))
     known = {"counted": Counting(), "calibration": diagnosing.all_probes()["calibration"]}
     monkeypatch.setattr(diagnosing, "all_probes", lambda: known)
     monkeypatch.setattr(diagnosing, "is_foreign", lambda kind: kind is Counting)
@@ -134,7 +135,7 @@ def test_a_killed_capture_continues_to_the_same_bytes(
 
 
 def test_sites_layers_and_types_are_chosen(tmp_path: Path) -> None:
-    model, selection = lively(), bayesgeom.Selection(sites=["k", "pattern"], layers=[1], dtype="bfloat16")
+    model, selection = lively(), Selection(sites=["k", "pattern"], layers=[1], dtype="bfloat16")
     out = bayesgeom.capture(model, out=tmp_path / "c", n=7, sites=selection)
     (shard,) = out.glob("shard-*")
     data = load_file(shard)
@@ -173,9 +174,9 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(bayesgeom.BayesGeomError, match=r"there is no site named 'keys'\. There are: W_K"):
         bayesgeom.capture(lively(), out=tmp_path / "c", sites="keys")
     with pytest.raises(InvalidArgument, match=r"layers must be from 0 to 1, got 2"):
-        bayesgeom.capture(lively(), out=tmp_path / "c", sites=bayesgeom.Selection(layers=[2]))
+        bayesgeom.capture(lively(), out=tmp_path / "c", sites=Selection(layers=[2]))
     with pytest.raises(InvalidArgument, match=r"dtype must be one of float32, float16, bfloat16, got 'int8'"):
-        bayesgeom.Selection(dtype="int8")
+        Selection(dtype="int8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("x")
     with pytest.raises(OutputFault, match="holds other files than a capture"):
@@ -246,9 +247,9 @@ def test_numbers_above_the_largest_of_the_type_are_an_error(tmp_path: Path) -> N
             if "W_V" in name or "value" in name or name.endswith("v.weight"):
                 parameter.mul_(1e6)
     for dtype in ("bfloat16", "float32"):
-        bayesgeom.capture(model, out=tmp_path / dtype, n=5, sites=bayesgeom.Selection(sites="v", dtype=dtype))
+        bayesgeom.capture(model, out=tmp_path / dtype, n=5, sites=Selection(sites="v", dtype=dtype))
     with pytest.raises(NonFinite, match=r"site 'v' reach .*above the largest float16 number, 6\.55e\+04.*bfloat16"):
-        bayesgeom.capture(model, out=tmp_path / "half", n=5, sites=bayesgeom.Selection(sites="v", dtype="float16"))
+        bayesgeom.capture(model, out=tmp_path / "half", n=5, sites=Selection(sites="v", dtype="float16"))
 
 
 def test_a_shard_is_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

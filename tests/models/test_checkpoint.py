@@ -16,8 +16,8 @@ from torch import Tensor
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint, weights_hash
+from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.description import hashed
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import seal

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.native import compiled
-from bayesgeom.models.native.causal_conv import causal_conv_silu
 from bayesgeom.models.native.compiled import loops
 from bayesgeom.models.native.mamba import MambaConfig
-from bayesgeom.models.native.scan import plain_states, read_states, selective_scan
+from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from tests.structure.test_light_import import heavy_after
 
 # Sequences, positions, channels, states: none, one, or several full blocks and segments, with and without a rest.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models.native import causal_conv, scan
-from bayesgeom.models.native.causal_conv import causal_conv_silu
+from bayesgeom.models.native import scan
+from bayesgeom.models.native import scan as causal_conv
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
-from bayesgeom.models.native.scan import plain_states, read_states, selective_scan
+from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from benchmarks.mamba_step import huggingface_twin, their_name
 
 SMALL = MambaConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_state=3, d_conv=4, expand=2, dt_rank=5)

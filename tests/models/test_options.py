@@ -7,15 +7,14 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.commands.base import Source
-from bayesgeom.commands.diagnose import Diagnose
+from bayesgeom.cli import Source, _text_task
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.estimators import UNTRAINED
 from tests.families import _sizes
-from tests.models.test_budget import save
+from tests.models.test_recording import save
 from tests.models.test_run import TASK, blocks, lively
 
 
@@ -72,10 +71,11 @@ def test_options_on_the_command_line(folder: Path) -> None:
     assert model.batch_size == 5 and model.module.config._attn_implementation == "eager"
     with pytest.raises(InvalidArgument, match=r"--quantization-config must be a JSON object, got 'int8'"):
         Source(str(folder), quantization_config="int8").load()
-    tasks = [Diagnose(source, task=own, chat=True)._task() for own in ("prompts:last=2", "evidence", "hmm-in-context")]
+    tasks = [_text_task(own, None, chat=True) for own in ("prompts:last=2", "evidence", "hmm-in-context")]
     assert tasks == ["prompts:last=2,chat=True", "evidence:style=chat", "hmm-in-context:chat=True"]
+    assert _text_task(None, "code", chat=True) == "prompts:domain=code,chat=True"
     with pytest.raises(InvalidArgument, match="--chat needs a task in text"):
-        Diagnose(source, chat=True)._task()
+        _text_task(None, None, chat=True)
 
 
 def test_passes_have_at_most_the_given_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

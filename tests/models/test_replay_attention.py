@@ -8,9 +8,8 @@ from torch import Tensor
 
 from bayesgeom.models.native.positions import rotated
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, MultiHeadAttention, Transformer, TransformerConfig
-from bayesgeom.models.replay import attention as module
-from bayesgeom.models.replay.attention import HeadBuffers, ReplayAttention, Scratch
-from bayesgeom.models.replay.layer import ReplayLayer
+from bayesgeom.models.replay import layer as module
+from bayesgeom.models.replay.layer import HeadBuffers, ReplayAttention, ReplayLayer, Scratch
 from tests.ablations.plain import SIZES
 
 HEADS, BATCH, POS, WIDTH = 5, 3, 13, 6

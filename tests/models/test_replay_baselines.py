@@ -6,7 +6,7 @@ from bayesgeom.core.edits import Replace
 from bayesgeom.core.sites import Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.models.replay.replayer import Baseline, Replayer
+from bayesgeom.models.replay.replayer import BaselinePass, Replayer
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=5)
@@ -22,7 +22,7 @@ class Zero:
     donor = mean
 
 
-def heads_off(replayer: Replayer, baseline: Baseline) -> torch.Tensor:
+def heads_off(replayer: Replayer, baseline: BaselinePass) -> torch.Tensor:
     variants = [(Replace(site=Z, layer=layer, mode="zero", heads=(head,)),) for layer in (1, 2) for head in range(3)]
     by_layer = [replayer.logits(baseline, variants[start : start + 3], Zero()) for start in (0, 3)]
     return torch.cat(by_layer).clone()

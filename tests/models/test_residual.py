@@ -12,11 +12,11 @@ from bayesgeom.ablations.run import ablate
 from bayesgeom.core import sites as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.core.numbers import number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.bijection import Bijection

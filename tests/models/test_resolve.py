@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.models import named_checkpoints, resolve
+from bayesgeom.models import checkpoint_files as named_checkpoints
+from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.named_checkpoints import checkpoint_folder, checkpoints
+from bayesgeom.models.checkpoint_files import checkpoint_folder, checkpoints
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model, as_task, check_device, load, task_of
 from bayesgeom.tasks.bijection import Bijection

@@ -16,7 +16,7 @@ from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import POSITIONS, Block, Transformer, TransformerConfig
-from bayesgeom.models.recorder import bytes_per_sequence
+from bayesgeom.models.recording import bytes_per_sequence
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.tasks.bijection import Bijection

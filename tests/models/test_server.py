@@ -17,9 +17,9 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, MissingSite, ServerFault
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.server import client as clients
-from bayesgeom.models.server.client import Client, client_of
-from bayesgeom.models.server.model import ServedModel
+from bayesgeom.models.served import client as clients
+from bayesgeom.models.served.client import Client, client_of
+from bayesgeom.models.served.model import ServedModel
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import N_CTX, _sizes, lively
 
@@ -504,9 +504,9 @@ def test_the_tokenizer_is_fetched_with_the_options_and_the_server_never_gets_the
 def test_the_command_line_has_a_variable_for_each_secret(
     address: str, acts: Behavior, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bayesgeom.commands.base import Source
+    from bayesgeom.cli import Source
 
-    monkeypatch.setattr("bayesgeom.models.huggingface.loading.load_tokenizer", lambda *_args, **_options: Letters())
+    monkeypatch.setattr("bayesgeom.models.resolve.load_tokenizer", lambda *_args, **_options: Letters())
     monkeypatch.setenv("BAYESGEOM_TOKEN", "hf_x")
     Source(address, tokenizer="some/tokenizer").load()
     monkeypatch.setenv("BAYESGEOM_SERVER_KEY", KEY)

@@ -8,8 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from bayesgeom.core.plugins import discover, find
-from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.shapes import shapes_only
+from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
 
 ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]  # as discovery does
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from bayesgeom.geometry.cosine import chance_overlap
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.monitor import measures
 from bayesgeom.monitor.measures import APART, chance_levels, measured, undisturbed
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.stats.information import total_variation
+from bayesgeom.stats.overlap import chance_overlap
 from tests.ablations.plain import TASK, lively, n_hooks
 
 TRIALS = TASK.sample(9, seed=0)

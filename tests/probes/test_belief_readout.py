@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.numbers import number_text
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
+from bayesgeom.core.text import number_text
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_chain, planted_run
 from bayesgeom.probes.belief_readout import COUNTS, N_SUBSPACES, BeliefReadout

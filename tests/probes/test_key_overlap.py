@@ -14,15 +14,6 @@ from bayesgeom import TransformerConfig, diagnose
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.cosine import (
-    chance_overlap,
-    chance_overlap_centered,
-    cross_fitted_overlap,
-    overlap,
-    pairwise_cosine,
-    welch_bound,
-)
-from bayesgeom.geometry.mean_overlap import mean_overlap_interval, overlap_rows
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
@@ -32,6 +23,16 @@ from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights
+from bayesgeom.stats.overlap import (
+    chance_overlap,
+    chance_overlap_centered,
+    cross_fitted_overlap,
+    mean_overlap_interval,
+    overlap,
+    overlap_rows,
+    pairwise_cosine,
+    welch_bound,
+)
 from bayesgeom.tasks.bijection import Bijection
 
 LAYERS, N, POSITIONS, HEADS, WIDTH, MODEL = 2, 11, 7, 3, 5, 17

@@ -14,6 +14,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.trials import Trials
 from bayesgeom.core.verdict import Reason
+from bayesgeom.probes._relations import SHIFTS
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport, _farthest
 from bayesgeom.results.estimate import Estimate
@@ -21,7 +22,6 @@ from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.bounds import within_bounds
-from bayesgeom.stats.relations import SHIFTS
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 

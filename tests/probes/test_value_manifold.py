@@ -13,7 +13,6 @@ from bayesgeom.charts.manifold import LEAST_SHARE
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
 from bayesgeom.core.verdict import Reason
-from bayesgeom.geometry.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
@@ -23,6 +22,7 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.correlation import absolute_interval
 from bayesgeom.stats.intervals import Interval
+from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection

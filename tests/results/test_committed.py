@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from bayesgeom.dynamics.settling_report import SettlingReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import JSON, quantities_of
+from examples.replication.settling import SettlingReport
 from tests.pages import READINGS
 
 FOLDERS = sorted(path.parent for path in READINGS.glob(f"**/{JSON}"))

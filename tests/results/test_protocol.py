@@ -23,6 +23,7 @@ from bayesgeom.results.folder import write_run
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import with_provenance
 from bayesgeom.results.terminal import LINES, summary
+from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
 from tests.pages import READINGS
 from tests.reports import as_in_another_process
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
@@ -220,7 +221,7 @@ def test_every_array_of_a_committed_report_has_a_unit_and_every_axis_coordinates
         for name, own in () if kinds <= seen else Diagnosis.load(path.parent).items():
             seen.add(name)
             assert_labeled(own.to_xarray())
-    assert {"calibration", "settling", "pass_thresholds", "length"} <= seen
+    assert {"calibration", "length"} <= seen
 
 
 def assert_labeled(data: xr.Dataset) -> None:

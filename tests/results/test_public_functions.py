@@ -6,7 +6,6 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ import xarray as xr
 from torch import nn
 
 import bayesgeom
-from bayesgeom.claims.claim import Claim
-from bayesgeom.claims.loading import load as load_claims
-from bayesgeom.comparison import cell as cells
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
@@ -37,25 +33,18 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.terminal import LINES
 from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training import publish
-from bayesgeom.training.compared import compared
-from tests.dynamics.trainings import a_recipe, a_run
+from tests.dynamics.trainings import a_run
 from tests.figures import drawn_once
 from tests.interventions.worlds import TASK, lively
 
 Result = Report | Diagnosis
 FEW = Design("remove", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
 LATER = InterventionSite(RESID_PRE, (1,))
-RECIPE = a_recipe(steps=3, batch_size=2, warmup=1, snapshots=0)
-SMALL = {"architecture": "transformer", "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
 CALLS: dict[str, Callable[[Path], Result]] = {
     "diagnose": lambda folder: bayesgeom.diagnose(
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
-    "ablations.attribution_preview": lambda folder: bayesgeom.ablations.attribution_preview(
-        stored(folder), battery="heads", n=5
-    ),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
     "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
@@ -63,9 +52,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
-    "write_strength": lambda folder: bayesgeom.write_strength(stored(folder), n=5),
-    "share_controls": lambda folder: bayesgeom.share_controls(stored(folder), subspace="random:2", n=5),
-    "swap_shares": lambda folder: bayesgeom.swap_shares(saved_swaps(folder), "random-2"),
     "relabeling_invariance": lambda folder: bayesgeom.relabeling_invariance(stored(folder), n=5),
     "gradient_laws": lambda folder: bayesgeom.gradient_laws(stored(folder), n=5),
     "gradient_movement": lambda folder: bayesgeom.gradient_movement(a_run(folder, steps=(0, 100)), n=5),
@@ -74,11 +60,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         [stored(folder, hmm_model(0)), stored(folder, hmm_model(1))], lengths=[7], n=5
     ),
     "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
-    "compare": lambda folder: bayesgeom.compare(("transformer", "mlp"), "bijection", runs=folder, n=5),
-    "diff": lambda folder: bayesgeom.diff(stored(folder), stored(folder / "b", lively(n_layers=1)), n=5),
-    "replicate": lambda folder: bayesgeom.replicate(RECIPE, seeds=2, runs=folder, n=5),
-    "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
-    "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
+    "compare": lambda folder: bayesgeom.compare([stored(folder), stored(folder / "b", lively(n_layers=1))], n=5),
 }
 N_MODELS = {  # that are resolved, where that is not one
     "monitor.Monitor.report": 0,
@@ -87,12 +69,8 @@ N_MODELS = {  # that are resolved, where that is not one
     "training_dynamics": 2,
     "length_generalization": 2,
     "compare": 2,
-    "diff": 2,
-    "replicate": 2,
-    "em_experiment": 0,
     "swap_shares": 2,
 }
-WITHOUT_MODEL = {"em_experiment"}  # it trains its own heads, by seed
 
 
 def stored(folder: Path, model: HookedModel | None = None) -> Path:
@@ -102,14 +80,6 @@ def stored(folder: Path, model: HookedModel | None = None) -> Path:
     path, recipe = folder / own.spec.name, {"task": own.task.config()}
     save_checkpoint(path, own.module, own.module.config, recipe=recipe, step=0, card="tiny\n")
     return path
-
-
-def saved_swaps(folder: Path) -> Path:
-    """A folder with the same swap of two models."""
-    for seed in (0, 1):
-        found = bayesgeom.intervene(stored(folder, hmm_model(seed)), subspace="random:2", kind="swap", n=16)
-        found.save(folder / "swaps" / str(seed) / "random-2")
-    return folder / "swaps"
 
 
 def hmm_model(seed: int) -> HookedModel:
@@ -124,23 +94,6 @@ def watched() -> Monitor:
     for step in (0, 1):
         watch(step)
     return watch
-
-
-def measured_shortly() -> Claim:
-    """B1 on few sequences of a small checkpoint."""
-    claim = load_claims()["B1"]
-    command = "bayesgeom diagnose mess3-small --probes calibration --n 5 --n-untrained 0"
-    return replace(claim, runs=(replace(claim.runs[0], command=command),))
-
-
-@pytest.fixture(autouse=True)
-def short_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison's own recipe of a bijection, of three steps, for every architecture."""
-    short = {"sizes": SMALL, "steps": 3, "batch_size": 2, "warmup": 1, "snapshots": 0, "after": None}
-    known = {name: replace(own, **short) for name, own in compared().items() if name.startswith("bijection-")}  # type: ignore[arg-type]
-    monkeypatch.setattr(cells, "compared", lambda: known)
-    monkeypatch.setattr(publish, "N_SCORED", 8)
-    monkeypatch.setattr("bayesgeom.training.trained_models.checkpoints", dict)  # no shipped one is of these recipes
 
 
 def kinds_of(hint: object) -> tuple[object, ...]:
@@ -171,7 +124,7 @@ def callables_of(prefix: str, names: Iterable[str], home: object) -> Iterator[tu
 def measuring() -> set[str]:
     """Public functions and methods, of the package and of its public modules, that return a report or a diagnosis."""
     modules = {name: own for name in dir(bayesgeom) if inspect.ismodule(own := getattr(bayesgeom, name))}
-    assert modules.keys() == {"ablations", "claims", "monitor", "subspaces", "tasks"}
+    assert modules.keys() == {"monitor", "subspaces", "tasks"}
     found = dict(callables_of("", dir(bayesgeom), bayesgeom))
     for name, module in modules.items():
         found |= dict(callables_of(f"{name}.", dir(module), module))
@@ -222,10 +175,7 @@ def result(
 
 
 def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count models made of a module or of a checkpoint, which every name, directory and module passes through.
-
-    The scores of a training are not counted: they are of the module itself, before it is written.
-    """
+    """Count models made of a module or of a checkpoint, which every name, directory and module passes through."""
     own, found = resolve._adapted, Counter[str]()
 
     def counted(module: nn.Module, **others: Any) -> Any:
@@ -233,7 +183,6 @@ def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return own(module, **others)
 
     monkeypatch.setattr(resolve, "_adapted", counted)
-    monkeypatch.setattr(publish, "of_module", own)
     return found
 
 
@@ -307,17 +256,13 @@ def test_paths_are_text_or_path(result: Result, tmp_path: Path) -> None:
     assert_equal(type(result).load(str(tmp_path / "saved")), result)
 
 
-def test_it_says_where_it_comes_from(request: pytest.FixtureRequest, result: Result) -> None:
+def test_it_says_where_it_comes_from(result: Result) -> None:
     source: Mapping[str, Any] = result.provenance
     assert {"model", "task", "task_label", "arguments", "versions"} <= source.keys()
     assert source["model"]["name"] and source["model"]["architecture"] and source["task_label"] and source["task"]
     assert {"torch", "bayesgeom"} <= source["versions"].keys()
     arguments = source["arguments"]
-    if request.node.callspec.params["result"] in WITHOUT_MODEL:
-        assert len(arguments["seeds"]) == 2
-        return
-    is_of_saved = request.node.callspec.params["result"] == "swap_shares"  # which draws nothing
-    assert is_of_saved or (arguments["n"] == 5 and arguments["seed"] == 0)
+    assert (arguments["n"], arguments["seed"]) == (5, 0)
     hashes = source.get("weights") or {"model": source["model"]["weights_hash"]}
     assert hashes and all(hashes.values())
     for own in reports_of(result).values():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.json_values import decoded
+from bayesgeom.core.reading import decoded
 from bayesgeom.core.verdict import Reason
 from bayesgeom.results.diagnosis import report_kinds
 from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity, codes_of
@@ -26,7 +26,6 @@ from bayesgeom.results.tidy import Record, _of_estimate, records_of
 from tests.reports import write_resealed
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
-MOST_FIELDS = 20
 every_report = pytest.mark.parametrize("name", sorted(report_kinds()))
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}
 
@@ -162,10 +161,9 @@ def test_every_baseline_has_a_row_on_request(rng: np.random.Generator) -> None:
 
 
 @every_report
-def test_a_report_has_at_most_twenty_fields(name: str) -> None:
+def test_a_report_holds_no_dictionary_and_no_dataclass(name: str) -> None:
     """Variants are an axis with labels, and what other fields determine is a property; nothing is a dictionary."""
     own = [field for field in dataclasses.fields(report_kinds()[name]) if field.name != "provenance"]
-    assert len(own) <= MOST_FIELDS, f"{name} has {len(own)} fields: {', '.join(field.name for field in own)}"
     nested = [field.name for field in own if dataclasses.is_dataclass(field.type)]
     tables = [field.name for field in own if typing.get_origin(field.type) in (dict, Mapping)]
     assert not nested and not tables, "no number is held in a dictionary or in a dataclass of its own"

@@ -26,8 +26,8 @@ from bayesgeom.stats.memory import (
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM, SLOW
+from bayesgeom.tasks.markov import DynamicTask
 from bayesgeom.tasks.process import Mess3
-from bayesgeom.tasks.windows import DynamicTask
 
 SLOW_TRIALS = SLOW.sample(211, seed=1)
 FAST_TRIALS = HMM().sample(211, seed=1)

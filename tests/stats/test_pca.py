@@ -6,7 +6,14 @@ import torch
 from scipy.stats import special_ortho_group
 from sklearn.decomposition import PCA
 
-from bayesgeom.stats.pca import cloud_axes, covariance, participation_ratio, principal_axes, variance_shares
+from bayesgeom.stats.pca import (
+    cloud_axes,
+    covariance,
+    leading_coordinates,
+    participation_ratio,
+    principal_axes,
+    variance_shares,
+)
 
 POINTS, D = 31, 7
 
@@ -87,3 +94,27 @@ def test_axes_of_few_points_are_those_of_their_covariance(cloud: torch.Tensor, n
     assert (expected[n:] < 1e-12).all(), "nothing is left out"
     rank = min(n_points - 1, D)  # what does not vary has any axis
     torch.testing.assert_close(axes[:, :rank], whole[:, :rank])
+
+
+def test_sketch_of_a_low_rank_cloud_is_exact(rng: np.random.Generator) -> None:
+    flat = rng.normal(size=(53, 7)) @ rng.normal(size=(7, 211))
+    points = torch.from_numpy(flat - flat[:29].mean(0))
+    along = leading_coordinates(points, 11, n_fit=29, seed=0)
+    assert along.shape == (53, 11)
+    torch.testing.assert_close(along @ along.T, points @ points.T)
+
+
+def test_leading_axes_come_first(rng: np.random.Generator) -> None:
+    strong = rng.normal(size=(97, 3)) @ np.linalg.qr(rng.normal(size=(211, 3)))[0].T
+    points = torch.from_numpy(30 * strong + 0.1 * rng.normal(size=(97, 211)))
+    along = leading_coordinates(points, 5, n_fit=61, seed=1)
+    lost = points.square().sum() - along.square().sum()
+    assert 0 < float(lost / points.square().sum()) < 0.01
+
+
+def test_narrow_clouds_stay_as_they_are(rng: np.random.Generator) -> None:
+    points = torch.from_numpy(rng.normal(size=(13, 5)))
+    assert leading_coordinates(points, 5, n_fit=7, seed=0) is points
+    wide = torch.from_numpy(rng.normal(size=(13, 11)))
+    one, again, other = (leading_coordinates(wide, 5, n_fit=7, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one, again) and not torch.equal(one, other)

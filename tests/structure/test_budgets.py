@@ -1,4 +1,4 @@
-"""Budgets on size. Over budget means two ideas in one place."""
+"""Budgets on size: of functions and of classes. A file is as long as its one idea."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ import pytest
 
 from tests.structure.source import ROOT, Rule, Source, assert_none, findings, is_public, planted
 
-FILE_LINES = 600
 FUNCTION_LINES = 60
 PARAMETERS = 7
 NOT_COUNTED = {
@@ -17,13 +16,7 @@ NOT_COUNTED = {
     "executor",
 }  # an executor says where work runs: every batch takes one, and no result has it
 PUBLIC_METHODS = 12
-
-
-def long_files(source: Source) -> Iterator[str]:
-    """Files over `FILE_LINES`."""
-    n = len(source.text.splitlines())
-    if n > FILE_LINES:
-        yield f"{source.module}: {n} lines, the budget is {FILE_LINES}"
+COMMANDS = "bayesgeom.cli"  # parameters of a command are its options
 
 
 def long_functions(source: Source) -> Iterator[str]:
@@ -40,7 +33,7 @@ def many_parameters(source: Source) -> Iterator[str]:
         a = node.args
         names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg]
         n = len([name for name in names if name not in NOT_COUNTED])
-        if n > PARAMETERS:
+        if n > PARAMETERS and source.module != COMMANDS:
             yield f"{source.at(node)}: {node.name} takes {n} parameters, the budget is {PARAMETERS}"
 
 
@@ -53,7 +46,7 @@ def wide_classes(source: Source) -> Iterator[str]:
             yield f"{source.at(node)}: {node.name} has {n} public methods, the budget is {PUBLIC_METHODS}"
 
 
-RULES = (long_files, long_functions, many_parameters, wide_classes)
+RULES = (long_functions, many_parameters, wide_classes)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -77,13 +70,9 @@ def test_budget_holds_in_benchmarks(rule: Rule) -> None:
 def test_benchmark_over_budget_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    (folder / "long.py").write_text("x = 1\n" * (FILE_LINES + 1), encoding="utf-8")
     (folder / "wide.py").write_text(_function(FUNCTION_LINES + 1), encoding="utf-8")
     found = [text for rule in RULES for source in sources_in(folder) for text in rule(source)]
-    assert found == [
-        "benchmarks.long: 601 lines, the budget is 600",
-        "benchmarks.wide:1: f has 61 lines, the budget is 60",
-    ]
+    assert found == ["benchmarks.wide:1: f has 61 lines, the budget is 60"]
 
 
 def _function(n_lines: int, parameters: str = "") -> str:
@@ -98,7 +87,6 @@ def _class(n_methods: int) -> str:
 @pytest.mark.parametrize(
     ("rule", "at_budget", "over_budget"),
     [
-        (long_files, "x = 1\n" * FILE_LINES, "x = 1\n" * (FILE_LINES + 1)),
         (long_functions, _function(FUNCTION_LINES), _function(FUNCTION_LINES + 1)),
         (
             many_parameters,

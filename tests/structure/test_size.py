@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.results.folder import HTML, METRICS
-from bayesgeom.results.storage import JSON
+from bayesgeom.results.storage import ARRAYS, JSON
+from tests.pages import READINGS
 from tests.structure.source import ROOT
 from tests.structure.test_machine_paths import project_files
 
-TREE_BYTES, WHEEL_BYTES = 150e6, 95e6
+TREE_BYTES, WHEEL_BYTES, STORED_BYTES = 150e6, 95e6, 6e6
 IS_CHECKOUT = (ROOT / ".git").exists() and bool(shutil.which("git"))
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="no git checkout")
 
@@ -54,10 +55,15 @@ def test_a_wheel_is_small() -> None:
     assert compressed(in_wheel(project_files(ROOT))) < WHEEL_BYTES
 
 
+def test_examples_are_not_in_the_wheel() -> None:
+    assert not [path for path in in_wheel(project_files(ROOT)) if "examples" in path.relative_to(ROOT).parts]
+
+
 def test_committed_readings_hold_no_file_that_is_made_from_the_others() -> None:
-    readings = [path for path in project_files(ROOT) if path.is_relative_to(ROOT / "docs" / "readings")]
+    readings = [path for path in project_files(ROOT) if path.is_relative_to(READINGS)]
     assert any(path.name == JSON for path in readings)
     assert not [path for path in readings if path.name in (METRICS, HTML)], "to_pandas() and to_html() make them"
+    assert size([path for path in readings if path.name in (JSON, ARRAYS)]) <= STORED_BYTES
 
 
 def test_sizes_count_every_file(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bayesgeom import tasks
-from bayesgeom.checks.cost import BLOCK, check_affordable
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
+from bayesgeom.tasks.cost import BLOCK, check_affordable
 from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
 

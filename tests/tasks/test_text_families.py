@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from bayesgeom.checks.tokenizer import opening, punctuation_id, single_tokens
-from bayesgeom.tasks.base import TextTask
+from bayesgeom.core.tokenizer import opening, punctuation_id, single_tokens
+from bayesgeom.tasks.base import TextTask, candidates
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.words import candidates
 from tests.tasks.tokenizer_families import BOS, FAMILIES, MARKS
 
 every_family = pytest.mark.parametrize("family", FAMILIES)

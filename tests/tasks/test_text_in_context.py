@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.checks import templates
-from bayesgeom.checks.tokenizer import chat_prompt
+from bayesgeom.core import tokenizer as templates
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.tokenizer import chat_prompt
 from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from bayesgeom.checks.tokenizer import (
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.tokenizer import (
     Tokenizer,
     check_ids,
     first_symbols,
@@ -17,12 +18,10 @@ from bayesgeom.checks.tokenizer import (
     punctuation_id,
     single_tokens,
 )
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.trials import concatenate
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks import HMM, Bijection, InContext, LabeledEvidence, Prompts
-from bayesgeom.tasks.base import TextTask, WindTunnel, task_from_config, task_from_text
-from bayesgeom.tasks.words import candidates
+from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, task_from_config, task_from_text
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import byte_tokenizer, pair_tokenizer, word_tokenizer
 

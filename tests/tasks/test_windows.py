@@ -9,16 +9,14 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.stats.chains import stationary, stationary_rows
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
 from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.tasks.hmm import HMM, SLOW
-from bayesgeom.tasks.markov import MarkovProcess
+from bayesgeom.tasks.markov import DynamicTask, MarkovProcess, stationary, stationary_rows
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
-from bayesgeom.tasks.windows import DynamicTask
 
 UNIFORM, STATIONARY = range(2)
 HMMS = [

@@ -13,8 +13,8 @@ from collections import Counter
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from bayesgeom.tasks.base import candidates
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.words import candidates
 
 SIZE = 2_500
 BOS = "<s>"

@@ -5,8 +5,8 @@ import functools
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from bayesgeom.tasks.base import candidates
 from bayesgeom.tasks.prompts import Prompts
-from bayesgeom.tasks.words import candidates
 
 MARKS = [":", ",", ";", ".", "?", "_", "*"]
 OPENING = "<s>"

@@ -113,7 +113,7 @@ def test_help_names_every_extension(capsys: pytest.CaptureFixture[str]) -> None:
         (): ["sinks", "Measure the attention sink"],
         ("diagnose",): ["attention_sink", "coins"],
         ("ablate",): ["halfway"],
-        ("intervene",): ["token_difference:FIRST,SECOND"],
+        ("intervene",): ["token_difference"],
         ("train",): ["coins-small", "gru"],
         ("sinks",): ["Number of sequences"],
     }.items():

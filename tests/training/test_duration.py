@@ -7,7 +7,7 @@ import torch
 
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import duration
-from bayesgeom.training.duration import as_duration, estimated_seconds, n_tokens
+from bayesgeom.training.duration import as_duration, estimated_seconds
 from bayesgeom.training.recipe import Recipe
 
 TINY = Recipe(
@@ -63,15 +63,6 @@ def test_tasks_that_take_turns_are_all_timed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(duration, "training_step", step)
     estimated_seconds([(mixed, 0)], precision="float32")
     assert set(seen[1:3]) == {mixed.task, *mixed.also}
-
-
-def test_the_tokens_of_a_training_are_those_of_every_stage_in_turn() -> None:
-    first = replace(TINY, name="first", steps=3, batch_size=2, late_from=1.0, task=Bijection(n_values=5, n_pairs=2))
-    own = replace(TINY, after=replace(TINY, name="second", after=first))
-    assert [stage.name for stage in own.stages()] == ["first", "second", "tiny"]
-    sizes = [2 * 3] * 3 + ([5 * 5] * 10 + [7 * 5] * 10) * 2
-    assert [n_tokens(own, steps) for steps in range(44)] == [sum(sizes[:steps]) for steps in range(44)]
-    assert n_tokens(own) == sum(sizes)
 
 
 def test_the_random_state_stays_as_it_is() -> None:

@@ -10,8 +10,7 @@ import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.description import read_description
-from bayesgeom.models.named_checkpoints import checkpoints
+from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop, precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from bayesgeom.commands.train import resized
 from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training.compared import ARCHITECTURES, TASKS, compared
 from bayesgeom.training.optimizers import Optimizers, schedule
-from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
 from bayesgeom.training.recipes import RECIPES, recipe
 from tests.shape_checks import ARE_ON
 
@@ -82,7 +81,7 @@ def test_tasks_take_turns_and_those_without_others_read_as_ever() -> None:
         SHORTER[0],
     ]
     assert {TINY.task_at(step) for step in range(5)} == {TINY.task} and "also" not in TINY.to_dict()
-    assert replace(TINY, also=SHORTER).reseeded(3).lengthened(2).also == SHORTER
+    assert replace(TINY, also=SHORTER).reseeded(3).also == SHORTER
 
 
 @pytest.mark.parametrize("other", [HMM(), Bijection(n_values=6, n_pairs=3), Bijection(n_values=5, n_pairs=4)])
@@ -111,10 +110,11 @@ def test_unknown_recipes_name_those_that_exist() -> None:
         recipe("bijection-20")
 
 
-def test_shipped_compared_models_fit_into_eighty_megabytes() -> None:
-    shipped = [compared()[f"{task}-{architecture}"] for task in TASKS for architecture in ARCHITECTURES]
-    modules = [kind.model_config().build(seed=0) for kind in shipped]
-    assert sum(4 * p.numel() for module in modules for p in module.parameters()) < 80e6
+def test_every_shipped_checkpoint_has_its_recipe() -> None:
+    stored = {name: read_description(path)["recipe"] for name, path in checkpoints().items()}
+    assert stored.keys() == RECIPES.keys()
+    for name, own in stored.items():
+        assert deciding(own) == deciding(RECIPES[name].to_dict()), name
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_size_of_another_type_on_the_command_line_names_its_field() -> None:
     with pytest.raises(
         InvalidArgument, match=r"recipe 'mess3-small-batch_size7\.5': batch_size must be an integer, got"
     ):
-        resized(recipe("mess3-small"), {"batch_size": 7.5})
+        recipe("mess3-small").resized({"batch_size": 7.5})
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:

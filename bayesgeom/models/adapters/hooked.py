@@ -17,7 +17,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import EVERY_MODULE
 from bayesgeom.core.run import ModelSpec, untrained
-from bayesgeom.core.threads import alone
+from bayesgeom.core.torch_state import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.base import Model
@@ -46,16 +46,7 @@ _BUILT_FROM: Mapping[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, nn.Linear, HookPoint)
 }
-_STATIC = (
-    s.TOKEN_EMBEDDINGS,
-    s.TOKEN_INPUTS,
-    s.TOKEN_KEYS,
-    s.NORM_WEIGHT,
-    s.W_K,
-    s.W_K_GRAM,
-    s.W_V,
-    s.W_O,
-)
+_STATIC = tuple(site for site in s.ALL_SITES if site.is_static)
 
 
 @final
@@ -85,7 +76,8 @@ class HookedModel(Model):
 
     @torch.no_grad()
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        attention, norm = self._attention(layer), self._norm(layer)
+        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        assert isinstance(norm, Norm)
         embedded: Tensor = self._transformer.embed(tokens)
         inputs: Tensor = norm(embedded)
         match site:
@@ -167,11 +159,6 @@ class HookedModel(Model):
         attention = self._transformer.get_submodule(f"blocks.{layer}.attn")
         assert isinstance(attention, MultiHeadAttention)
         return attention
-
-    def _norm(self, layer: int) -> Norm:
-        norm = self._transformer.get_submodule(f"blocks.{layer}.ln1")
-        assert isinstance(norm, Norm)
-        return norm
 
     def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)

@@ -21,14 +21,13 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
 from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.threads import PROCESS_STATE, alone
+from bayesgeom.core.torch_state import PROCESS_STATE, alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, disproved
-from bayesgeom.models.adapters.taps import Passage, Taps, per_query_head, perturbed_pass
+from bayesgeom.models.adapters.proof import Functions, Passage, Taps, disproved, per_query_head, perturbed_pass
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.replay.replayer import Replayer
 
 _POINTS: Mapping[s.Site, str] = {
@@ -153,9 +152,14 @@ class LensModel(Model):
         tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
         given: dict[int, Tensor] = {}
 
+        def keep(layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            value = args[0] if args else kwargs.get("hidden_states")
+            if isinstance(value, Tensor):
+                given[layer] = value
+
         def forward() -> None:
             hooks = [
-                Hook(part=reader, call=partial(_keep, given, layer), kind="pre", with_kwargs=True)
+                Hook(part=reader, call=partial(keep, layer), kind="pre", with_kwargs=True)
                 for layer in range(self.spec.n_layers)
                 for reader in self._parts(layer, ("ln2", "mlp"))[:1]
             ]
@@ -211,14 +215,6 @@ class LensModel(Model):
         scores = cap * (scores / cap).tanh() if cap > 0 else scores
         is_visible = passages[s.PATTERN, layer].arrived[0] > 0  # a sliding window may hide some
         return scores.masked_fill(~is_visible.tril(), -torch.inf).softmax(-1)
-
-
-def _keep(
-    given: dict[int, Tensor], layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    value = args[0] if args else kwargs.get("hidden_states")
-    if isinstance(value, Tensor):
-        given[layer] = value
 
 
 def _spec(lens: Any, name: str) -> ModelSpec:

@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import ModelSpec, untrained
 from bayesgeom.core.sites import Site
-from bayesgeom.core.threads import alone
+from bayesgeom.core.torch_state import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import TOLERANCE, sentinel_trials
-from bayesgeom.models.adapters.taps import perturbed_pass
+from bayesgeom.models.adapters.proof import perturbed_pass
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.huggingface.replay import PrefixReplay
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import MLPBlock, PositionwiseMLP
+from bayesgeom.models.replay.hooked import PrefixReplay
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 

@@ -2,24 +2,128 @@
 
 One pass over a few tokens is recorded inside the first block of every kind. The two parts that write into the residual
 stream are those whose outputs, added to the block's input, give its output. The part that reads resid_mid is the one
-with exactly that input; a parallel block has none. Module names only determine the order of the search.
+with exactly that input; a parallel block has none. Module names only determine the order of the search. Queries, keys
+and values are outputs of linear parts, separate or fused in one of a few layouts.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, final
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Hook, hooked
-from bayesgeom.core.sites import K, Site, V
-from bayesgeom.models.huggingface.interface import Handed
-from bayesgeom.models.huggingface.projection import Projection, Sizes, projections
+from bayesgeom.core.sites import K, Q, Site, V
+from bayesgeom.models.huggingface.attention import Handed
+
+Layout = Literal["own", "stacked", "grouped", "sharded"]
+_N_SHARDS = 4  # CodeGen's: it was trained on as many processors
+_SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
+_FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HeadSizes:
+    """Numbers of heads and their width."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_value: int = 0  # of values and heads' outputs, if other than d_head
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """One of q, k and v in the output of the part at `path`.
+
+    `layout`: "own", the whole output; "stacked", all queries, then all keys, then all values; "grouped", for each
+    key-value head its queries, its key, its value; "sharded", four parts with queries, then values, then keys of a
+    quarter of the heads.
+    """
+
+    path: str
+    site: Site
+    layout: Layout
+    sizes: HeadSizes
+
+    def take(self, output: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos head d_head"]:
+        """Return this projection's part of the output, with heads as an axis."""
+        s = self.sizes
+        if self.layout == "grouped":
+            cut = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
+            grouped: Tensor = output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))[:, :, :, cut]
+            return grouped.flatten(2, 3)
+        own: Tensor = output
+        if self.layout == "stacked":
+            widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
+            own = output.split(widths, dim=-1)[_ORDER.index(self.site)]
+        elif self.layout == "sharded":
+            own = output.unflatten(-1, (_N_SHARDS, 3, -1))[..., _IN_SHARD.index(self.site), :].flatten(2)
+        return rearrange(own, "b p (h d) -> b p h d", d=s.d_head)
+
+    def put(
+        self, output: Float[Tensor, "batch pos width"], values: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos width"]:
+        """Return the output with this projection's part replaced."""
+        s = self.sizes
+        if self.layout == "own":
+            return values.flatten(2)
+        parts = {site: replace(self, site=site).take(output) for site in _ORDER} | {self.site: values}
+        if self.layout == "stacked":
+            return torch.cat([parts[site].flatten(2) for site in _ORDER], dim=-1)
+        if self.layout == "sharded":
+            shards = [parts[site].flatten(2).unflatten(-1, (_N_SHARDS, -1)) for site in _IN_SHARD]
+            return torch.stack(shards, dim=3).flatten(2)
+        q = parts[Q].unflatten(2, (s.n_kv_heads, -1))
+        groups = torch.cat([q, parts[K][:, :, :, None], parts[V][:, :, :, None]], dim=3)
+        return groups.flatten(2)
+
+
+_ORDER, _IN_SHARD = (Q, K, V), (Q, V, K)
+
+
+def projections(
+    outputs: Mapping[str, Tensor], attention: str, sizes: HeadSizes, value: Float[Tensor, "batch kv_head pos d"] | None
+) -> dict[Site, Projection]:
+    """Locate the projections of q, k and v.
+
+    Args:
+        outputs: Outputs of the parts inside attention, by path.
+        attention: Path of the attention.
+        sizes: Heads and their width.
+        value: The block's values, if known, to distinguish layouts.
+    """
+    for names in _SEPARATE:
+        paths = [f"{attention}.{name}" for name in names]
+        if all(path in outputs for path in paths):
+            widths = (sizes.n_heads, sizes.n_kv_heads, sizes.n_kv_heads)
+            return {
+                site: Projection(path=path, site=site, layout="own", sizes=sizes)
+                for site, path, heads in zip(_ORDER, paths, widths, strict=True)
+                if outputs[path].shape[-1] == heads * sizes.d_head and not sizes.d_value
+            }
+    width = (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.d_head
+    paths = [f"{attention}.{name}" for name in _FUSED]
+    path = next((path for path in paths if path in outputs and outputs[path].shape[-1] == width), None)
+    if path is None:
+        return {}
+    layouts: tuple[Layout, ...] = ("grouped", "stacked", "sharded")
+    for layout in layouts:
+        if layout == "sharded" and (sizes.n_heads % _N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
+            continue
+        found = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in _ORDER}
+        if value is None or bool((found[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
+            return found
+    return {}
+
 
 T = TypeVar("T")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "out")
@@ -75,7 +179,7 @@ class Anatomy:
     """The blocks and the paths of their parts, which are the same in every block of a kind."""
 
     blocks: tuple[nn.Module, ...]
-    sizes: Sizes
+    sizes: HeadSizes
     parts: tuple[Parts, ...]
 
     @property
@@ -118,7 +222,7 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
 def anatomy_of(
     blocks: tuple[nn.Module, ...],
     forward: Callable[[], object],
-    sizes: Callable[[], Sizes],
+    sizes: Callable[[], HeadSizes],
     handed: Callable[[int], Handed | None],
 ) -> Anatomy:
     """Record one forward pass and locate the parts.
@@ -131,7 +235,10 @@ def anatomy_of(
         sizes: Returns, after the pass, heads and widths.
         handed: Returns, after the pass, what a layer passed to its attention function, or None if that is not known.
     """
-    kinds = [_kind(block) for block in blocks]
+    kinds = [
+        tuple((path, type(part), *(own.shape for own in part.parameters(recurse=False))) for path, part in of_block)
+        for of_block in (block.named_modules() for block in blocks)
+    ]
     first = {kind: kinds.index(kind) for kind in kinds}
     with contextlib.ExitStack() as stack, torch.no_grad():
         seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
@@ -141,17 +248,10 @@ def anatomy_of(
     return Anatomy(blocks=blocks, sizes=heads, parts=tuple(found[first[kind]] for kind in kinds))
 
 
-def _kind(block: nn.Module) -> tuple[object, ...]:
-    parts = ((path, type(part), *_shapes(part)) for path, part in block.named_modules())
-    return tuple(parts)
-
-
-def _shapes(part: nn.Module) -> Iterator[tuple[int, ...]]:
-    yield from (tuple(own.shape) for own in part.parameters(recurse=False))
-
-
-def _parts_of(block: nn.Module, calls: "Watched", sizes: Sizes, handed: Handed | None) -> Parts:
-    attention, seen = attention_of(block), _once(calls)
+def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Handed | None) -> Parts:
+    attention = attention_of(block)
+    # Parts that ran exactly once and returned a tensor, in order of completion.
+    seen = {path: own[0] for path, own in calls.items() if len(own) == 1 and own[0] is not None}
     if attention is None:
         return Parts()
     found: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
@@ -199,11 +299,6 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
         yield seen
 
 
-def _once(seen: Watched) -> dict[str, Seen]:
-    """The parts that ran exactly once and returned a tensor, in order of completion."""
-    return {path: own[0] for path, own in seen.items() if len(own) == 1 and own[0] is not None}
-
-
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
     """Return the input of a part: its first argument, or `hidden_states`."""
     given = args[0] if args else kwargs.get("hidden_states")
@@ -241,7 +336,7 @@ def attention_of(block: nn.Module) -> str | None:
     return found
 
 
-def _output(block: nn.Module, attention: str, sizes: Sizes, seen: Mapping[str, Seen]) -> str | None:
+def _output(block: nn.Module, attention: str, sizes: HeadSizes, seen: Mapping[str, Seen]) -> str | None:
     """The path of W_O: the part with a known name whose input can be split into heads."""
     known = {name for name, _ in block.get_submodule(attention).named_children()}
     path = next((f"{attention}.{name}" for name in _OUTPUTS if name in known and sizes.n_heads), None)

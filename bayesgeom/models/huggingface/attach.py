@@ -14,12 +14,12 @@ from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument, NonFinite
 from bayesgeom.core.hooks import Hook, hooked, site_hook
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.threads import lock_of
+from bayesgeom.core.torch_state import evaluating, lock_of
 from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, Passages, examined, tolerance_of
-from bayesgeom.models.adapters.taps import Taps, perturbed_pass
+from bayesgeom.models.adapters.proof import Functions, Passages, Taps, examined, perturbed_pass, tolerance_of
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
+    HeadSizes,
     anatomy_of,
     attention_of,
     blocks_of,
@@ -27,15 +27,11 @@ from bayesgeom.models.huggingface.anatomy import (
     is_close,
     turned_of,
 )
-from bayesgeom.models.huggingface.describe import refuse_sharded, sizes_of, spec_of
-from bayesgeom.models.huggingface.forward import Forward, evaluating
-from bayesgeom.models.huggingface.functions import watched_functions
-from bayesgeom.models.huggingface.identity import unreachable
-from bayesgeom.models.huggingface.interface import Handed, Route, routed
-from bayesgeom.models.huggingface.plumbing import By, Plumbing
-from bayesgeom.models.huggingface.projection import Sizes
-from bayesgeom.models.huggingface.quantized import named_faults
-from bayesgeom.models.huggingface.statics import Statics, call, embedded
+from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.model_parts import Forward, refuse_sharded, sizes_of, spec_of
+from bayesgeom.models.huggingface.site_hooks import By, SiteHooks
+from bayesgeom.models.huggingface.static_sites import StaticSites, call, embedded
+from bayesgeom.models.huggingface.weights import named_faults, unreachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,8 +48,8 @@ class Attached:
 
     spec: ModelSpec
     forward: Forward
-    plumbing: Plumbing
-    statics: Statics
+    site_hooks: SiteHooks
+    static_sites: StaticSites
     withheld: Mapping[s.Site, str]
     layers: Mapping[s.Site, tuple[int, ...]]
     errors: Mapping[s.Site, float]
@@ -107,29 +103,29 @@ class _Attaching:
             self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
         heads = anatomy.sizes
         self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
-        plumbing = Plumbing(self.hf, anatomy, seen.route if is_known else "modules")
-        passages, functions = self._perturbed(plumbing)
-        statics = Statics(self.hf, anatomy, self.spec.d_model, 1.0)
-        of_weights = statics.layers()
-        if plumbing.layers.get(s.K, ()) == of_weights.get(s.TOKEN_INPUTS):
-            functions = replace(functions, projected=statics.projected)
+        site_hooks = SiteHooks(self.hf, anatomy, seen.route if is_known else "modules")
+        passages, functions = self._perturbed(site_hooks)
+        static_sites = StaticSites(self.hf, anatomy, self.spec.d_model, 1.0)
+        of_weights = static_sites.layers()
+        if site_hooks.layers.get(s.K, ()) == of_weights.get(s.TOKEN_INPUTS):
+            functions = replace(functions, projected=static_sites.projected)
         found = examined(passages, functions, self.spec, self.tokens.shape[1])
         withheld = dict(found.broken)
         scale = self._embedding_scale(passages[s.RESID_PRE, 0].arrived[0])
         if scale is None:
             reason = "resid_pre of layer 0 is not the token's embedding plus a function of the position"
             withheld |= dict.fromkeys((s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
-        if (layer := statics.misnormed(of_weights.get(s.NORM_WEIGHT, ()))) is not None:
+        if (layer := static_sites.misnormed(of_weights.get(s.NORM_WEIGHT, ()))) is not None:
             withheld[s.NORM_WEIGHT] = f"the input of W_K in layer {layer} is not a norm of the residual stream"
-        self._check_causal(plumbing, withheld)
-        self._check_gated(plumbing, withheld)
-        layers = plumbing.layers | of_weights
-        absent = _absent(anatomy, layers, statics)
+        self._check_causal(site_hooks, withheld)
+        self._check_gated(site_hooks, withheld)
+        layers = site_hooks.layers | of_weights
+        absent = _absent(anatomy, layers, static_sites)
         return Attached(
             spec=self.spec,
             forward=self.forward,
-            plumbing=plumbing,
-            statics=Statics(self.hf, anatomy, self.spec.d_model, scale or 1.0),
+            site_hooks=site_hooks,
+            static_sites=StaticSites(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=absent | withheld,
             layers={site: own for site, own in layers.items() if site not in withheld},
             errors=found.errors,
@@ -206,9 +202,9 @@ class _Attaching:
             )
         return anatomy, seen
 
-    def _perturbed(self, plumbing: Plumbing) -> tuple[Passages, Functions]:
+    def _perturbed(self, site_hooks: SiteHooks) -> tuple[Passages, Functions]:
         """Inputs and outputs of the taps in one pass with noise, and the model's functions in that pass."""
-        anatomy, n_layers = plumbing.anatomy, self.spec.n_layers
+        anatomy, n_layers = site_hooks.anatomy, self.spec.n_layers
         given: list[Tensor | None] = [None] * n_layers
         late: list[dict[str, list[Tensor]]] = [{} for _ in range(n_layers)]
         alibi: list[Tensor | None] = [None] * n_layers
@@ -236,16 +232,16 @@ class _Attaching:
                 for path, hook in ((parts.mid_reader, watch), (parts.attention, attend))
                 if path is not None
             ]
-            with hooked(self.hf, [*hooks, *norms], by=self.spec.name, times=None), plumbing.open(is_witnessed=True):
+            with hooked(self.hf, [*hooks, *norms], by=self.spec.name, times=None), site_hooks.open(is_witnessed=True):
                 self.forward.logits(self.tokens)
 
-        places = [(site, layer) for site, layers in plumbing.layers.items() for layer in layers]
-        passages = perturbed_pass(self.hf, forward, plumbing.taps.at, places, amount=_AMOUNT)
+        places = [(site, layer) for site, layers in site_hooks.layers.items() for layer in layers]
+        passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places, amount=_AMOUNT)
         return passages, Functions(
             written=partial(_written, anatomy),
             projected=None,
             normed=partial(_normed, anatomy),
-            pattern=partial(self._pattern, plumbing.handed, alibi),
+            pattern=partial(self._pattern, site_hooks.handed, alibi),
             mid_given=lambda layer: given[layer],
             turned=partial(_turned, anatomy, late),
         )
@@ -288,7 +284,7 @@ class _Attaching:
             return 1.0
         return scale if is_close((scale * inside).to(resid.dtype), between.to(resid.dtype)) else None
 
-    def _check_causal(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
+    def _check_causal(self, site_hooks: SiteHooks, withheld: dict[s.Site, str]) -> None:
         """Check causality and the last resid_post: change the last token and negate resid_post of position 0."""
         last = self.spec.n_layers - 1
         tokens = self.tokens.clone()
@@ -297,8 +293,8 @@ class _Attaching:
         def turn(output: Tensor) -> Tensor:
             return torch.cat([-output[:, :1], output[:, 1:]], dim=1)
 
-        hook = site_hook((s.RESID_POST, last), plumbing.taps.at(s.RESID_POST, last), turn)
-        with hooked(self.hf, [hook], by=self.spec.name), plumbing.open():
+        hook = site_hook((s.RESID_POST, last), site_hooks.taps.at(s.RESID_POST, last), turn)
+        with hooked(self.hf, [hook], by=self.spec.name), site_hooks.open():
             logits = self.forward.logits(tokens)
         if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
             raise InvalidArgument(
@@ -308,9 +304,9 @@ class _Attaching:
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(s.RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
 
-    def _check_gated(self, plumbing: Plumbing, withheld: dict[s.Site, str]) -> None:
+    def _check_gated(self, site_hooks: SiteHooks, withheld: dict[s.Site, str]) -> None:
         """Check, where a gate or a norm follows z, that the input of W_O is zero for heads whose z is zero."""
-        anatomy = plumbing.anatomy
+        anatomy = site_hooks.anatomy
         gated = {layer: p.output for layer, p in enumerate(anatomy.parts) if p.is_gated and p.output is not None}
         if s.Z in withheld or not gated:
             return
@@ -320,8 +316,8 @@ class _Attaching:
             found[layer] = float(args[0].abs().max())
 
         reads = [Hook(part=anatomy.part(i, path), call=partial(watch, i), kind="pre") for i, path in gated.items()]
-        zeros = [site_hook((s.Z, layer), plumbing.taps.at(s.Z, layer), torch.zeros_like) for layer in gated]
-        with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), plumbing.open():
+        zeros = [site_hook((s.Z, layer), site_hooks.taps.at(s.Z, layer), torch.zeros_like) for layer in gated]
+        with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), site_hooks.open():
             self.forward.logits(self.tokens)
         if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
             withheld[s.Z] = f"W_O of layer {wrong} reads more than the heads' outputs"
@@ -367,7 +363,7 @@ class _Seen:
         calls = self.handed[layer]
         return calls[0] if len(calls) == 1 else None
 
-    def sizes(self, stated: Sizes) -> Sizes:
+    def sizes(self, stated: HeadSizes) -> HeadSizes:
         """Return the sizes that the calls show, where they agree; else those that the config states."""
         shapes = {(own.value.shape[1], own.d_key, own.value.shape[-1]) for calls in self.handed for own in calls}
         if len(shapes) != 1 or not stated.n_heads:
@@ -397,9 +393,9 @@ def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"]
     return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
 
 
-def _absent(anatomy: Anatomy, found: Mapping[s.Site, tuple[int, ...]], statics: Statics) -> dict[s.Site, str]:
+def _absent(anatomy: Anatomy, found: Mapping[s.Site, tuple[int, ...]], static_sites: StaticSites) -> dict[s.Site, str]:
     """The reasons for sites that not all layers have."""
-    reasons = statics.absent()
+    reasons = static_sites.absent()
     heads = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN)
     if all(parts.output is None for parts in anatomy.parts):
         reasons |= dict.fromkeys(heads, "it has no attention heads that are known here")

@@ -11,30 +11,21 @@ import hashlib
 import importlib.util
 import io
 import re
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from io import BufferedReader
-from math import prod
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 
-from bayesgeom.checks.text import shown
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.models.huggingface.unplaced import check_weights
+from bayesgeom.models.huggingface.directory_checks import check_weights
 
 SUFFIX = ".gguf"
-_MAGIC, _MOST_TENSORS, _MOST_AXES, _MOST_VALUES = b"GGUF", 1_000_000, 8, 100_000_000
-_STRING, _ARRAY = 8, 9  # value types of the specification
-_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of the others
-_INTEGERS = {4: "I", 5: "i", 10: "Q", 11: "q"}
 _N_LAYERS, _LAYER = ".block_count", re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
-_DEEPEST = 8  # arrays inside each other
-_LONGEST_NAME = 65_535  # bytes of a key; names of tensors have at most 64
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
 
@@ -110,58 +101,39 @@ def blocks_of(file: Path) -> Blocks:
     """
     tensors, weights = Counter[int](), Counter[int]()
     try:
-        with file.open("rb") as opened:
-            reader = _Header(opened)
-            n_tensors, n_values = reader.start()
-            n_layers = _declared_layers(reader, n_values)
-            names = list[str]()
-            for _ in range(n_tensors):
-                names.append(reader.text())
-                shape = [reader.number("Q") for _ in range(reader.count("I", _MOST_AXES))]
-                kind = _known_kind(reader.number("I"), names[-1], file)
-                reader.number("Q")
-                tensors[kind] += 1
-                weights[kind] += prod(shape)
-    except (struct.error, KeyError, ValueError, OSError) as error:
-        raise CheckpointFault(f"{file} is not a complete GGUF file ({error}). Copy or download it again.") from error
+        reader = _reader(file)
+        declared = [int(own.parts[own.data[0]][0]) for key, own in reader.fields.items() if key.endswith(_N_LAYERS)]
+    except (KeyError, ValueError, IndexError, OSError, OverflowError, RecursionError) as error:
+        raise CheckpointFault(
+            f"{file} is not a complete GGUF file that gguf {version('gguf')} can read ({error}). Copy or download it "
+            f"again; if it is newer than the package: pip install -U gguf transformers."
+        ) from error
+    for own in reader.tensors:
+        tensors[own.tensor_type.value] += 1
+        weights[own.tensor_type.value] += int(own.n_elements)
     if not weights.total():
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
-    n_found = max((int(found[1]) + 1 for name in names if (found := _LAYER.match(name))), default=0)
-    if n_layers is not None and n_layers != n_found:
+    layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
+    if declared and declared[0] != (n_found := max(layers, default=-1) + 1):
         raise CheckpointFault(
-            f"{file} declares {n_layers:,} layers and holds tensors of {n_found:,}: it is not the file that was "
+            f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}: it is not the file that was "
             f"converted. Copy or download it again."
         )
     return Blocks(tensors=tensors, weights=weights)
 
 
-def _known_kind(kind: int, name: str, file: Path) -> int:
-    """Return a quantization type that the installed gguf knows.
+def _reader(file: Path) -> Any:
+    """The reader of a file's header; it would go on for ever where a count leads beyond the end of the file."""
+    from gguf import GGUFReader
 
-    Raises:
-        CheckpointFault: It does not know this one: the file is newer, or damaged.
-    """
-    from gguf import GGMLQuantizationType
+    @final
+    class Bounded(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, *options: Any, **named: Any) -> Any:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("it ends early")
+            return super()._get(offset, dtype, count, *options, **named)
 
-    if kind not in {own.value for own in GGMLQuantizationType}:
-        newest = max(GGMLQuantizationType, key=lambda own: own.value)
-        raise CheckpointFault(
-            f"{file} stores {shown(name)} in quantization type {kind}, which gguf {version('gguf')} does not know (its "
-            f"last is {newest.value}, {newest.name}): pip install -U gguf transformers, or use a file in another type."
-        )
-    return kind
-
-
-def _declared_layers(reader: "_Header", n_values: int) -> int | None:
-    """The number of layers among the key-value pairs, all of which are read; None if it is not there."""
-    n_layers = None
-    for _ in range(n_values):
-        key, kind = reader.text(), reader.number("I")
-        if key.endswith(_N_LAYERS) and kind in _INTEGERS:
-            n_layers = reader.number(_INTEGERS[kind])
-        else:
-            reader.skip_value(kind)
-    return n_layers
+    return Bounded(file)
 
 
 def digest_of(file: Path, dtype: torch.dtype) -> str:
@@ -235,61 +207,3 @@ def require_gguf(file: Path) -> None:
             f"{file} is a GGUF file, and the package gguf that reads it is not installed: "
             f"pip install 'bayesgeom[gguf]'."
         )
-
-
-@final
-class _Header:
-    """The header of a GGUF file, read front to back."""
-
-    def __init__(self, opened: BufferedReader) -> None:
-        self._opened, self._size = opened, opened.seek(0, io.SEEK_END)
-        opened.seek(0)
-
-    def start(self) -> tuple[int, int]:
-        """Return the numbers of tensors and of key-value pairs."""
-        if self._opened.read(4) != _MAGIC:
-            raise ValueError("it does not begin with the letters GGUF")
-        version = self.number("I")
-        if version not in (2, 3):
-            raise ValueError(f"version {version} of the format, where 2 and 3 are known")
-        return self.count("Q", _MOST_TENSORS), self.count("Q", _MOST_TENSORS)
-
-    def number(self, form: str) -> int:
-        """Read the next little-endian integer."""
-        value: int = struct.unpack(f"<{form}", self._opened.read(struct.calcsize(form)))[0]
-        return value
-
-    def count(self, form: str, most: int) -> int:
-        """Read the next integer, a count of at most `most`."""
-        value = self.number(form)
-        if value > most:
-            raise ValueError(f"a count of {value:,}, where at most {most:,} make sense")
-        return value
-
-    def text(self) -> str:
-        """Read a name, which is short."""
-        return self._opened.read(self.count("Q", _LONGEST_NAME)).decode(errors="replace")
-
-    def skip_text(self) -> None:
-        self._skip(self.number("Q"))
-
-    def skip_value(self, kind: int, depth: int = 0) -> None:
-        """Skip a value of this type; arrays of strings are skipped one by one."""
-        if depth > _DEEPEST:
-            raise ValueError(f"arrays are nested more than {_DEEPEST} deep")
-        if kind == _STRING:
-            self.skip_text()
-        elif kind == _ARRAY:
-            inner, n = self.number("I"), self.count("Q", _MOST_VALUES)
-            if inner in _WIDTHS:
-                self._skip(n * _WIDTHS[inner])
-            else:
-                for _ in range(n):
-                    self.skip_value(inner, depth + 1)
-        else:
-            self._skip(_WIDTHS[kind])
-
-    def _skip(self, n: int) -> None:
-        if n > self._size - self._opened.tell():
-            raise ValueError("it ends within its header")
-        self._opened.seek(n, io.SEEK_CUR)

@@ -15,20 +15,25 @@ import torch
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
-from bayesgeom.core.threads import PROCESS_STATE
-from bayesgeom.models.description import CONFIG, SOURCE
+from bayesgeom.core.torch_state import PROCESS_STATE
+from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
+from bayesgeom.models.huggingface.directory_checks import (
+    check_config,
+    check_files,
+    check_memory,
+    check_sizes,
+    check_weight_files,
+    check_weights,
+)
 from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.quantized import check_readable
-from bayesgeom.models.huggingface.quiet import without_bars, without_warnings
-from bayesgeom.models.huggingface.sizes import check_files, check_memory, check_sizes
-from bayesgeom.models.huggingface.sources import check_config, check_weight_files
-from bayesgeom.models.huggingface.unplaced import check_weights
-from bayesgeom.models.huggingface.wrapped import base_of, with_adapter
-from bayesgeom.models.options import PLACEMENT
-from bayesgeom.models.options import SOURCE as SOURCES
-from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
+from bayesgeom.models.huggingface.transformers_logging import without_bars, without_warnings
+from bayesgeom.models.huggingface.weights import check_readable
+from bayesgeom.tasks.base import task_from_config
 
+FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
+PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -44,7 +49,7 @@ def load_huggingface(
 
     Args:
         source: Directory, or owner/name on the hub.
-        options: `dtype` and the options in `bayesgeom.models.options`, as for `from_pretrained`. `dtype` is the
+        options: `dtype` and the options in `FETCHING` and `PLACEMENT`, as for `from_pretrained`. `dtype` is the
             checkpoint's own by default.
         device: Device of the model, unless `device_map` is given.
         trust_remote_code: Whether to run code from the repository.
@@ -56,7 +61,7 @@ def load_huggingface(
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fetched: dict[str, Any] = {"revision": None, "trust_remote_code": trust_remote_code}
-    fetched |= {name: given[name] for name in SOURCES if name in given}
+    fetched |= {name: given[name] for name in FETCHING if name in given}
     placed = {name: given[name] for name in (*PLACEMENT, "dtype") if name in given}
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     if Path(source).is_dir():
@@ -65,7 +70,9 @@ def load_huggingface(
         config = _config(source, fetched)
         hf = _model(source, config, fetched, placed)
         tokenizer = _tokenizer(source, fetched)
-        task = _task(config)
+        exported = config.to_dict().get(SOURCE)  # by bayesgeom, with its task
+        described = exported.get("task") if isinstance(exported, dict) else None
+        task = None if described is None else task_from_config(described)
         if adapter is not None:
             hf = with_adapter(hf, adapter)
     if not placed.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
@@ -180,13 +187,6 @@ def _model(
     hf, found = loaded
     check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
-
-
-def _task(config: Any) -> WindTunnel | None:
-    """The task of an exported bayesgeom transformer, or None."""
-    source = config.to_dict().get(SOURCE)
-    described = source.get("task") if isinstance(source, dict) else None
-    return None if described is None else task_from_config(described)
 
 
 def load_tokenizer(

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, final
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.checks.tokenizer import Tokenizer
 from bayesgeom.core import sites as s
 from bayesgeom.core.run import ModelSpec, untrained
-from bayesgeom.core.threads import alone
+from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.torch_state import alone, evaluating
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.attach import Attached, attach
-from bayesgeom.models.huggingface.copies import untrained_copy
-from bayesgeom.models.huggingface.forward import evaluating
-from bayesgeom.models.huggingface.replay import PrefixReplay
-from bayesgeom.models.replay.plain_loop import PlainLoop
+from bayesgeom.models.huggingface.model_parts import untrained_copy
+from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 
@@ -70,14 +68,14 @@ class HFModel(Model):
         return self._attached.errors
 
     def point(self, site: s.Site, layer: int) -> nn.Module:
-        return self._attached.plumbing.taps.at(site, layer)
+        return self._attached.site_hooks.taps.at(site, layer)
 
     def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        return self._attached.statics.of(site, tokens, layer)
+        return self._attached.static_sites.of(site, tokens, layer)
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-        with evaluating(self._hf), self._attached.plumbing.open():
+        with evaluating(self._hf), self._attached.site_hooks.open():
             return self._attached.forward.at_scored(trials)
 
     def untrained_copy(self, seed: int) -> "HFModel":
@@ -95,7 +93,7 @@ class HFModel(Model):
 
     def _made_replayer(self) -> Replayer:
         """Prefix reuse if it is exact; otherwise full passes, with a warning."""
-        replay = PrefixReplay(self, self._attached.plumbing.anatomy.blocks)
+        replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
         layer = replay.inexact_from()
         if layer is None:
             return replay

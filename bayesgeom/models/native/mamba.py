@@ -26,11 +26,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.native.causal_conv import causal_conv_silu
-from bayesgeom.models.native.scan import plain_states, read_states, selective_scan
+from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from bayesgeom.models.native.stack import ResidualStack
 
 EPS = 1e-5

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.checks.arguments import check_types
+from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
 
@@ -109,7 +109,11 @@ class PositionwiseMLP(HookedRootModule):
             TaskMismatch: The position table is shorter than the sequence.
         """
         resid: Tensor = self.hook_embed(self.embed(tokens))
-        resid = self._windows(resid) if self.config.context == "prefix" else self._placed(resid)
+        if self.config.context == "prefix":  # the projection of each position's last n_ctx embeddings
+            padded = nn.functional.pad(resid.transpose(1, 2), (self.config.n_ctx - 1, 0))
+            resid = self.window(padded).transpose(1, 2)
+        else:
+            resid = self._placed(resid)
         for block in self.blocks:
             resid = block(resid)
         output = self.embed.weight if self.config.tied else self.unembed.weight
@@ -129,12 +133,6 @@ class PositionwiseMLP(HookedRootModule):
             )
         placed: Tensor = embedded + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(embedded))
         return placed
-
-    def _windows(self, embedded: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos d_model"]:
-        """The projection of each position's last n_ctx embeddings."""
-        padded = nn.functional.pad(embedded.transpose(1, 2), (self.config.n_ctx - 1, 0))
-        projected: Tensor = self.window(padded).transpose(1, 2)
-        return projected
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:

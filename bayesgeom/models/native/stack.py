@@ -14,7 +14,7 @@ INIT_STD = 0.02
 
 
 @runtime_checkable
-class Sizes(Protocol):
+class StackSizes(Protocol):
     """The fields of a config that `ResidualStack` needs."""
 
     @property
@@ -33,7 +33,7 @@ class Sizes(Protocol):
 class ResidualStack(HookedRootModule, ABC):
     """Base class that maps tokens to logits. Weights are float32, drawn from a seed: tables first, then blocks."""
 
-    def __init__(self, config: Sizes, blocks: Iterable[nn.Module], ln_final: nn.Module, *, seed: int) -> None:
+    def __init__(self, config: StackSizes, blocks: Iterable[nn.Module], ln_final: nn.Module, *, seed: int) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.d_vocab, config.d_model)

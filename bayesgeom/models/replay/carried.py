@@ -18,7 +18,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
 from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.replay.replayer import Baseline, Variant
+from bayesgeom.models.replay.replayer import BaselinePass, Variant
 
 CARRIED = Site("carried", ("batch", "pos", "d_state"))
 
@@ -52,7 +52,7 @@ class CarriedReplayer:
         self.module = model.module
 
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> Baseline:
+    def baseline(self, trials: Trials) -> BaselinePass:
         """Run one pass and keep the input of each layer and its state after each position."""
         stored: dict[tuple[Site, int], Tensor] = {}
         resid: Tensor = self.module.embed(trials.tokens)
@@ -61,17 +61,17 @@ class CarriedReplayer:
             stored[CARRIED, layer] = states = states_of(block, resid)
             resid = resid + states[..., : resid.shape[-1]]
         rows = trials.scored_positions()[0]
-        return Baseline(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
+        return BaselinePass(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
 
     @torch.no_grad()
     def logits(
-        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+        self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         """Return the logits at the scored rows under each variant."""
         return torch.stack([self._one(baseline, variant, reference) for variant in variants])
 
     def _one(
-        self, baseline: Baseline, variant: Variant, reference: Reference
+        self, baseline: BaselinePass, variant: Variant, reference: Reference
     ) -> Float[Tensor, "batch query_pos d_vocab"]:
         (edit,) = variant
         assert isinstance(edit, AtPositions), "a state is edited after one position"

@@ -17,7 +17,7 @@ Variant = Sequence[Edit]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
+class BaselinePass:
     """The result of one unedited pass: activations by site and layer at all positions, and logits at scored rows."""
 
     trials: Trials
@@ -30,11 +30,11 @@ class Baseline:
 class Replayer(Protocol):
     """Computes a baseline pass of a model, and logits under variants of it."""
 
-    def baseline(self, trials: Trials) -> Baseline:
+    def baseline(self, trials: Trials) -> BaselinePass:
         """Run one unedited pass and keep its activations."""
 
     def logits(
-        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+        self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         """Return the logits at the scored rows under each variant. All variants must have the same `entry`."""
 

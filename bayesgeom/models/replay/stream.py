@@ -23,9 +23,8 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.replay.attention import Scratch
-from bayesgeom.models.replay.layer import ReplayLayer, folded, normed
-from bayesgeom.models.replay.replayer import STAGES, Baseline, Variant, entry
+from bayesgeom.models.replay.layer import ReplayLayer, Scratch, folded, normed
+from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Variant, entry
 
 
 @final
@@ -36,14 +35,14 @@ class Replay:
         self.module, self.n_layers = module, module.config.n_layers
         self._layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
         self._scratch = Scratch()
-        self._mid_in_of: weakref.ref[Baseline] | None = None
+        self._mid_in_of: weakref.ref[BaselinePass] | None = None
         self._mid_in: dict[int, Tensor] = {}
         output = module.embed if module.config.tied else module.unembed
         with torch.no_grad():
             self._output, self._output_bias = folded(module.ln_final, output.weight, None)
 
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> Baseline:
+    def baseline(self, trials: Trials) -> BaselinePass:
         """Run one unedited pass and keep its activations.
 
         Raises:
@@ -70,13 +69,13 @@ class Replay:
             stored[MLP_OUT, index] = layer.mlp_out_of(stored[RESID_MID, index], mid_ins[index], self._scratch).clone()
             stored[RESID_POST, index] = resid = stored[RESID_MID, index] + stored[MLP_OUT, index]
         mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
-        baseline = Baseline(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
+        baseline = BaselinePass(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
         self._mid_in_of, self._mid_in = weakref.ref(baseline), mid_ins
         return baseline
 
     @torch.no_grad()
     def logits(
-        self, baseline: Baseline, variants: Sequence[Variant], reference: Reference
+        self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
     ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
         """Return the logits at the scored rows under each variant. All variants must have the same `entry`."""
         first, stage = entry(variants[0])
@@ -93,7 +92,7 @@ class Replay:
         x = normed(resid, self.module.config, self._scratch)
         return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
 
-    def mid_in(self, baseline: Baseline, index: int) -> Float[Tensor, "batch pos d_mlp"]:
+    def mid_in(self, baseline: BaselinePass, index: int) -> Float[Tensor, "batch pos d_mlp"]:
         """Return a baseline's MLP input before the norm's scale and the bias; in the last layer at scored rows only.
 
         It is cached for the most recent baseline only, in reused buffers, because it is the largest activation.
@@ -126,7 +125,7 @@ class _Batch:
     """Variants with the same entry, stacked along the batch axis."""
 
     replay: Replay
-    baseline: Baseline
+    baseline: BaselinePass
     variants: Sequence[Variant]
     reference: Reference
     places: frozenset[tuple[Site, int]]

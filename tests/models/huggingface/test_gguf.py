@@ -121,14 +121,14 @@ def test_a_quantization_type_that_gguf_does_not_know_is_named(tmp_path: Path) ->
     kind = at + 4 + 8 * n_axes
     content[kind : kind + 4] = (251).to_bytes(4, "little")
     (tmp_path / "new.gguf").write_bytes(content)
-    expected = r"stores 'blk.0.ffn_up.weight' in quantization type 251, which gguf \S+ does not know .*-U gguf"
+    expected = r"that gguf \S+ can read \(.*251.* is not a valid GGMLQuantizationType\).*-U gguf"
     with pytest.raises(CheckpointFault, match=expected):
         bayesgeom.load(tmp_path / "new.gguf")
 
 
 def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no.gguf").write_bytes(b"not that")
-    with pytest.raises(CheckpointFault, match=r"no.gguf is not a complete GGUF file \(it does not begin with"):
+    with pytest.raises(CheckpointFault, match=r"no.gguf is not a complete GGUF file .*magic invalid"):
         bayesgeom.load(tmp_path / "no.gguf")
     write_tiny(tmp_path / "whole.gguf")
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:300])
@@ -167,6 +167,11 @@ def header(n_tensors: int, n_values: int) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_values)
 
 
+def value(kind: int) -> bytes:
+    """The start of a header whose one value has this type."""
+    return header(1, 1) + text("a") + struct.pack("<I", kind)
+
+
 def tensor(kind: int, size: int) -> bytes:
     return header(1, 0) + text("token_embd.weight") + struct.pack("<IQIQ", 1, size, kind, 0)
 
@@ -176,11 +181,15 @@ def layers(n: int) -> bytes:
 
 
 HOSTILE = {
-    "arrays in arrays": (header(1, 1) + text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10**5, "nested"),
-    "an unknown type": (tensor(999, 4), "in quantization type 999, which gguf"),
-    "no weights": (tensor(2, 0), "contains no tensors"),
-    "a name without end": (header(1, 1) + struct.pack("<Q", 2**63), "a count of 9,223"),
-    "layers without end": (layers(10**9), "declares 1,000,000,000 layers and holds tensors of 0"),
+    "arrays in arrays": (
+        header(1, 1) + text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10**5,
+        "recursion",
+    ),
+    "an unknown type": (tensor(999, 4), "999.* is not a valid GGMLQuantizationType"),
+    "no weights": (tensor(2, 0) + bytes(48), "contains no tensors"),
+    "a name without end": (header(1, 1) + struct.pack("<Q", 2**63), "it ends early"),
+    "an array without end": (value(9) + struct.pack("<IQ", 4, 2**62) + bytes(64), "it ends early"),
+    "layers without end": (layers(10**9) + bytes(48), "declares 1,000,000,000 layers and holds tensors of 0"),
 }
 
 

@@ -15,7 +15,7 @@ from bayesgeom.ablations.batteries import every_head
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface import identity
+from bayesgeom.models.huggingface import weights as identity
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.results.folder import PROGRESS
 from bayesgeom.tasks.bijection import Bijection
@@ -77,7 +77,7 @@ def test_the_config_counts_but_not_where_it_lies(folder: Callable[[str], Path], 
 def test_the_hash_is_that_of_a_slow_twin(folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "PIECE", 101)
     hf = built(folder("llama"))
-    twin = hashlib.sha256(json.dumps(identity.described(hf), sort_keys=True).encode())
+    twin = hashlib.sha256(json.dumps(identity.config_of(hf), sort_keys=True).encode())
     for name, tensor in sorted(hf.state_dict().items()):
         raw = bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
         pieces = [hashlib.sha256(raw[i : i + 101]).digest() for i in range(0, len(raw), 101)]
@@ -92,7 +92,7 @@ def test_untrained_networks_are_not_hashed(folder: Callable[[str], Path], monkey
         raise AssertionError("nobody asks for the hash of an untrained network")
 
     monkeypatch.setattr(identity, "weights_identity", refused)
-    monkeypatch.setattr("bayesgeom.models.huggingface.describe.weights_identity", refused)
+    monkeypatch.setattr("bayesgeom.models.huggingface.model_parts.weights_identity", refused)
     assert model.untrained_copy(7).spec.weights_hash == "untrained, seed 7"
     assert not model.untrained_copy(7).spec.is_identified and model.spec.is_identified
 

@@ -15,7 +15,7 @@ from bayesgeom.core import sites as s
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.native.llama import LlamaConfig
-from bayesgeom.models.recorder import bytes_of_pass
+from bayesgeom.models.recording import bytes_of_pass
 from bayesgeom.models.resolve import load, of_module
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import ATTENTION, D_VOCAB

@@ -115,7 +115,7 @@ def test_sites_of_some_layers_hold_what_plain_hooks_see() -> None:
 def test_probes_measure_the_layers_that_have_their_sites() -> None:
     model, task = HFModel(built("OlmoHybrid", **_OLMO)), Bijection(n_values=11, n_pairs=5)
     found = bayesgeom.diagnose(model, task, n=23, n_untrained=1, seed=0)
-    assert not found.skipped.keys() & {"key_overlap", "attention_entropy", "qk_alignment", "pass_thresholds"}
+    assert not found.skipped.keys() & {"key_overlap", "attention_entropy", "qk_alignment"}
     entropy, keys = found["attention_entropy"], found["key_overlap"]
     assert entropy.entropy_bits.value.shape == (3, 6)
     assert np.isfinite(entropy.entropy_bits.value).all(axis=1).tolist() == [False, True, False]

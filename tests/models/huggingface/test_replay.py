@@ -11,9 +11,8 @@ from torch import Tensor
 from bayesgeom.core import sites as s
 from bayesgeom.core.edits import Edit, Replace
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.replay import PrefixReplay
-from bayesgeom.models.replay.plain_loop import PlainLoop
-from bayesgeom.models.replay.replayer import Baseline, entry
+from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+from bayesgeom.models.replay.replayer import BaselinePass, entry
 from bayesgeom.models.resolve import as_model, load
 from tests.families import ATTENTION, N_LAYERS, RECURRENT, each
 from tests.models.huggingface.test_sites import text
@@ -24,7 +23,7 @@ SITES = (s.RESID_PRE, s.Z, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST)
 class Shifted:
     """Mean and donor are the baseline's own, over the batch and of the next trial."""
 
-    def __init__(self, baseline: Baseline) -> None:
+    def __init__(self, baseline: BaselinePass) -> None:
         self.baseline = baseline
 
     def mean(self, site: s.Site, layer: int) -> Tensor:

@@ -14,8 +14,8 @@ import bayesgeom
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.huggingface import loading
-from bayesgeom.models.huggingface.identity import weights_identity
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.weights import weights_identity
 from tests.families import _sizes, lively
 from tests.models.huggingface.test_sites import text
 

@@ -1,4 +1,4 @@
-"""The selective scan of `scan` and the convolution of `causal_conv` on a CPU, in float32, compiled by numba.
+"""The selective scan and the convolution of `scan` on a CPU, in float32, compiled by numba.
 
 Channels of a sequence are processed in blocks, all positions of one block first, so that a block's states stay in the
 first-level cache. Innermost loops run over the channels of a block and are vectorized by the compiler: they have a

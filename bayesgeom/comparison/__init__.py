@@ -1,1 +1,0 @@
-"""Comparison of architectures on accumulation, transport and binding, with equal training, and published verdicts."""

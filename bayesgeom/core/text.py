@@ -1,0 +1,142 @@
+"""Text of all output: numbers, percentages and intervals, and values and names in messages.
+
+Imports nothing heavy, because the command line needs it at its start.
+"""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import SupportsFloat
+
+MINUS = "−"
+DIGITS = 4
+_COUNTED = ("bits", "tokens", "symbols", "steps")  # units with a singular
+_THOUSAND, _LARGE = 1e3, 1e7  # commas and no decimals from the first on, a power of ten from the second on
+
+
+def number_text(value: SupportsFloat) -> str:
+    """Return a number with four significant digits and a minus sign; NaN is a dash.
+
+    Example:
+        >>> number_text(0.123456), number_text(-2.0), number_text(3e-7), number_text(-0.00001234), number_text(0.0)
+        ('0.1235', '−2', '3e−7', '−1.234e−5', '0')
+        >>> number_text(12345.6), number_text(1.5e9), number_text(float("inf")), number_text(float("nan"))
+        ('12,350', '1.5e9', '∞', '–')
+    """
+    number = float(value)
+    if math.isnan(number):
+        return "–"
+    if math.isinf(number):
+        return "∞" if number > 0 else f"{MINUS}∞"
+    text = f"{abs(number):.{DIGITS}g}"
+    if _THOUSAND <= float(text) < _LARGE:
+        text = f"{float(text):,.0f}"
+    mantissa, _, exponent = text.partition("e")
+    power = f"e{int(exponent)}".replace("-", MINUS) if exponent else ""
+    return f"{MINUS if number < 0 else ''}{mantissa}{power}"
+
+
+def percent_text(share: SupportsFloat, digits: int = 0) -> str:
+    """Return a share in percent, with a space as in "95 % interval".
+
+    Example:
+        >>> percent_text(0.266), percent_text(-0.03), percent_text(float("nan"))
+        ('27 %', '−3 %', '–')
+    """
+    number = 100 * float(share)
+    return "–" if math.isnan(number) else f"{number:.{digits}f} %".replace("-", MINUS)
+
+
+def with_minus(text: str) -> str:
+    """Return a text whose negative numbers have a minus sign in place of a hyphen; names and ranges are not changed.
+
+    Example:
+        >>> with_minus("R² -0.003 (-1 to 2e-05) of bijection-v20, layers 1-4")
+        'R² −0.003 (−1 to 2e−05) of bijection-v20, layers 1-4'
+    """
+    return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\d[eE])-(?=\d)", MINUS, text)
+
+
+def with_unit(number: str, unit: str) -> str:
+    """Return a number as text with its unit, which has a singular.
+
+    Example:
+        >>> with_unit("1", "symbols"), with_unit("0.5", "bits"), with_unit("3", "")
+        ('1 symbol', '0.5 bits', '3')
+    """
+    return f"{number} {unit[:-1] if number == '1' and unit in _COUNTED else unit}".rstrip()
+
+
+def measured_text(value: SupportsFloat, unit: str = "") -> str:
+    """Return a number with its unit, or a dash if it is NaN.
+
+    Example:
+        >>> measured_text(-0.25, "bits"), measured_text(float("nan"), "bits")
+        ('−0.25 bits', '–')
+    """
+    return "–" if math.isnan(value) else with_unit(number_text(value), unit)
+
+
+def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
+    """Return both ends of an interval, or a dash if there is none, as for a single sequence.
+
+    Example:
+        >>> interval_text(-0.0123456, 0.5), interval_text(float("nan"), 0.5), interval_text(-3e-5, 4e-7)
+        ('−0.01235 … 0.5', '–', '−3e−5 … 4e−7')
+    """
+    if math.isnan(low) or math.isnan(high):
+        return "–"
+    return " … ".join(number_text(end) for end in (low, high))
+
+
+_LONGEST = 60  # characters of a value in a message
+# Control characters, which a terminal obeys, ends of lines, changes of the direction of writing, halves of surrogates.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: short, on one line; for objects of other libraries only their class."""
+    if not isinstance(value, (str, int, float, complex, bytes, list, tuple, dict, set, Path, type(None))):
+        return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = " ".join(ascii(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def on_one_line(text: str) -> str:
+    """Return text with escapes for characters that end a line, move the cursor or cannot be encoded.
+
+    Example:
+        >>> on_one_line("bell" + chr(7)).endswith("07")
+        True
+    """
+    return _UNSEEN.sub(_escaped, text)
+
+
+def on_lines(text: str) -> str:
+    """Return text as `on_one_line` does, with its ends of lines and its tabs."""
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else _escaped(found), text)
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def is_whole(text: str) -> bool:
+    """Return whether text is a whole number of at most 18 digits: int() refuses thousands of digits.
+
+    Example:
+        >>> is_whole("12"), is_whole("-1"), is_whole("9" * 5000)
+        (True, False, False)
+    """
+    return text.isdecimal() and len(text) <= 18
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether the system can encode this text: it has no NUL and no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,217 @@
+"""The interface of a tokenizer, single-token symbols, and chat templates.
+
+A text task is bound to a tokenizer once and then holds token ids. The tokenizer's vocabulary decides which words are
+single tokens. A chat template is a program of somebody else that turns a message into a prompt: it runs within a time.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Protocol, runtime_checkable
+
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.text import shown
+
+SECONDS = 5.0  # for one message; usual chat templates take milliseconds
+_GROWTH = 20  # characters that a chat template may make of one of the message
+
+
+def rendered(render: Callable[[], object], message: str) -> tuple[str, str]:
+    """Return the text that a chat template makes of a message, and what is wrong with it; "" for nothing."""
+    text: object = None
+    with Contained() as rendering, _limited(SECONDS):
+        text = render()
+    fault = rendering.fault or _fault_of(text, message)
+    return text if isinstance(text, str) else "", fault.rstrip(".")
+
+
+def _fault_of(text: object, message: str) -> str:
+    """What is wrong with the text that a chat template made of a message; "" for nothing."""
+    if not isinstance(text, str):
+        return f"it makes {shown(text)}, which is no text"
+    if len(text) > _GROWTH * (len(message) + 1000):
+        return f"it makes {len(text):,} characters of a message of {len(message):,}"
+    if " ".join(message.split()) not in " ".join(text.split()):
+        return "it leaves the user's message out"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "it makes characters that cannot be encoded"
+    return ""
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` where the body's Python code takes longer: a template is a program of somebody else's.
+
+    One operation of an interpreted program, such as a product, is not interrupted.
+    """
+    end, former = time.monotonic() + seconds, sys.gettrace()
+
+    def watch(_frame: FrameType, _event: str, _argument: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError(f"it takes more than {seconds:g} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(former)
+
+
+N_LISTED, N_SHOWN = 40, 8  # candidates listed, and ids of a text shown, in an error
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The interface that text tasks need; every Hugging Face `PreTrainedTokenizerBase` has it."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text."""
+
+    def decode(self, token_ids: list[int]) -> str | list[str]:
+        """Return the text of some ids."""
+
+
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer with a chat template."""
+
+    chat_template: object
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        """Return the text of a conversation, up to the start of the assistant's answer."""
+
+
+def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
+    """Return the id of each word that is one token of its own, in order; the form after a space is preferred."""
+    found: dict[str, int] = {}
+    for word in words:
+        spellings = [tokenizer.encode(text, add_special_tokens=False) for text in (f" {word}", word)]
+        whole = [ids[0] for ids in spellings if len(ids) == 1 and _says(tokenizer, ids[0], word)]
+        if whole and word not in found and whole[0] not in found.values():
+            found[word] = whole[0]
+    return found
+
+
+def first_symbols(tokenizer: Tokenizer, words: Sequence[str], n: int, *, kind: str, remedy: str) -> dict[str, int]:
+    """Return the ids of the first `n` words that are single tokens.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        words: Candidates, in the order in which they are tried.
+        n: Number of words needed.
+        kind: What the words are, for the error message.
+        remedy: What the user can do, for the error message.
+
+    Raises:
+        InvalidArgument: Fewer than `n` candidates are single tokens.
+    """
+    found = single_tokens(tokenizer, words)
+    if len(found) < n:
+        listed = ", ".join(words[:N_LISTED]) + (", …" if len(words) > N_LISTED else "")
+        kept = ", ".join([*found][:N_LISTED]) or "none"
+        raise InvalidArgument(
+            f"the task needs {n} {kind} that are single tokens; of the {len(words)} candidates ({listed}) this "
+            f"tokenizer has {len(found)} ({kept}). {remedy}"
+        )
+    return dict([*found.items()][:n])
+
+
+def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
+    """Return the id of a punctuation mark directly after a word.
+
+    Raises:
+        InvalidArgument: The mark is not a single token.
+    """
+    for before in (f" {after}", after, ""):
+        ids = tokenizer.encode(before + text, add_special_tokens=False)
+        if len(ids) == (2 if before else 1) and _says(tokenizer, ids[-1], text):
+            return ids[-1]
+    raise InvalidArgument(f"{text!r} is not a single token for this tokenizer; choose another mark.")
+
+
+def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Return the ids that this tokenizer puts before a text: a beginning-of-sequence token, or nothing."""
+    plain, special = (tokenizer.encode(text, add_special_tokens=added) for added in (False, True))
+    for start in range(len(special) - len(plain) + 1):
+        if special[start : start + len(plain)] == plain:
+            return tuple(special[:start])
+    raise InvalidArgument(
+        f"this tokenizer encodes {text!r} as {plain} without special tokens and as {special} with them."
+    )
+
+
+def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
+    """Return the ids of a chat with this user message, up to the start of the assistant's answer.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        message: The user's message.
+
+    Returns:
+        The ids, special tokens included.
+
+    Raises:
+        InvalidArgument: The tokenizer has no chat template, or one that fails, takes too long,
+            or leaves the message out.
+    """
+    if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
+        raise InvalidArgument(
+            "a chat requires a chat template, and this tokenizer has none: use style='plain' or chat=False, or an "
+            "instruct model."
+        )
+    turns = [{"role": "user", "content": message}]
+    text, fault = rendered(
+        lambda: tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True), message
+    )
+    if fault:
+        raise InvalidArgument(
+            f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False, or give "
+            f"the tokenizer another template."
+        )
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_ids(ids: Iterable[int], d_vocab: int) -> None:
+    """Raise `TaskMismatch` for an id outside the model's vocabulary."""
+    outside = sorted({i for i in ids if not 0 <= i < d_vocab})
+    if outside:
+        raise TaskMismatch(
+            f"the tokenizer gives ids up to {outside[-1]}; the model has {d_vocab} ids, 0 … {d_vocab - 1}. "
+            f"Use the tokenizer that belongs to the model."
+        )
+
+
+def check_distinct(texts: Sequence[str], ids: Sequence[tuple[int, ...]]) -> None:
+    """Check that most different texts have different ids.
+
+    Raises:
+        InvalidArgument: They have not, as with a tokenizer whose vocabulary lacks their words.
+    """
+    of_ids: dict[tuple[int, ...], set[str]] = {}
+    for text, own in zip(texts, ids, strict=True):
+        of_ids.setdefault(own, set()).add(text)
+    if 2 * len(of_ids) > len(set(texts)):
+        return
+    own, same = max(of_ids.items(), key=lambda entry: len(entry[1]))
+    first, second = sorted(same)[:2]
+    raise InvalidArgument(
+        f"this tokenizer gives {len(of_ids)} encodings to {len(set(texts))} different texts: {first!r} and {second!r} "
+        f"are both {list(own[:N_SHOWN])}. Its vocabulary lacks their words; use the tokenizer of the model."
+    )
+
+
+def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
+    """Return a label for every id: its name, or its number."""
+    return [names.get(i, f"#{i}") for i in range(n_ids)]
+
+
+def _says(tokenizer: Tokenizer, token_id: int, text: str) -> bool:
+    """Return whether an id decodes to this text, ignoring spaces; the id of unknown words does not."""
+    decoded = tokenizer.decode([token_id])
+    return isinstance(decoded, str) and (decoded == text or decoded.strip() == text.strip() != "")

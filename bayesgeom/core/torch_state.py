@@ -1,0 +1,210 @@
+"""State of torch for a whole process or module: locks, threads, gradient mode, default device and precision.
+
+There is one lock per module, and one for the state that torch keeps per process.
+
+Hooks, the training mode and the attention implementation belong to a module, not to a pass. Two simultaneous passes
+would record each other's activations, or leave the module in the wrong mode. So code that sets one of them holds the
+module's lock, which all adapters of that module share. A second thread waits.
+
+The random state and the default dtype belong to the process. Code that changes one of them temporarily holds
+`PROCESS_STATE`. To hold both locks, take the module's lock first.
+
+The number of threads of a matrix product also belongs to the process. Only `limited` changes it, and `side_by_side`
+holds a lock while it does. Code that runs a module in the steps of `side_by_side` takes the module's lock first.
+
+A default device or a precision that the caller has set would change numbers. The first is refused, the second is
+recorded in the provenance.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import wraps
+from operator import attrgetter
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from bayesgeom.core.errors import InvalidArgument
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PROCESS_STATE = threading.RLock()
+_LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # Any: RLock is a function, not a class
+_MAKING = threading.Lock()
+_SIDE_BY_SIDE = threading.RLock()
+_OVER = object()
+
+
+def lock_of(module: nn.Module) -> Any:
+    """Return the reentrant lock of a module, a context manager.
+
+    Example:
+        >>> module = nn.Linear(2, 3)
+        >>> with lock_of(module), lock_of(module):
+        ...     lock_of(module) is lock_of(nn.Linear(2, 3))
+        False
+    """
+    with _MAKING:
+        return _LOCKS.setdefault(module, threading.RLock())
+
+
+def alone(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a method so that it holds the lock of a module while it runs.
+
+    Args:
+        path: Attribute of the method's object that is the module, or several attributes joined by dots.
+    """
+    module_of = attrgetter(path)
+
+    def decorated(method: Callable[P, R]) -> Callable[P, R]:
+        @wraps(method)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with lock_of(module_of(args[0])):
+                return method(*args, **kwargs)
+
+        return locked
+
+    return decorated
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Create weights in this dtype inside the block; buffers of another dtype keep theirs. Hold `PROCESS_STATE`."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """Set the number of threads of torch and of numpy's libraries inside the block; restore it afterwards."""
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    with threadpool_limits(limits=threads):
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] = ()) -> Iterator[tuple[int, R]]:
+    """Do many small pieces of work, as many at a time as torch has threads, each of them in one thread.
+
+    Operations on small arrays gain nothing from a second thread, and lose where two libraries compete for the cores.
+    Rounding does not depend on the number of threads. A second caller in another thread waits.
+
+    Args:
+        works: Functions that share no state that they change. They are started in this order.
+        meanwhile: Steps of longer work, taken in this thread while works are unfinished. The rest is left to the
+            caller; with one thread, all of it.
+
+    Yields:
+        The place in `works` and the result of each one, about in the order in which they end. The first exception
+        propagates, and what has not been started is left out.
+
+    Example:
+        >>> sorted(side_by_side([lambda: "a", lambda: "b"]))
+        [(0, 'a'), (1, 'b')]
+    """
+    n_threads, is_differentiated, steps = torch.get_num_threads(), torch.is_grad_enabled(), iter(meanwhile)
+
+    def done(work: Callable[[], R]) -> R:
+        with torch.set_grad_enabled(is_differentiated):  # a new thread would start with True
+            return work()
+
+    with _SIDE_BY_SIDE, limited(1):  # blocks that overlap would restore each other's number
+        if n_threads < 2 or not works:
+            yield from ((place, work()) for place, work in enumerate(works))
+            return
+        pool = ThreadPoolExecutor(n_threads - 1, thread_name_prefix="side-by-side")
+        try:
+            waiting = {pool.submit(done, work): place for place, work in enumerate(works)}
+            while waiting:
+                if next(steps, _OVER) is _OVER:
+                    if own := next((future for future in waiting if future.cancel()), None):  # it has not begun
+                        yield (place := waiting.pop(own)), works[place]()
+                    else:
+                        wait(waiting, return_when=FIRST_COMPLETED)
+                for future in [future for future in waiting if future.done()]:
+                    yield waiting.pop(future), future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def check_default_device() -> None:
+    """Check that torch creates tensors on the CPU unless a device is named.
+
+    Raises:
+        InvalidArgument: Another default device is set.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     check_default_device()
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: torch's default device is meta: reset it with torch.set_default_device(None), or leave the block of torch.device, and pass device=… to load instead.
+    """  # noqa: E501  (one message)
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise InvalidArgument(
+            f"torch's default device is {device}: reset it with torch.set_default_device(None), or leave the block of "
+            f"torch.device, and pass device=… to load instead."
+        )
+
+
+def reduced_precision() -> str:
+    """Return the precision to which torch may reduce products of float32 matrices, by backend; "" if it may not.
+
+    Example:
+        >>> reduced_precision()
+        ''
+    """
+    set_for = {
+        "all": torch.backends.fp32_precision,  # type: ignore[attr-defined]  # torch does not annotate it
+        "cuda": torch.backends.cuda.matmul.fp32_precision,
+        "cpu": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]  # nor this
+    }
+    return ", ".join(f"{value} ({name})" for name, value in set_for.items() if value not in ("none", "ieee"))
+
+
+def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that computes gradients, so that it can be called under `no_grad` and `inference_mode`.
+
+    Example:
+        >>> @with_gradients
+        ... def slope(x: float) -> float:
+        ...     at = torch.tensor(x, requires_grad=True)
+        ...     return float(torch.autograd.grad(at**2, [at])[0])
+        >>> with torch.inference_mode():
+        ...     slope(3.0)
+        6.0
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return call

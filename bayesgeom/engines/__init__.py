@@ -1,1 +1,0 @@
-"""Engines that run jobs, by name: processes of this machine, SLURM, Ray, Dask."""

@@ -1,1 +1,0 @@
-"""Replications of single published experiments; nothing else uses them."""

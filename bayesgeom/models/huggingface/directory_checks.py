@@ -1,0 +1,352 @@
+"""Checks of what a Hugging Face directory declares, before and after transformers reads it.
+
+A small config can declare a billion layers, or tables that fill the memory before the first weight is read. The size of
+a safetensors file, in contrast, must match its header. transformers opens every file that an index names, including
+pickles and paths outside the directory. It downloads and runs an attention implementation that looks like a hub name.
+
+transformers drops tensors without a place, and draws those that are missing or of another shape at random. In all three
+cases the numbers are those of another model. Examples are a layer that the config does not declare and a bias that it
+switches off.
+"""
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.reading import check_regular, read_json
+from bayesgeom.models.checkpoint import Shapes, read_header
+from bayesgeom.models.checkpoint_files import CONFIG
+from bayesgeom.models.config import shapes_only
+from bayesgeom.results.tables import counted
+
+_LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers"}
+_EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
+_WIDTHS = {
+    "vocab_size",
+    "hidden_size",
+    "n_embd",
+    "d_model",
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+    "head_dim",
+    "num_attention_heads",
+    "n_head",
+    "n_heads",
+    "num_key_value_heads",
+    "state_size",
+    "attention_hidden_size",
+}
+# Numbers that a config or a model loops over: of layers and blocks of any kind, of slices, and of labels.
+_LOOPED = re.compile(r"(_|^)(layers?|blocks?|tp)$|^num_labels$")
+_MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and the like have defaults
+_PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
+_OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
+_QUANTIZED = "quantization_config"
+_TIMES, _SMALL = 32, 2 * 2**30  # float32 of 1-bit weights; buffers of small models
+
+
+def check_files(path: Path) -> None:
+    """Check that a directory contains no pipes or devices, and no JSON that overflows a parser.
+
+    Raises:
+        CheckpointFault: It contains a pipe, a device or a socket, or JSON that is invalid or nested too deep.
+    """
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir():
+            continue
+        try:
+            check_regular(entry)
+        except FileNotFoundError:  # a link to nothing
+            continue
+        if entry.name.endswith(".json") and not entry.name.endswith(_OPENED_BY_OTHERS):
+            read_json(entry)
+
+
+def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
+    """Check layers, experts and widths of a config against the tensors in the directory.
+
+    Args:
+        raw: The parsed `config.json`.
+        path: The directory.
+
+    Raises:
+        CheckpointFault: The config declares more than the files contain.
+        SafetensorError: A file is truncated.
+    """
+    shapes = _shapes(path)
+    if not shapes:
+        return  # `check_weight_files` reports this
+    n_weights = sum(map(math.prod, shapes.values()))
+    longest = max((size for shape in shapes.values() for size in shape), default=0)
+    bounds = (
+        (_LAYERS, len(shapes), "tensors"),
+        (_EXPERTS, max(len(shapes), longest), "rows of a tensor at most"),
+        (_WIDTHS, n_weights, "weights"),
+    )
+    for key, value in _numbers(raw):
+        for keys, most, what in bounds:
+            if key in keys and value > most:
+                raise CheckpointFault(
+                    f"{path / CONFIG} sets {key} to {value:,}, but the safetensors in its directory hold {most:,} "
+                    f"{what}: they do not belong together. Restore the {CONFIG} that was saved with them."
+                )
+    most = max(len(shapes), _MOST_LOOPS)
+    for key, value in _looped(raw):
+        if value > most:
+            raise CheckpointFault(
+                f"{path / CONFIG} sets {key} to {value:,}; at most {most:,} make sense for the {len(shapes):,} tensors "
+                f"in its directory. Restore the {CONFIG} that was saved with them."
+            )
+
+
+def check_memory(config: Any, path: Path) -> None:
+    """Check that the model of a config is not much larger than its files.
+
+    It is built on torch's meta device, without memory for weights.
+
+    Args:
+        config: The config, as loaded by transformers.
+        path: The directory.
+
+    Raises:
+        CheckpointFault: It needs more than 32 times the memory of the files, and more than 2 GB.
+    """
+    from transformers import AutoModelForCausalLM
+
+    plain = deepcopy(config)
+    vars(plain).pop(_QUANTIZED, None)
+    needed = 0
+    # If the model cannot be built, transformers reports it when it loads the model.
+    with (
+        contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
+        shapes_only(),
+    ):
+        model = AutoModelForCausalLM.from_config(plain)
+        needed = sum(part.numel() * part.element_size() for part in (*model.parameters(), *model.buffers()))
+    there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if needed > _TIMES * there + _SMALL:
+        raise CheckpointFault(
+            f"{path / CONFIG} declares a model of {needed / 1e9:,.1f} GB, but the safetensors in its directory hold "
+            f"{there / 1e9:,.3g} GB: they do not belong together. Restore the {CONFIG} that was saved with them."
+        )
+
+
+def _shapes(path: Path) -> Shapes:
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        shapes, _ = read_header(file)
+        found |= shapes
+    return found
+
+
+def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """The integers that something loops over, nested configs included, and the lengths of repeated patterns."""
+    if isinstance(stored, Mapping):
+        for name, value in stored.items():
+            yield from _looped(value, name)
+    elif key == _PATTERNS and isinstance(stored, list):
+        pairs = [own for own in stored if isinstance(own, list) and len(own) == 2]
+        yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
+    elif type(stored) is int and _LOOPED.search(key):
+        yield key, stored
+
+
+def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The integers of a config, and of its `text_config` if there is one."""
+    for part in (raw, raw.get("text_config")):
+        if isinstance(part, Mapping):
+            yield from ((key, value) for key, value in part.items() if type(value) is int)
+
+
+# transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+_WEIGHTS, _INDEX = ".safetensors", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
+
+
+def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
+    """Check the entries of a config that could make transformers run foreign code or read other files.
+
+    Args:
+        raw: The parsed `config.json`.
+        source: Directory or hub name, for the message.
+
+    Raises:
+        InvalidArgument: An attention or experts implementation is not one of transformers' own, or the config names
+            a weights file other than a safetensors file in the same directory.
+    """
+    for key, value in _implementations(raw):
+        if value not in IMPLEMENTATIONS:
+            raise InvalidArgument(
+                f"the config of {source} sets {key} to {value!r}, which transformers may fetch from the hub and run. "
+                f"Allowed are {', '.join(IMPLEMENTATIONS)}. Remove the entry, or, from Python, read that code and "
+                f"pass trust_remote_code=True."
+            )
+    named = raw.get(_NAMES_A_FILE)
+    if named is not None and not (_is_bare(named) or named == _INDEX):
+        raise InvalidArgument(
+            f"the config of {source} sets {_NAMES_A_FILE} to {named!r}; only a *{_WEIGHTS} file in the same directory "
+            f"is read. Remove the entry."
+        )
+
+
+def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = None) -> None:
+    """Check that all weights are safetensors files inside the directory, or in the hub repository.
+
+    Args:
+        source: Directory or hub name.
+        options: Revision, token and `local_files_only` of a hub name.
+
+    Raises:
+        CheckpointFault: There are no safetensors, or an index names another kind of file or a file elsewhere.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        _check_hub_index(str(source), options or {})
+        return
+    if not any(path.glob(f"*{_WEIGHTS}")):
+        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+        there = (
+            f"there is {', '.join(pickles[:3])}, and opening a pickle can run any code" if pickles else "it has none"
+        )
+        raise CheckpointFault(
+            f"{path} contains no safetensors ({there}). If you trust it, load it with transformers once and "
+            f"save it to another directory with save_pretrained."
+        )
+    for index in sorted(path.glob("*.index.json")):
+        if _WEIGHTS in index.name:  # with use_safetensors transformers reads no other index
+            _check_index(index, path)
+
+
+def _check_index(index: Path, folder: Path | None) -> None:
+    """Check the file names of one index; with `folder`, also that the files are there."""
+    stored = read_json(index)
+    weight_map = stored.get("weight_map") if isinstance(stored, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointFault(f"{index} has no weight_map from tensor names to files. Save the model again.")
+    for name in dict.fromkeys(map(str, weight_map.values())):
+        if not _is_bare(name):
+            raise CheckpointFault(
+                f"{index} names {name!r} as a file of weights. Only *{_WEIGHTS} files in the same directory are read: "
+                f"opening anything else could run code or read other models' weights. Save the model again with "
+                f"save_pretrained."
+            )
+        if folder is not None and not (folder / name).is_file():
+            raise CheckpointFault(f"{index} names {name!r}, which is not in {folder}. Copy all parts of the model.")
+
+
+def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
+    """Check the index of a hub repository, if it has one and the hub can be reached."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        name,
+        _INDEX,
+        **options,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    if found is not None:
+        _check_index(Path(found), None)
+
+
+def _is_bare(name: object) -> bool:
+    """Whether a name is that of a safetensors file without a folder."""
+    return (
+        isinstance(name, str)
+        and name.endswith(_WEIGHTS)
+        and PurePosixPath(name).name == name
+        and "\\" not in name
+        and not name.startswith(".")
+    )
+
+
+def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every attention or experts implementation that a config names, nested configs included."""
+    if not isinstance(stored, Mapping):
+        return
+    for key, value in stored.items():
+        if key.lstrip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
+            nested = value.items() if isinstance(value, Mapping) else [("", value)]
+            yield from ((f"{at}{key}{'.' * bool(part)}{part}", own) for part, own in nested if own is not None)
+        elif isinstance(value, Mapping):
+            yield from _implementations(value, f"{at}{key}.")
+
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+# Masks and tables of positions, which earlier versions of transformers saved and later ones compute.
+_COMPUTED = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\..*|position_ids)$")
+_SHOWN = 4
+
+
+def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | Path, *, remedy: str) -> None:
+    """Check that the weights of a loaded model are complete, of its shapes, and all used.
+
+    Args:
+        hf: The model, as transformers built it from the config.
+        found: What `from_pretrained` returned with `output_loading_info=True`.
+        source: Directory, file or hub name, for the message.
+        remedy: What to do about tensors of other shapes, for the message.
+
+    Raises:
+        CheckpointFault: A tensor has another shape or is missing, or a dropped one is part of the model.
+    """
+    if wrong := sorted(found["mismatched_keys"]):
+        shapes = (f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:_SHOWN])
+        raise CheckpointFault(
+            f"the weights of {source} do not have the shapes that its config requires in "
+            f"{counted(len(wrong), 'tensor')}: {'; '.join(shapes)}. {remedy}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointFault(
+            f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
+            f"{', '.join(missing[:_SHOWN])}. They would be random numbers; this is not a complete causal language "
+            f"model."
+        )
+    check_placed(hf, found["unexpected_keys"], source)
+
+
+def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> None:
+    """Check that no weights of the model itself were dropped, and warn of others, such as those of a second head.
+
+    Args:
+        hf: The model, as transformers built it from the config.
+        unexpected: Names of the tensors of the files that are not in it.
+        source: Directory, file or hub name, for the message.
+
+    Raises:
+        CheckpointFault: A dropped tensor is part of a layer or a module that the model has.
+    """
+    dropped = sorted(name for name in unexpected if not _COMPUTED.search(name))
+    modules = {name for name, _ in hf.named_modules() if name}
+    repeated = {_NUMBER.sub(".N", name) for name in modules if _NUMBER.search(name)}
+    # Names in files of models without a head lack a prefix.
+    spelled = {name: (name, f"{hf.base_model_prefix}.{name}") for name in dropped}
+    own = [name for name, full in spelled.items() if any(_is_of(one, modules, repeated) for one in full)]
+    if own:
+        raise CheckpointFault(
+            f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
+            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Without them it would be another model. Restore the "
+            f"{CONFIG} that was saved with them."
+        )
+    if dropped:
+        warnings.warn(
+            f"the weights of {source} hold {counted(len(dropped), 'tensor')} outside of {type(hf).__name__}, not "
+            f"used: {', '.join(dropped[:_SHOWN])}.",
+            stacklevel=2,
+        )
+
+
+def _is_of(name: str, modules: Collection[str], repeated: Collection[str]) -> bool:
+    """Whether a tensor is part of a module that the model has, or of one more in a list of modules that it has."""
+    ends = [found.end() for found in _NUMBER.finditer(name)]
+    return name.rpartition(".")[0] in modules or any(_NUMBER.sub(".N", name[:end]) in repeated for end in ends)

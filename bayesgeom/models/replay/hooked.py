@@ -1,0 +1,236 @@
+"""Replay with hooks on a whole model: a full pass for every variant, or the reuse of what is before the first edit.
+
+`PlainLoop` runs the full model for every variant. It is slow and simple. Faster replays are tested against it, and
+architectures that cannot be replayed use it.
+
+`PrefixReplay` recomputes variants from the edited block on, stacked along the batch. A baseline keeps the input of each
+block. To replay from block k, the forward of earlier blocks is replaced by the identity, and the stored residual stream
+becomes the input of block k. The rest is the model's own code. This is not exact if blocks share more than the residual
+stream, such as keys. It is checked when a replayer is created, and such a model runs full passes.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.hooks import Change, Hook, SiteLayer, hooked, keeping, site_hook
+from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.core.torch_state import alone
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.adapters.identities import sentinel_trials
+from bayesgeom.models.base import Model, hooked_sites
+from bayesgeom.models.huggingface.anatomy import first_input
+from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Variant, entry
+
+
+@final
+class PlainLoop:
+    """A `Replayer` that runs the full model for every variant."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @alone("model.module")
+    @torch.no_grad()
+    def baseline(self, trials: Trials) -> BaselinePass:
+        """Run one pass and keep every replayable site at all positions."""
+        stored: dict[SiteLayer, Tensor] = {}
+        places = [(site, layer) for site in STAGES for layer in self.model.layers_of(site)]
+        with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
+            logits = self.model.logits(trials)
+        return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
+
+    @alone("model.module")
+    @torch.no_grad()
+    def logits(
+        self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        """Run one full pass per variant.
+
+        Raises:
+            HookFault: The hook of an edit did not fire exactly once.
+        """
+        return torch.stack([self._one(baseline.trials, variant, reference) for variant in variants])
+
+    def _one(self, trials: Trials, variant: Variant, reference: Reference) -> Float[Tensor, "batch query_pos d_vocab"]:
+        def editing(edit: Edit) -> Change:
+            return lambda output: edit.applied(output, reference)
+
+        hooks = [
+            site_hook((edit.site, edit.layer), self.model.point(edit.site, edit.layer), editing(edit))
+            for edit in variant
+        ]
+        with hooked(self.model.module, hooks, by=self.model.spec.name):
+            return self.model.logits(trials)
+
+
+Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
+_CLOSE = 1e-5  # tolerance of a replay without edits, relative to each number and to the mean magnitude
+
+
+class _Reached(Exception):
+    """Raised to stop a pass at a block."""
+
+
+@final
+class PrefixReplay:
+    """A `Replayer` that skips the blocks before the first edit."""
+
+    def __init__(self, model: Model, blocks: tuple[nn.Module, ...]) -> None:
+        self.model, self.blocks = model, blocks
+        self._loop = PlainLoop(model)
+        self._forms: list[Form] | None = None
+
+    @alone("model.module")
+    @torch.no_grad()
+    def baseline(self, trials: Trials) -> BaselinePass:
+        """Run one pass and keep every replayable site at all positions."""
+        return self._loop.baseline(trials)
+
+    @alone("model.module")
+    @torch.no_grad()
+    def logits(
+        self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        """Return the logits at the scored rows under each variant. All variants must have the same `entry`.
+
+        Raises:
+            HookFault: The hook of an edit did not fire exactly once.
+        """
+        first, stage = entry(variants[0])
+        assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
+        return self._replayed(baseline, first, variants, reference)
+
+    @alone("model.module")
+    @torch.no_grad()
+    def inexact_from(self) -> int | None:
+        """Return the first block whose output changes when the blocks before it are skipped; None if there is none.
+
+        If the output of a block is unchanged, it depends on earlier blocks only through the residual stream. The last
+        block is checked by the logits.
+        """
+        spec = self.model.spec
+        trials = sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)
+        baseline = self.baseline(trials)
+        for layer in range(1, spec.n_layers):
+            if layer + 1 < spec.n_layers:
+                found, exact = self._entering(baseline, layer), baseline.stored[RESID_PRE, layer + 1]
+            else:
+                found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
+            wide = exact.double()
+            # Relative to the largest entry, massive activations of language models would hide errors.
+            allowed = _CLOSE * (wide.abs() + wide.abs().mean())
+            if not bool(((found.double() - wide).abs() <= allowed).all()):
+                return layer
+        return None
+
+    def _entering(self, baseline: BaselinePass, first: int) -> Float[Tensor, "batch pos d_model"]:
+        """The input of the block after `first` with all blocks before `first` skipped; later blocks do not run."""
+        found: list[Tensor] = []
+        self._forms_given()
+
+        def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            found.append(given)
+            raise _Reached
+
+        hook = Hook(part=self.blocks[first + 1], call=stop, kind="pre", with_kwargs=True, is_first=True)
+        skipping = self._from(first, baseline.stored[RESID_PRE, first], 1)
+        with contextlib.suppress(_Reached), hooked(self.model.module, [hook], by=self.model.spec.name), skipping:
+            self.model.logits(baseline.trials)
+        (resid,) = found
+        return resid
+
+    def _replayed(
+        self, baseline: BaselinePass, first: int, variants: Sequence[Variant], reference: Reference | None
+    ) -> Float[Tensor, "variant batch query_pos d_vocab"]:
+        trials, n = baseline.trials, len(variants)
+        self._forms_given()  # runs a pass, so call it before edits are set
+        rows = torch.arange(len(trials), device=trials.tokens.device).repeat(n)
+        hooks: dict[SiteLayer, Change] = {}
+        for place in dict.fromkeys((edit.site, edit.layer) for variant in variants for edit in variant):
+            own = [[edit for edit in variant if (edit.site, edit.layer) == place] for variant in variants]
+            hooks[place] = _editing(own, reference)
+        with hooked_sites(self.model, hooks), self._from(first, baseline.stored[RESID_PRE, first], n):
+            logits = self.model.logits(trials.rows(rows))
+        by_variant: Tensor = logits.unflatten(0, (n, len(trials)))
+        return by_variant
+
+    @contextlib.contextmanager
+    def _from(self, first: int, entered: Float[Tensor, "batch pos d_model"], n: int) -> Iterator[None]:
+        """Skip the blocks before `first` and use this residual stream as its input, repeated per variant."""
+        skipped = self.blocks[:first]
+        own = [vars(block).get("forward") for block in skipped]
+
+        def swap(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
+            return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
+
+        forms = self._forms_given()  # runs an unmodified pass
+        hook = Hook(
+            part=self.blocks[first], call=swap, label=f"block {first}", kind="pre", with_kwargs=True, is_first=True
+        )
+        with hooked(self.model.module, [hook], by=self.model.spec.name):
+            try:
+                for block, form in zip(skipped, forms, strict=False):
+                    vars(block)["forward"] = _passing_on(form)
+                yield
+            finally:
+                for block, former in zip(skipped, own, strict=True):
+                    vars(block).pop("forward", None)
+                    if former is not None:
+                        vars(block)["forward"] = former
+
+    def _forms_given(self) -> list[Form]:
+        """The type and length of each block's output."""
+        if self._forms is None:
+            spec, forms = self.model.spec, list[Form]([None] * len(self.blocks))
+
+            def keeping(layer: int) -> Callable[[nn.Module, object, object], None]:
+                def keep(_module: nn.Module, _inputs: object, output: object) -> None:
+                    forms[layer] = (type(output), len(output)) if isinstance(output, tuple | list) else None
+
+                return keep
+
+            hooks = [Hook(part=block, call=keeping(layer)) for layer, block in enumerate(self.blocks)]
+            with hooked(self.model.module, hooks, by=spec.name, times=None):
+                self.model.logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
+            self._forms = forms
+        return self._forms
+
+
+def _passing_on(form: Form) -> Callable[..., Any]:
+    """An identity forward that returns the same type as the block."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = first_input(args, kwargs)
+        if form is None:
+            return given
+        kind, length = form
+        return kind([given, *[None] * (length - 1)])
+
+    return forward
+
+
+def _editing(edits: Sequence[Sequence[Edit]], reference: Reference | None) -> Change:
+    """A hook that applies each variant's edits to its part of the stacked batch."""
+
+    def edit_parts(output: Tensor) -> Tensor:
+        assert reference is not None, "edits come with a reference"
+        parts = list(output.chunk(len(edits)))
+        for index, own in enumerate(edits):
+            for edit in own:
+                parts[index] = edit.applied(parts[index], reference)
+        return torch.cat(parts)
+
+    return edit_parts

@@ -1,0 +1,394 @@
+"""Client of an OpenAI-compatible completions endpoint: most probable next tokens with their log-probabilities.
+
+vLLM, SGLang and the server of llama.cpp offer it. One request asks for one token after one prompt, with the
+log-probabilities of the k most probable tokens. Only these are read. vLLM adds the sampled token if it is not among
+them; it is dropped, because it differs from call to call and is no bound for the tokens that are not listed. Requests
+go to no other host, and there is one deadline for a whole reply.
+"""
+
+import functools
+import http.client
+import io
+import json
+import math
+import re
+import socket
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from bayesgeom.core.errors import InvalidArgument, ServerFault
+from bayesgeom.core.reading import once
+from bayesgeom.core.text import is_whole
+
+
+@functools.cache
+def opener() -> urllib.request.OpenerDirector:
+    """Return an opener whose timeout is that of the whole reply. A reply of status 3xx is an `HTTPError`.
+
+    urllib sends a request that is redirected with all headers, and thus the key, to the other host. Its own timeout
+    starts anew with every received byte.
+    """
+    return urllib.request.build_opener(_NoRedirect, _Http, _Https)
+
+
+@final
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_args: Any, **_options: Any) -> None:
+        return None
+
+
+@final
+class _Within(io.RawIOBase):
+    """The bytes of a socket until a deadline, after which reading raises `TimeoutError`."""
+
+    def __init__(self, sock: socket.socket, limit_s: float) -> None:
+        super().__init__()
+        self._raw = sock.makefile("rb", buffering=0)  # keeps the socket open after the connection is closed
+        self._sock, self._end = sock, time.monotonic() + limit_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+@final
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        if (limit_s := sock.gettimeout()) is not None:
+            self.fp.close()
+            self.fp = io.BufferedReader(_Within(sock, limit_s))
+
+
+@final
+class _Connection(http.client.HTTPConnection):
+    response_class = _Response
+
+
+@final
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Response
+
+
+@final
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+@final
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, req)
+
+
+TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
+_RETRIED = (408, 425, 429, 500, 502, 503, 504)
+_WAIT_S, _LONGEST = 0.5, 200  # first wait between attempts, doubled each time; characters of a quoted reply
+_MOST = 4 * 2**20  # bytes of a reply
+_SUM = 1e-3  # rounding of the log-probabilities in a reply
+_FORM = (
+    "a server's address has the form http://HOST:PORT/v1, with #MODEL if it offers several; the one passed has another."
+)
+_VISIBLE = re.compile(r"[!-~]*")  # printable ASCII without the space
+
+
+@final
+@dataclass(frozen=True)
+class Listed:
+    """One of the most probable next tokens: its text, its id if the server states it, and its log-probability."""
+
+    text: str
+    id: int | None
+    log_prob: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A server's completions endpoint.
+
+    Attributes:
+        url: Base address, such as http://localhost:8000/v1.
+        model: Name under which the server knows the model.
+        key: Bearer token, which no message contains; None without one. It goes to this address only: a
+            request that is redirected is an error.
+        top: Number of most probable tokens to request.
+        timeout_s: Seconds in which the whole reply must arrive.
+        attempts: Number of attempts of a request that failed for a reason that may pass.
+
+    Raises:
+        InvalidArgument: The key contains a character that no header can carry.
+    """
+
+    url: str
+    model: str = ""
+    key: str | None = field(default=None, repr=False)
+    top: int = TOP
+    timeout_s: float = 60.0
+    attempts: int = 4
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not _VISIBLE.fullmatch(self.key):
+            raise InvalidArgument(
+                "the server's key must consist of printable ASCII characters without spaces; remove spaces and line "
+                "breaks around it."
+            )
+
+    def models(self) -> list[str]:
+        """Return the names of the models that the server offers.
+
+        Raises:
+            ServerFault: It cannot be reached, or gives another kind of reply.
+        """
+        reply = self._reply("/models", None)
+        entries = reply.get("data") if isinstance(reply, dict) else None
+        names = [own.get("id") for own in entries if isinstance(own, dict)] if isinstance(entries, list) else [None]
+        found = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
+        if len(found) < len(names):
+            raise ServerFault(
+                f"{self.url}/models lists no models: {self.quoted(reply)}. Check that the server is OpenAI-compatible."
+            )
+        return found
+
+    def next_tokens(self, prompt: str | Sequence[int]) -> list[Listed]:
+        """Return the `top` most probable tokens after a prompt, given as text or as token ids; the most probable first.
+
+        There are fewer if the server lists fewer.
+
+        Raises:
+            ServerFault: The server cannot be reached, refuses, or replies without log-probabilities.
+        """
+        request = {
+            "model": self.model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": 1,
+            # At temperature 0 some versions of llama.cpp state probability 0 for all tokens but one.
+            "temperature": 1.0,
+            "logprobs": self.top,
+        }
+        found = self._read(self._whole_character(request))
+        return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
+
+    def _whole_character(self, request: Mapping[str, Any]) -> Any:
+        """The reply to a request, repeated if llama.cpp sampled a part of a character: it lists nothing then."""
+        for _ in range(self.attempts):
+            reply = self._reply("/completions", request)
+            if not _is_cut(reply):
+                return reply
+        raise ServerFault(
+            f"{self.url} sampled a part of a character in each of {self.attempts} attempts, and lists no "
+            f"log-probabilities then, as llama.cpp does. Use prompts after which such tokens are improbable, or "
+            f"another server."
+        )
+
+    def quoted(self, reply: object) -> str:
+        """Return what a server wrote, for a message: on one line, without the key, then shortened."""
+        text = " ".join((reply if isinstance(reply, str) else json.dumps(reply, default=str)).split())
+        if self.key:
+            # The longest form first, because the key may be a part of it.
+            forms = {self.key, json.dumps(self.key)[1:-1], json.dumps(json.dumps(self.key)[1:-1])[1:-1]}
+            forms |= {repr(self.key)[1:-1], urllib.parse.quote(self.key), urllib.parse.quote(self.key, safe="")}
+            for form in sorted(forms, key=len, reverse=True):
+                text = text.replace(form, "(key)")
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+    def _read(self, reply: Any) -> list[Listed]:
+        """The tokens of a reply, in either form of the interface: a mapping by text, or a list of entries."""
+        choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
+        listing = choice.get("logprobs") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict):
+            raise ServerFault(
+                f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check that the server is "
+                f"OpenAI-compatible."
+            )
+        top: Any = None
+        if isinstance(listing, dict) and (entry := _first(listing.get("content"))) is not None:
+            top = entry.get("top_logprobs") if isinstance(entry, dict) else None
+        elif isinstance(listing, dict):
+            top = _first(listing.get("top_logprobs"))
+        if not top:
+            raise ServerFault(
+                f"{self.url} replied without log-probabilities of the next token, which are all that is measured. "
+                f"Start the server so that it gives them (vLLM: --max-logprobs {self.top}; llama-cpp-python: "
+                f"--logits_all 1)."
+            )
+        entries = list(top.items()) if isinstance(top, dict) else top if isinstance(top, list) else [top]
+        found = [_listed(item) for item in entries]
+        valid = [own for own in found if own is not None]
+        total = sum(math.exp(own.log_prob) for own in valid)
+        ids = [own.id for own in valid if own.id is not None]
+        if len(valid) < len(found) or total > 1 + _SUM or len(set(ids)) < len(ids):
+            raise ServerFault(
+                f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
+                f"{total:.6g}): {self.quoted(top)}. Each token needs one log-probability, with a sum of at most 1 over "
+                f"their probabilities; use another server."
+            )
+        return valid
+
+    def _reply(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        """The parsed reply; attempts that time out or meet a busy server are repeated."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        reason, status = "", None
+        for attempt in range(self.attempts):
+            if attempt:
+                time.sleep(_WAIT_S * 2 ** (attempt - 1))
+            request = urllib.request.Request(self.url + path, data=data, headers=headers)  # noqa: S310  (checked: http)
+            try:
+                with opener().open(request, timeout=self.timeout_s) as response:
+                    return self._parsed(path, _content(response))
+            except urllib.error.HTTPError as error:
+                reason, status = f"status {error.code} ({self.quoted(_text_of(error))})", error.code
+                if 300 <= error.code < 400:
+                    other = self.quoted(error.headers.get("Location", "?"))
+                    raise ServerFault(
+                        f"{self.url}{path} is redirected to {other}, where the key is not sent. Pass the server's own "
+                        f"address.",
+                        status=status,
+                    ) from None
+                if error.code not in _RETRIED:
+                    raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status) from None
+            except ServerFault:  # also an OSError
+                raise
+            except (OSError, http.client.HTTPException) as error:
+                cause = error.reason if isinstance(error, urllib.error.URLError) else error
+                reason, status = self.quoted(str(cause) or type(error).__name__), None
+        raise ServerFault(
+            f"{self.url}{path} gave no reply in {self.attempts} attempts of {self.timeout_s:g} s: {reason}. Check the "
+            f"address, and that the server runs.",
+            status=status,
+        )
+
+    def _parsed(self, path: str, content: bytes) -> Any:
+        if len(content) > _MOST:
+            raise ServerFault(
+                f"{self.url}{path} replied with more than {_MOST // 2**20} MiB, which are not read. Check the address."
+            )
+        text = content.decode("utf-8", "replace")
+        try:
+            return json.loads(text, object_pairs_hook=once)
+        except (ValueError, RecursionError):
+            quoted = self.quoted(text)
+            raise ServerFault(f"{self.url}{path} replied with no JSON: {quoted}. Check the address.") from None
+
+
+def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s: float = 60.0) -> Client:
+    """Return the client of an address `http(s)://HOST[:PORT][/v1][#MODEL]`.
+
+    Args:
+        address: The address; MODEL is needed if the server offers several.
+        key: Bearer token.
+        top: Number of most probable tokens to request.
+        timeout_s: Seconds in which a whole reply must arrive.
+
+    Raises:
+        InvalidArgument: The address is not of this form, the key contains spaces or control characters, or the server
+            offers several models and none is named.
+        ServerFault: The server cannot be reached.
+    """
+    url, model = parts_of(address)
+    client = Client(url=url, key=key, top=top, timeout_s=timeout_s)
+    there = client.models()
+    listed = client.quoted(", ".join(there[:8])) or "none"
+    if not model and len(there) != 1:
+        raise InvalidArgument(f"{url} lists {len(there)} models: name one as {url}#MODEL, of {listed}.")
+    if model and model not in there:
+        raise InvalidArgument(f"{url} lists no model {model!r}: name one as {url}#MODEL, of {listed}.")
+    return replace(client, model=model or there[0])
+
+
+def parts_of(address: str) -> tuple[str, str]:
+    """Return the base address of a server, which ends in /v1, and the name of the model or "".
+
+    Raises:
+        InvalidArgument: It has another form. The message does not contain it, because it may contain a password.
+    """
+    try:
+        parts = urllib.parse.urlsplit(address)
+        host, _ = parts.hostname, parts.port  # both are checked when they are read
+    except ValueError:
+        raise InvalidArgument(_FORM) from None
+    is_plain = not parts.query and _VISIBLE.fullmatch(address.partition("#")[0])
+    if parts.scheme not in ("http", "https") or not host or not is_plain:
+        raise InvalidArgument(_FORM)
+    if parts.username or parts.password:
+        raise InvalidArgument("leave user and password out of the address, which reports contain; pass server_key=….")
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}", parts.fragment
+
+
+def is_address(name: object) -> bool:
+    """Return whether a model is named by a server's address."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
+
+
+def _listed(item: Any) -> Listed | None:
+    """One entry of a reply; None if it is none."""
+    match item:
+        case (str(text), (int() | float()) as value):
+            pass
+        case {"token": str(text), "logprob": (int() | float()) as value}:
+            pass
+        case _:
+            return None
+    try:
+        log_prob = float(value)
+    except OverflowError:
+        return None
+    if math.isnan(log_prob) or log_prob > _SUM:
+        return None
+    own = item.get("id") if isinstance(item, dict) else None
+    if text.startswith("token_id:") and is_whole(text[9:]):
+        own = int(text[9:])
+    return Listed(text, own if type(own) is int else None, log_prob)
+
+
+def _is_cut(reply: Any) -> bool:
+    """Whether a reply has no log-probabilities and a text that ends within a character."""
+    choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
+    if not isinstance(choice, dict) or choice.get("logprobs") is not None:
+        return False
+    text = choice.get("text")
+    return isinstance(text, str) and text.endswith("\ufffd")
+
+
+def _first(items: Any) -> Any:
+    return items[0] if isinstance(items, list) and items else None
+
+
+def _content(response: http.client.HTTPResponse) -> bytes:
+    """The body; one byte more than the limit if it is longer. A body that ends early raises `HTTPException`."""
+    try:
+        content = response.read(_MOST + 1)
+    except ValueError as error:  # a chunk of a negative length
+        raise http.client.HTTPException(str(error)) from error
+    if len(content) <= _MOST and response.length:
+        raise http.client.IncompleteRead(content, response.length)
+    return content
+
+
+def _text_of(error: urllib.error.HTTPError) -> str:
+    try:
+        content = error.read(_MOST + 1)
+    except (OSError, ValueError, http.client.HTTPException):
+        return str(error.reason)
+    # The end of a longer text could be a part of the key.
+    return content.decode("utf-8", "replace") if len(content) <= _MOST else str(error.reason)

@@ -1,0 +1,350 @@
+"""Linear read-out of a belief from vectors: maps are fitted on one half of the sequences and scored on the other.
+
+A belief gives three kinds of target: its values, which hypotheses are possible (belief > 0), and the most probable one.
+Maps are fitted to the true targets and to targets shuffled across sequences within each position; the shuffle preserves
+effects of position.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
+from torch import Tensor
+
+from bayesgeom.stats.bootstrap import percentile_interval, r2_interval, statistic_interval
+from bayesgeom.stats.clusters import nearest_centroid_labels
+from bayesgeom.stats.regression import SplitMoments, power_of, ridge, split_moments, squared_error
+from bayesgeom.stats.subspace import restricted
+
+BELIEF, ALIVE, LABEL = range(3)  # the kinds of target
+_TIE = 1e-9  # beliefs this close count as equal, so that no single hypothesis is most probable
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BeliefTargets:
+    """The targets at every point, draw 0 true and the others shuffled; the first `n_fit` points fit.
+
+    A row of LABEL is one-hot at the most probable hypothesis, and all zero if there is a tie. `centered` is `values`
+    minus `means`, the mean over the fitting points.
+    """
+
+    values: Float32[Tensor, "point draw kind hypothesis"]
+    centered: Float32[Tensor, "point draw kind hypothesis"]
+    means: Float32[Tensor, "draw kind hypothesis"]
+    n_fit: int
+    n_positions: int
+
+    @property
+    def held_out(self) -> Float32[Tensor, "sequence position draw kind hypothesis"]:
+        """Values of the held-out sequences."""
+        values = self.values[self.n_fit :]
+        return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
+
+    @cached_property
+    def scored(self) -> Float32[Tensor, "rest target"]:
+        """Centered beliefs of all draws at the held-out points: only beliefs have an R²."""
+        return self.centered[self.n_fit :, :, BELIEF].flatten(1)
+
+    @cached_property
+    def score_power(self) -> Float64[Tensor, " target"]:
+        """Second moments of the scored targets."""
+        return power_of(self.scored)
+
+    @cached_property
+    def is_possible(self) -> Float32[Tensor, "sequence position draw hypothesis"]:
+        """1 for the possible hypotheses at the held-out points, else 0."""
+        return (self.held_out[:, :, :, ALIVE] > 0).float()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """Read-outs from one cloud. The axis `map` runs over the draws of the targets, then over the subspaces.
+
+    `predicted_belief` and `decided_alive` are the first map's predictions at held-out points. `hits` says, per draw,
+    whether the nearest centroid is that of the most probable hypothesis.
+    """
+
+    r2: Float64[np.ndarray, " map"]
+    balanced_accuracy: Float64[np.ndarray, " map"]
+    predicted_belief: Float64[np.ndarray, "sequence position hypothesis"]
+    decided_alive: Bool[np.ndarray, "sequence position hypothesis"]
+    hits: Bool[np.ndarray, "sequence position draw"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CloudScores:
+    """One metric of several clouds: its value, its 95 % interval with codes, and its level without the structure.
+
+    `level` is the mean over shuffles unless stated otherwise by the function that returns it.
+    """
+
+    value: Float64[np.ndarray, "*cloud"]
+    low: Float64[np.ndarray, "*cloud"]
+    high: Float64[np.ndarray, "*cloud"]
+    code: Int[np.ndarray, "*cloud"]
+    level: Float64[np.ndarray, "*cloud"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Scores of several clouds; the level of `total_variation` is that of the mean belief.
+
+    `r2_within` and `balanced_accuracy_within` are scores of random subspaces: mean, and both ends of the 95 % range.
+    """
+
+    r2: CloudScores
+    total_variation: CloudScores
+    balanced_accuracy: CloudScores
+    r2_within: Float64[np.ndarray, "3 cloud"]
+    balanced_accuracy_within: Float64[np.ndarray, "3 cloud"]
+
+
+def belief_rows(
+    belief: Float64[Tensor, "sequence position hypothesis"],
+) -> Float64[Tensor, "sequence position kind hypothesis"]:
+    """Stack the three kinds of target, which are shuffled together."""
+    n_hypotheses = belief.shape[-1]
+    ordered = belief.sort(dim=-1, descending=True).values
+    is_clear = ordered[..., 0] - ordered[..., 1:2].sum(dim=-1) > _TIE
+    label = torch.nn.functional.one_hot(belief.argmax(dim=-1), n_hypotheses) * is_clear[..., None]
+    return torch.stack([belief, (belief > 0).double(), label.double()], dim=2)
+
+
+def belief_targets(rows: Float64[Tensor, "draw sequence position kind hypothesis"], n_fit: int) -> BeliefTargets:
+    """Build the targets from draws of `belief_rows`; the first `n_fit` sequences fit, the rest score."""
+    values = rows.flatten(1, 2).transpose(0, 1)
+    n_fit_points = n_fit * rows.shape[2]
+    means = values[:n_fit_points].mean(dim=0)
+    return BeliefTargets(
+        values=values.float(),
+        centered=(values - means).float(),
+        means=means.float(),
+        n_fit=n_fit_points,
+        n_positions=rows.shape[2],
+    )
+
+
+def read_out(
+    points: Float[Tensor, "point d"], targets: BeliefTargets, bases: Float64[Tensor, "subspace d rank"]
+) -> Readout:
+    """Fit every map on the first half and score it on the second.
+
+    R² is 1 − Σ|b − b̂|² / Σ|b − b̄|², with b̄ the fitting half's mean. A hypothesis is predicted to be possible if its
+    linear score is nearer to the fitting half's mean score of possible hypotheses than to that of excluded ones.
+    """
+    centered = points - points[: targets.n_fit].mean(dim=0)
+    held_out = centered[targets.n_fit :]
+    moments = split_moments(
+        centered,
+        targets.centered.flatten(1).to(points),
+        targets.n_fit,
+        scored=targets.scored.to(points),
+        score_power=targets.score_power,
+    )
+    n_draws = len(targets.means)
+    draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
+    fit_cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws]
+    # Linear maps from the full space to every draw, then from each subspace to the true targets.
+    cross = fit_cross[:, :, :LABEL]
+    whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1)).reshape(len(cross), n_draws, -1)
+    within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
+    maps = torch.cat([whole, (bases @ within).movedim(0, 1)], dim=1).reshape(cross.shape)
+    scores = (held_out @ maps[:, :, ALIVE].flatten(1).to(points)).reshape(len(held_out), *maps.shape[1::2])
+    # ½ (mean score of possible + of excluded hypotheses) over the fitting half; NaN if a class is missing. As Σ x = 0,
+    # the points of possible hypotheses sum to Xᵀy and those of excluded ones to −Xᵀy.
+    share = targets.means[:, ALIVE].to(maps)[draws]
+    of_possible = (maps[:, :, ALIVE] * fit_cross[:, :, ALIVE]).sum(dim=0)
+    decided = scores > (of_possible / targets.n_fit * (1 / share - 1 / (1 - share)) / 2).to(points)
+    in_sequences = (len(held_out) // targets.n_positions, targets.n_positions)
+    decided = decided.unflatten(0, in_sequences).cpu()
+    predicted = (held_out @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
+    return Readout(
+        r2=_r2(maps[:, :, BELIEF], moments, draws),
+        balanced_accuracy=_accuracy_of_maps(decided, targets.is_possible),
+        predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
+        decided_alive=decided[:, :, 0].numpy(),
+        hits=_hits(held_out, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
+    )
+
+
+def held_out_scores(
+    readout: Readout, targets: BeliefTargets, weights: Float64[np.ndarray, "draw sequence"]
+) -> dict[str, Float64[np.ndarray, " draw"]]:
+    """Return `r2`, `total_variation` and `balanced_accuracy` of the first map, with the held-out sequences weighted.
+
+    For total variation the prediction is renormalized: negative entries become 0, then it is divided by its sum.
+    """
+    truth = targets.held_out[:, :, 0].double().numpy()
+    belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
+    error, spread = (((belief - x) ** 2).sum(axis=(1, 2)) for x in (readout.predicted_belief, mean))
+    distance = np.abs(belief - renormalized(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {
+            "r2": 1 - (weights @ error) / (weights @ spread),
+            "total_variation": weights @ distance / weights.sum(axis=1),
+            "balanced_accuracy": balanced_accuracy(readout.decided_alive, truth[:, :, ALIVE] > 0, weights),
+        }
+
+
+def distance_of_mean(targets: BeliefTargets) -> float:
+    """Return the total variation between the fitting half's mean belief and held-out beliefs; NaN if there are none."""
+    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    return float(distance.mean())
+
+
+def balanced_accuracy(
+    decided: Bool[np.ndarray, "sequence position *rest hypothesis"],
+    truth: Bool[np.ndarray, "sequence position *rest hypothesis"],
+    weights: Float64[np.ndarray, "draw sequence"],
+) -> Float64[np.ndarray, "draw *rest"]:
+    """Return ½ (true positive rate + true negative rate), averaged over cells of position and hypothesis.
+
+    ½ at chance for any base rate, and for any rule that uses position only. Sequences count by their weight. Cells
+    without both classes are left out; NaN if no cell is left.
+    """
+    true, yes, hit = (np.tensordot(weights, x.astype(np.float64), axes=1) for x in (truth, decided, decided & truth))
+    return _accuracy(true, yes, hit, weights.sum(axis=1))
+
+
+def _accuracy_of_maps(
+    decided: Bool[Tensor, "sequence position map hypothesis"],
+    true: Float32[Tensor, "sequence position draw hypothesis"],
+) -> Float64[np.ndarray, " map"]:
+    """Return `balanced_accuracy` of every map, with all sequences counted once; maps beyond the draws are of the first.
+
+    Numbers of sequences are exact in float32, which takes half the time of float64.
+    """
+    (n, _, n_draws, _), n_maps, of_maps = true.shape, decided.shape[2], decided.float()
+    n_true, yes = true.sum(dim=0), of_maps.sum(dim=0)
+    of_maps[:, :, :n_draws].mul_(true)
+    of_maps[:, :, n_draws:].mul_(true[:, :, :1])
+    possible = torch.cat([n_true, n_true[:, :1].expand(-1, n_maps - n_draws, -1)], dim=1)
+    true_share, yes_share, hits = (
+        own.double().numpy()[None] / max(1, n) for own in (possible, yes, of_maps.sum(dim=0))
+    )
+    return np.asarray(_accuracy(true_share, yes_share, hits, np.ones(1))[0])
+
+
+def _accuracy(
+    true: Float64[np.ndarray, "draw position *rest hypothesis"],
+    yes: Float64[np.ndarray, "draw position *rest hypothesis"],
+    hit: Float64[np.ndarray, "draw position *rest hypothesis"],
+    total: Float64[np.ndarray, " draw"],
+) -> Float64[np.ndarray, "draw *rest"]:
+    """Return `balanced_accuracy` from the shares of sequences: possible, decided to be possible, and both."""
+    false = total.reshape(-1, *(1,) * (true.ndim - 1)) - true
+    has_both = (true > _TIE) & (false > _TIE)
+    found = hit / np.where(has_both, true, 1) + (false - yes + hit) / np.where(has_both, false, 1)
+    n_cells = has_both.sum(axis=(1, -1))
+    return np.asarray((found / 2 * has_both).sum(axis=(1, -1)) / np.where(n_cells > 0, n_cells, np.nan))
+
+
+def summary(
+    readouts: Sequence[Readout],
+    targets: BeliefTargets,
+    weights: Float64[np.ndarray, "replicate sequence"],
+    *,
+    seed: int = 0,
+) -> Summary:
+    """Return held-out scores of every cloud, their 95 % intervals, and the scores of shuffles and subspaces.
+
+    `weights` are `jackknife_weights` of the held-out sequences. The maps are fixed: an interval of R² is for the R² of
+    this map on held-out sequences, not for the best linear map.
+    """
+    n_draws = len(targets.means)
+    drawn = [held_out_scores(readout, targets, weights) for readout in readouts]
+    metrics = tuple(drawn[0])
+    replicates = np.stack([np.stack([of[metric] for metric in metrics], axis=1) for of in drawn], axis=2)
+    found = statistic_interval(replicates, seed=seed)  # of all metrics and clouds at once
+
+    def scored(metric: str, levels: Sequence[float]) -> CloudScores:
+        at = metrics.index(metric)
+        ends = {"low": found.lo[at], "high": found.hi[at], "code": found.code[at]}
+        return CloudScores(value=replicates[0, at], **ends, level=np.array(levels, dtype=np.float64))
+
+    def within(maps: Float64[np.ndarray, " map"]) -> list[float]:
+        low, high = percentile_interval(maps[n_draws:])
+        return [float(maps[n_draws:].mean()), float(low), float(high)]
+
+    return Summary(
+        r2=scored("r2", [readout.r2[1:n_draws].mean() for readout in readouts]),
+        total_variation=scored("total_variation", [distance_of_mean(targets)] * len(readouts)),
+        balanced_accuracy=scored(
+            "balanced_accuracy", [readout.balanced_accuracy[1:n_draws].mean() for readout in readouts]
+        ),
+        r2_within=np.array([within(readout.r2) for readout in readouts]).T,
+        balanced_accuracy_within=np.array([within(readout.balanced_accuracy) for readout in readouts]).T,
+    )
+
+
+def unfitted_r2(
+    beliefs: Float64[np.ndarray, "window sequence position hypothesis"],
+    targets: BeliefTargets,
+    seed: int,
+) -> CloudScores:
+    """Return the R² of given beliefs without a map, on held-out sequences, with its interval; 0 for the mean belief."""
+    truth, mean = targets.held_out[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
+    error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = r2_interval(error.T, spread[:, None], seed=seed)
+        value = 1 - error.sum(axis=1) / spread.sum()
+    return CloudScores(value=value, low=found.lo, high=found.hi, code=found.code, level=np.zeros_like(value))
+
+
+def in_bands(
+    targets: BeliefTargets, bands: Sequence[tuple[float, float]]
+) -> Bool[np.ndarray, "band sequence position draw"]:
+    """Select held-out points with a single most probable hypothesis whose belief is in [`low`, `high`)."""
+    held_out = targets.held_out.numpy()
+    confidence, is_clear = held_out[:, :, :, BELIEF].max(axis=-1), held_out[:, :, :, LABEL].any(axis=-1)
+    return np.stack([is_clear & (confidence >= low) & (confidence < high) for low, high in bands])
+
+
+def commonest(
+    targets: BeliefTargets, is_counted: Bool[np.ndarray, "band sequence position draw"]
+) -> Float64[np.ndarray, " band"]:
+    """Return the accuracy of always predicting the most common hypothesis; NaN if no point counts."""
+    labels = targets.held_out[:, :, 0, LABEL].double().numpy()
+    counts = np.einsum("bsp,sph->bh", is_counted[:, :, :, 0], labels)
+    n_points = counts.sum(axis=1)
+    return np.asarray(counts.max(axis=1) / np.where(n_points > 0, n_points, np.nan))
+
+
+def renormalized(predicted: Float64[np.ndarray, "*batch hypothesis"]) -> Float64[np.ndarray, "*batch hypothesis"]:
+    """Turn a linear prediction into a distribution: clip at 0 and divide by the sum; uniform if all are clipped."""
+    clipped = np.clip(predicted, 0, None)
+    total = clipped.sum(axis=-1, keepdims=True)
+    return np.asarray(np.where(total > 0, clipped / np.where(total > 0, total, 1), 1 / predicted.shape[-1]))
+
+
+def _r2(
+    maps: Float64[Tensor, "d map hypothesis"],
+    moments: SplitMoments,
+    draws: Int64[Tensor, " map"],
+) -> Float64[np.ndarray, " map"]:
+    d, _, n_hypotheses = maps.shape
+    power, cross = (
+        moments.score_power.reshape(-1, n_hypotheses)[draws],
+        moments.score_cross.reshape(d, -1, n_hypotheses),
+    )
+    error = squared_error(maps.flatten(1), moments.score_gram, cross[:, draws].flatten(1), power.flatten())
+    return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
+
+
+def _hits(
+    held_out: Float[Tensor, "point d"], sums: Float64[Tensor, "d draw hypothesis"], targets: BeliefTargets
+) -> Bool[Tensor, "point draw"]:
+    """Return whether the nearest centroid is that of the most probable hypothesis; False if that is a tie."""
+    share = targets.means[:, LABEL].to(sums)
+    centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held_out)
+    nearest = nearest_centroid_labels(held_out, centroids, share > 0)
+    truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
+    return truth.gather(2, nearest[:, :, None])[:, :, 0] > 0

@@ -1,0 +1,1 @@
+"""Examples that use `bayesgeom`; they are no part of the installed package."""

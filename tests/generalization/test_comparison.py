@@ -1,0 +1,274 @@
+"""Comparisons of models and of diagnoses, against a slow twin and against what must be refused."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.cli import main
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.generalization.comparison import CompareReport, _paired
+from bayesgeom.models.base import Model
+from bayesgeom.models.native.transformer import TransformerConfig
+from bayesgeom.models.resolve import of_module
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.tasks.bijection import Bijection
+from tests.test_cli import save
+
+TASK = Bijection(n_values=7, n_pairs=5)
+SIZES = TransformerConfig(d_vocab=14, n_ctx=9, n_layers=2, n_heads=3, d_model=15, d_mlp=11)
+
+
+def model(seed: int, noise: float = 0.0) -> Model:
+    module = SIZES.build(seed=seed)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
+    return of_module(module, name=f"seed{seed}", task=TASK)
+
+
+def test_differences_are_those_of_each_sequence() -> None:
+    models = [model(0), model(1, noise=0.1), model(2, noise=0.2)]
+    report = bayesgeom.compare(models, n=37, seed=3)
+    trials = list(TASK.stream(37, seed=derived_seed(3, Branch.TRIALS)))
+    kl = [own.run(iter(trials)).behavior.kl_bits.astype(np.float64).mean(axis=1) for own in models]
+    assert report.rows[0] == "KL(exact ‖ model)" and report.is_paired.all() and report.difference.value.shape == (6, 3)
+    assert report.models == ("seed0", "seed1", "seed2") and report.pairs[1] == "seed2 − seed0"
+    assert report.pair_of.tolist() == [[0, 1], [0, 2], [1, 2]]
+    for pair, (a, b) in enumerate(report.pair_of):
+        own = kl[b] - kl[a]
+        assert report.difference.value[0, pair] == pytest.approx(own.mean(), rel=1e-12)
+        if pair == 0:  # the other pairs have heavier tails
+            low, high = (end[0, pair] for end in report.difference.ends)
+            assert high - low == pytest.approx(2 * 1.96 * own.std(ddof=1) / 37**0.5, rel=0.35)
+    first, second = report.value.value[:, report.pair_of.T].transpose(1, 0, 2)
+    np.testing.assert_allclose(report.difference.value, second - first, atol=1e-12)
+
+
+def test_two_of_three_models_compare_as_two_do() -> None:
+    a, b, c = model(0), model(1, noise=0.1), model(2, noise=0.2)
+    three, two = bayesgeom.compare([a, b, c], n=23), bayesgeom.compare([a, c], n=23)
+    assert np.array_equal(three.difference.value[:, 1], two.difference.value[:, 0])
+    assert np.array_equal(three.difference.ends[0][:, 1], two.difference.ends[0][:, 0])
+    assert [three.verdict(row, 1) for row in range(6)] == [two.verdict(row, 0) for row in range(6)]
+
+
+def test_the_share_closed_is_measured_from_the_uniform_predictor() -> None:
+    own = model(1, noise=0.4)
+    report = bayesgeom.compare([own, model(0)], n=19)
+    (calibration,) = bayesgeom.diagnose(own, n=19, n_untrained=0, probes=["calibration"]).values()
+    kl = calibration.estimate("kl_bits")
+    expected = 1 - float(kl) / float(kl.baseline("uniform").value)
+    assert report.share_closed[0, 0] == pytest.approx(expected, rel=1e-5)
+    assert np.isfinite(report.share_closed[:2]).all() and np.isnan(report.share_closed[2:]).all()
+    heat, cells, *_ = report.plot().data
+    assert np.array_equal(heat.z, report.share_closed[:2]) and list(heat.x) == list(report.models)
+    assert len(cells.text) == 4
+
+
+def test_equal_accuracies_differ_by_0_and_not_by_rounding(rng: np.random.Generator) -> None:
+    """Two models with as many hits had an accuracy difference of −4.337e−19."""
+    seen = rng.integers(1, 19, size=(128, 6)) / 19
+    others = seen[rng.permutation(128)]
+    assert (others - seen).mean(axis=0).any(), "rounding is there"
+    rows = [row.difference for row in _paired(seen, others, seed=0)]
+    assert [value for value, _, _ in rows] == [0.0] * 6 and all(low < 0 < high for _, low, high in rows)
+    near = _paired(seen, others + 1e-12, seed=0)
+    assert [row.difference[0] for row in near] == pytest.approx([1e-12] * 6, rel=1e-3), "small is not rounding"
+
+
+def diagnosed(own: Model, n: int = 41, **arguments: Any) -> Diagnosis:
+    return bayesgeom.diagnose(own, n=n, **({"n_untrained": 0, "probes": ["calibration"]} | arguments))
+
+
+@cache
+def whole(seed: int) -> Diagnosis:
+    """Every probe on one model, measured once."""
+    return bayesgeom.diagnose(model(seed), n=19, n_untrained=0)
+
+
+def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:
+    """The diagnosis with other fields of calibration."""
+    report = replace(diagnosis[CalibrationReport], **fields)
+    return replace(diagnosis, reports={**diagnosis.reports, "calibration": report})
+
+
+def without_scores(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis as most committed readings hold it."""
+    return changed(diagnosis, sequence_scores=diagnosis[CalibrationReport].sequence_scores[:0])
+
+
+def test_diagnoses_are_paired_as_models_are(tmp_path: Path) -> None:
+    both, folders = [model(0), model(1, noise=0.1)], [tmp_path / "a", tmp_path / "b"]
+    for own, folder in zip(both, folders, strict=True):
+        diagnosed(own, n=300, seed=3).save(folder)
+    models, loaded = bayesgeom.compare(both, n=300, seed=3), bayesgeom.compare(folders)
+    assert [f"calibration: {row}" for row in models.rows] == list(loaded.rows[:6])
+    assert (loaded.units[:6], loaded.better[:6]) == (models.units, models.better)
+    assert models.is_paired.all() and loaded.is_paired[:6].all()
+    # Scores of at most 4 bits in float32 have errors of 2^-24 of their value; the ends move by a few times as much.
+    rounding = 4 * 4 * 2**-24
+    for here, there in ((models.value, loaded.value), (models.difference, loaded.difference)):
+        for own, other in zip((here.value, *here.ends), (there.value, *there.ends), strict=True):
+            np.testing.assert_allclose(other[:6], own, rtol=0, atol=rounding)
+    np.testing.assert_allclose(loaded.share_closed[:2], models.share_closed[:2], atol=1e-6)
+    same = bayesgeom.compare(both, n=300, seed=3, probes="calibration")
+    assert same.rows == loaded.rows and np.array_equal(same.difference.value, loaded.difference.value)
+
+
+def test_pairing_narrows_the_interval() -> None:
+    """Two nearly equal models: what sequences share cancels, which the ends of two intervals cannot show."""
+    made = [diagnosed(model(0, noise=noise)) for noise in (0.3, 0.301)]
+    paired, apart = bayesgeom.compare(made), bayesgeom.compare([*map(without_scores, made)])
+    assert paired.is_paired.any() and not apart.is_paired.any()
+    rows = [own.rows.index("calibration: KL(exact ‖ model)") for own in (paired, apart)]
+    ends = [[float(end[row, 0]) for end in own.difference.ends] for own, row in zip((paired, apart), rows, strict=True)]
+    assert ends[0][1] - ends[0][0] < (ends[1][1] - ends[1][0]) / 3
+    assert apart.difference.value[rows[1], 0] == pytest.approx(paired.difference.value[rows[0], 0], rel=1e-4)
+
+
+def test_each_row_states_how_its_interval_was_computed() -> None:
+    report = bayesgeom.compare([whole(0), whole(1)])
+    assert report.is_paired.sum() == 6 and report.is_paired[:6].all() and len(report.rows) > 6
+    assert len({*report.rows}) == len(report.rows), "no quantity has two rows"
+    directed = [row for row, way in zip(report.rows, report.better, strict=True) if way]
+    assert len(directed) >= 6 and all(row.startswith("calibration: ") for row in directed)
+    assert len(report.headlines()) == report.n_leading < len(report.rows)
+
+
+def test_pairs_of_other_sequences_are_conservative() -> None:
+    a, b, c = (diagnosed(model(seed)) for seed in (0, 1, 2))
+    entropies = c[CalibrationReport].entropy_bits_by_position + 1e-4
+    report = bayesgeom.compare([a, b, changed(c, entropy_bits_by_position=entropies)])
+    assert report.is_paired[:5, 0].all() and not report.is_paired[:, 1:].any()
+    row = report.rows.index("calibration: cross-entropy on the labels")
+    assert np.isfinite(report.difference.value[row, 0]) and np.isnan(report.difference.value[row, 1:]).all()
+    keys = bayesgeom.compare([diagnosed(model(seed), probes=["key_overlap"]) for seed in (0, 1)])
+    assert not keys.is_paired.any() and not any(keys.better) and np.isnan(keys.share_closed).all()
+
+
+def test_a_row_without_a_paired_interval_stays_conservative() -> None:
+    a = diagnosed(model(0))
+    report = bayesgeom.compare([a, a])
+    assert report.models == ("seed0 (A)", "seed0 (B)") and not report.difference.value.any()
+    row = report.rows.index("calibration: KL(exact ‖ model)")
+    low, high = (end[row, 0] for end in report.difference.ends)
+    assert low < 0 < high and not report.is_paired[row, 0]
+    other = report.rows.index("calibration: cross-entropy on the labels")
+    assert np.isnan(report.difference.ends[0][other, 0]), "no other report holds it"
+    assert {line.ruling for line in report.headlines()} == {"undecided"}
+
+
+def test_infinite_scores_have_no_interval() -> None:
+    a, b = (diagnosed(model(seed)) for seed in (0, 1))
+    scores = [own[CalibrationReport].sequence_scores.copy() for own in (a, b)]
+    for own in scores:
+        own[3, 4] = np.inf
+    report = bayesgeom.compare([changed(own, sequence_scores=of) for own, of in zip((a, b), scores, strict=True)])
+    assert np.isnan(report.difference.ends[0][report.rows.index("calibration: cross-entropy on the labels")]).all()
+
+
+def test_the_other_way_round_is_the_negative() -> None:
+    a, b = model(0), model(1, noise=0.1)
+    one, other = bayesgeom.compare([a, b], n=23), bayesgeom.compare([b, a], n=23)
+    np.testing.assert_allclose(one.difference.value, -other.difference.value, atol=1e-12)
+    verdicts = [[own.verdict(row, 0) for row in range(6)] for own in (one, other)]
+    assert verdicts[0] == verdicts[1] and verdicts[0][0] in ("seed0", "seed1")
+    assert [line.ruling for line in one.headlines()] == verdicts[0]
+
+
+def test_lower_and_higher_are_better_where_they_are() -> None:
+    report = bayesgeom.compare([model(0), model(1, noise=0.4)], n=31)
+    low, high = report.difference.ends
+    for row, way in enumerate(report.better):
+        least, most = low[row, 0], high[row, 0]
+        b_is_better = least > 0 if way == "higher" else most < 0
+        a_is_better = most < 0 if way == "higher" else least > 0
+        assert report.verdict(row, 0) == ("seed1" if b_is_better else "seed0" if a_is_better else "undecided")
+
+
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+    report = bayesgeom.compare([whole(0), whole(1), whole(2)])
+    report.save(tmp_path / "run")
+    again = bayesgeom.load_report(tmp_path / "run")
+    assert isinstance(again, CompareReport) and again.table() == report.table()
+    assert max(map(len, report.table().splitlines())) <= 100
+    figure = report.plot()
+    inside = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    for axis in list(figure.select_yaxes())[1:]:
+        row_px = (axis.domain[1] - axis.domain[0]) * inside / (axis.range[0] - axis.range[1])
+        assert all(row_px > 17 * (text.count("<br>") + 1) for text in axis.ticktext), "labels do not overlap"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (("transformer", "bijection"), {}),
+        ((("lstm", "mlp"), ("hmm",)), {}),
+        ((["mlp-prefix"],), {}),
+        ((), {"architectures": "lstm"}),
+        ((["mess3-small", "sticky-small"],), {"train_missing": False}),
+        ((), {}),
+    ],
+)
+def test_the_comparison_by_training_is_in_the_study(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"^compare takes two or more .* `python -m examples\.replication compare`"
+    ):
+        bayesgeom.compare(*given, **named)
+
+
+@pytest.mark.parametrize("few", [[], ["mess3-small"], "mess3-small", Path("mess3-small"), 3])
+def test_fewer_than_two_are_refused(few: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"a list of two or more models or diagnoses, got"):
+        bayesgeom.compare(few)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"n": 23}, r"differ in n: A has 19, C has 23"), ({"seed": 1}, r"differ in seed: A has 0, C has 1")],
+)
+def test_diagnoses_of_other_sequences_are_refused(change: dict[str, int], text: str) -> None:
+    own, other = (diagnosed(model(0), **({"n": 19, "seed": 0} | more)) for more in ({}, change))
+    with pytest.raises(InvalidArgument, match=text):
+        bayesgeom.compare([own, own, other])
+
+
+def test_other_tasks_and_mixtures_are_refused() -> None:
+    a, shorter = model(0), Bijection(n_values=7, n_pairs=4)
+    with pytest.raises(InvalidArgument, match=r"differ in task: A has Bijection\(n_values=7, n_pairs=5"):
+        bayesgeom.compare([a, of_module(SIZES.build(seed=1), task=shorter)], n=5)
+    one, other = (bayesgeom.diagnose(a, task, n=5, n_untrained=0, probes=["calibration"]) for task in (TASK, shorter))
+    with pytest.raises(InvalidArgument, match=r"differ in task"):
+        bayesgeom.compare([one, other])
+    padded = {**one.provenance, "task": {**one.provenance["task"], "n_pairs": 6}}
+    with pytest.raises(InvalidArgument, match=r"differ in n_pairs of the task: A has 5, B has 6"):
+        bayesgeom.compare([one, replace(one, provenance=padded)])
+    with pytest.raises(InvalidArgument, match=r"none states its n, so the sequences are unknown"):
+        bayesgeom.compare([replace(one, provenance={**one.provenance, "arguments": {}})] * 2)
+    with pytest.raises(InvalidArgument, match=r"some of these are diagnoses and others models"):
+        bayesgeom.compare([one, a])
+    with pytest.raises(InvalidArgument, match=r"n, seed, probes cannot be passed with diagnoses"):
+        bayesgeom.compare([one, one], n=3, seed=2, probes="calibration")
+    with pytest.raises(InvalidArgument, match=r"at least 2 for an interval; got 1"):
+        bayesgeom.compare([a, a], n=1)
+
+
+@pytest.mark.slow
+def test_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "one")
+    save(tmp_path / "two", lambda module: module.embed.weight.mul_(3.0))
+    assert main(["compare", "./one", "./two", "--n", "13", "--out", "run"]) == 0
+    assert "KL(exact ‖ model) (bits)" in capsys.readouterr().out
+    assert isinstance(Diagnosis.load("run")["compare"], CompareReport)

@@ -1,0 +1,83 @@
+"""Measurements whose numbers a change of structure must keep, and the numbers that are recorded of them.
+
+Record them again, in a commit that says why they changed, with `python -m tests.numbers.cases`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bayesgeom
+from bayesgeom.results.storage import quantities_of
+
+EXPECTED = Path(__file__).parent / "expected.json"
+PER_ESTIMATE = 2  # recorded entries of one estimate: spread evenly over those with a value
+OF_THE_STUDY = {"pass_thresholds"}
+
+
+def _diagnosed(checkpoint: str) -> Callable[[], Mapping[str, Any]]:
+    return lambda: bayesgeom.diagnose(checkpoint, n=96, n_untrained=1)
+
+
+def _ablated(checkpoint: str, battery: str, mode: str) -> Callable[[], Mapping[str, Any]]:
+    return lambda: {"ablation": bayesgeom.ablate(checkpoint, battery=battery, mode=mode, n=64)}
+
+
+def _swapped() -> Mapping[str, Any]:
+    from bayesgeom.interventions.design import Design
+
+    design = Design("swap", n_random=3, n_matched=3, n_control=8, n_untrained=1, n_fit=128)
+    return {"intervention": bayesgeom.intervene("bijection-transformer", subspace="frame", kind=design, n=48)}
+
+
+DIAGNOSED = ("bijection-v20-repeats", "bijection-v20-llama", "hmm-s5", "mess3-small", "bijection-lstm", "recall-mamba")
+CASES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+    **{f"diagnose {name}": _diagnosed(name) for name in (*DIAGNOSED, "repeats-mlp")},
+    "ablate repeats-transformer": _ablated("repeats-transformer", "all", "mean"),
+    "ablate mess3-small": _ablated("mess3-small", "heads", "resample"),
+    "ablate bijection-v20-llama": _ablated("bijection-v20-llama", "heads", "zero"),
+    "swap bijection-transformer": _swapped,
+    "length hmm-lstm": lambda: {"length": bayesgeom.length_generalization("hmm-lstm", lengths=[20, 30], n=32)},
+}
+
+
+def numbers_of(reports: Mapping[str, Any]) -> dict[str, float]:
+    """Return entries of every estimate, and the baselines of estimates without axes."""
+    numbers: dict[str, float] = {}
+    for name, report in reports.items():
+        if name in OF_THE_STUDY:
+            continue
+        for field in quantities_of(type(report)):
+            value = report.estimate(field)
+            flat = value.value.reshape(-1)
+            known = np.flatnonzero(np.isfinite(flat))
+            chosen = (
+                known[np.unique(np.linspace(0, len(known), PER_ESTIMATE + 2).astype(int)[1:-1])]
+                if len(known)
+                else known
+            )
+            numbers |= {f"{name}.{field}[{index}]": float(flat[index]) for index in chosen}
+            if not flat.ndim or len(flat) == 1:
+                levels = {f"{name}.{field} of {own.name}": float(own.value.reshape(-1)[0]) for own in value.baselines}
+                numbers |= {key: level for key, level in levels.items() if np.isfinite(level)}
+    return numbers
+
+
+def main() -> None:
+    """Record the numbers of all cases."""
+    import platform
+
+    import torch
+
+    numbers = {case: numbers_of(measure()) for case, measure in CASES.items()}
+    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    sizes = {case: 96 if case.startswith("diagnose") else 32 for case in CASES}
+    recorded = {"machine": machine, "n": sizes, "numbers": numbers}
+    EXPECTED.write_text(json.dumps(recorded, indent=0) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The page of interventions is made of the table of their numbers."""
+
+import numpy as np
+
+from bayesgeom.interventions.report import AFTER, InterventionReport
+from bayesgeom.results.diagnosis import Diagnosis
+from examples.replication.claims.intervention_page import USED, fits, interventions, measured, uses
+from tests.pages import READINGS
+
+
+def test_the_table_holds_every_intervention() -> None:
+    table = interventions()
+    assert table.command.nunique() == 229 and table.checkpoint.nunique() == 21
+    assert not table.duplicated(["command", "layer"]).any()
+    assert set(table.kind) == {"swap", "remove", "erase onwards"}
+
+
+def test_no_layer_is_used_on_the_strength_of_one_control() -> None:
+    single = interventions().query("is_single_control == 1")
+    assert len(single) > 20 and (single.verdict != USED).all()
+
+
+def test_an_interval_holds_its_number() -> None:
+    table = interventions()
+    for name, stem in (("kl_increase_bits", "kl_increase"), ("movement", "movement")):
+        known = table[table[f"{stem}_low"].notna()]
+        assert len(known) > 300
+        assert ((known[f"{stem}_low"] <= known[name]) & (known[name] <= known[f"{stem}_high"])).all()
+
+
+def test_the_table_is_that_of_a_stored_report() -> None:
+    report = Diagnosis.load(READINGS / "interventions/hmm-s5/leace-belief")[InterventionReport]
+    table = interventions()
+    command = "bayesgeom intervene hmm-s5 --subspace leace:belief --kind swap"
+    is_it = table.command.str.startswith(command) & (table.positions == "scored positions")
+    rows = table[is_it].set_index("layer")
+    at = rows.index.to_numpy()
+    np.testing.assert_array_equal(rows.movement, report.movement.value[at, 0])
+    np.testing.assert_array_equal(rows.movement_high, report.movement.ends[1][at, 0])
+    np.testing.assert_array_equal(rows.r2_after, report.r2.value[AFTER, at])
+
+
+def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
+    assert (
+        measured().count("\n") == 22
+        and "| hmm-s5 | stream, onwards | stream, later, onwards | stream | stream |" in measured()
+    )
+    assert "| `repeats-transformer` | not used in layer 1 | not used in layer 1 | used in layer 2 |" in fits()
+    assert "given position alone: yes in layers 1, 2" in uses() and "not measured" not in uses()

@@ -1,0 +1,49 @@
+"""The subcommands: each prints its report, saves it, and refuses a directory that holds something else first."""
+
+import doctest
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.core.errors import OutputFault
+from bayesgeom.results.diagnosis import Diagnosis, load_report
+from examples.replication import measurements, reports
+from tests.pages import READINGS
+
+MODULES = ("settling", "shares", "writes", "em.report")
+CALLS: dict[str, Callable[[Path], None]] = {
+    "em_experiment": lambda out: measurements.em(seeds=2, steps=2, length=21, out=out),
+    "write_strength": lambda out: measurements.write_strength("mess3-small", subspace="random:2", n=8, out=out),
+    "share_controls": lambda out: measurements.share_controls("mess3-small", subspace="random:2", n=8, out=out),
+    "swap_shares": lambda out: measurements.swap_shares(READINGS / "interventions", out=out),
+    "pass_thresholds": lambda out: measurements.pass_thresholds("mess3-small", n=16, n_untrained=1, out=out),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_report_is_printed_and_saved(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report"
+    CALLS[name](out)
+    saved = load_report(out)
+    assert not isinstance(saved, Diagnosis)
+    assert saved.name == name and type(saved).__name__ in reports.__all__
+    assert saved.headlines()[0].value_text in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputFault, match="holds something else"):
+        CALLS[name](tmp_path / "other")
+
+
+def test_the_criteria_of_a_saved_report_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    measurements.criteria(READINGS / "bijection-v20" / "ablation")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:2] for line in lines] == ["A1", "A2", "A3", "A4", "A5"] and ": supported (" in lines[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_are_right(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"examples.replication.{module}"))
+    assert found.attempted and not found.failed

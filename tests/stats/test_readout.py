@@ -1,0 +1,233 @@
+"""Reading beliefs off clouds: against scikit-learn fitted and scored on the points themselves."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import special_ortho_group
+from sklearn.linear_model import Ridge
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.neighbors import NearestCentroid
+
+from bayesgeom.probes._best_guesses import guess_scores
+from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights, shuffled_within_position
+from bayesgeom.stats.readout import (
+    ALIVE,
+    BELIEF,
+    LABEL,
+    BeliefTargets,
+    balanced_accuracy,
+    belief_rows,
+    belief_targets,
+    commonest,
+    distance_of_mean,
+    held_out_scores,
+    in_bands,
+    read_out,
+    renormalized,
+    summary,
+)
+from bayesgeom.stats.regression import RIDGE
+from bayesgeom.stats.subspace import random_subspaces
+
+SEQUENCES, FIT, POSITIONS, H, D, DRAWS, SUBSPACES = 43, 23, 5, 3, 7, 2, 11
+SPLIT = FIT * POSITIONS
+HELD = SEQUENCES - FIT
+EVEN = np.full((1, HELD), 1 / HELD)
+
+
+@pytest.fixture
+def belief(rng: np.random.Generator) -> torch.Tensor:
+    weights = rng.dirichlet(np.ones(H), size=(SEQUENCES, POSITIONS))
+    weights[rng.random(weights.shape) < 0.3] = 0
+    weights[weights.sum(axis=-1) == 0] = 1
+    return torch.from_numpy(weights / weights.sum(axis=-1, keepdims=True))
+
+
+@pytest.fixture
+def targets(belief: torch.Tensor) -> BeliefTargets:
+    rows = belief_rows(belief)
+    shuffled = torch.from_numpy(shuffled_within_position(rows.numpy(), np.random.default_rng(3)))
+    return belief_targets(torch.stack([rows, shuffled]), FIT)
+
+
+@pytest.fixture
+def points(belief: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    signal = belief.numpy() @ rng.normal(size=(H, D))
+    return torch.from_numpy(signal + 0.3 * rng.normal(size=signal.shape) + 9).flatten(0, 1)
+
+
+BASES = random_subspaces(D, H, draws=SUBSPACES, seed=1)
+
+
+def fitted(x: np.ndarray, y: np.ndarray) -> Ridge:
+    """Ridge on the first half, with the strength that the package states."""
+    centered = x[:SPLIT] - x[:SPLIT].mean(axis=0)
+    return Ridge(alpha=RIDGE * (centered**2).sum() / x.shape[1]).fit(x[:SPLIT], y[:SPLIT])
+
+
+def maps_of(points: torch.Tensor, targets: BeliefTargets) -> list[tuple[np.ndarray, int]]:
+    """What each map sees, and which draw it is fitted to."""
+    whole = [(points.numpy(), draw) for draw in range(DRAWS)]
+    return whole + [((points @ basis).numpy(), 0) for basis in BASES]
+
+
+def test_r2_is_that_of_scikit_learn(points: torch.Tensor, targets: BeliefTargets) -> None:
+    found = read_out(points, targets, BASES)
+    assert found.r2.shape == found.balanced_accuracy.shape == (DRAWS + SUBSPACES,)
+    for index, (x, draw) in enumerate(maps_of(points, targets)):
+        y = targets.values[:, draw, BELIEF].double().numpy()
+        predicted = fitted(x, y).predict(x[SPLIT:])
+        twin = 1 - ((y[SPLIT:] - predicted) ** 2).sum() / ((y[SPLIT:] - y[:SPLIT].mean(axis=0)) ** 2).sum()
+        assert found.r2[index] == pytest.approx(twin, abs=1e-5), index
+        if index == 0:
+            np.testing.assert_allclose(found.predicted_belief.reshape(-1, H), predicted, atol=1e-5)
+
+
+def cells_twin(decided: np.ndarray, truth: np.ndarray) -> float:
+    """Mean of scikit-learn's balanced accuracy over the cells that hold both classes."""
+    scores = [
+        balanced_accuracy_score(truth[:, p, h], decided[:, p, h])
+        for p, h in np.ndindex(*truth.shape[1:])
+        if 0 < truth[:, p, h].mean() < 1
+    ]
+    return float(np.mean(scores))
+
+
+def test_surviving_hypotheses_are_decided_at_the_midpoint(points: torch.Tensor, targets: BeliefTargets) -> None:
+    found = read_out(points, targets, BASES)
+    for index, (x, draw) in enumerate(maps_of(points, targets)):
+        alive = targets.values[:, draw, ALIVE].double().numpy()
+        score = fitted(x, alive).predict(x)
+        ends = [[score[:SPLIT][alive[:SPLIT, h] == side, h].mean() for h in range(H)] for side in (0, 1)]
+        decided = (score[SPLIT:] > np.mean(ends, axis=0)).reshape(HELD, POSITIONS, H)
+        truth = alive[SPLIT:].reshape(HELD, POSITIONS, H) > 0
+        assert found.balanced_accuracy[index] == pytest.approx(cells_twin(decided, truth), abs=1e-9), index
+        if index == 0:
+            assert (found.decided_alive == decided).all()
+
+
+def test_centroids_are_scikit_learns(points: torch.Tensor, targets: BeliefTargets) -> None:
+    found = read_out(points, targets, BASES)
+    x = points.numpy()
+    for draw in range(DRAWS):
+        one_hot = targets.values[:, draw, LABEL].numpy()
+        is_clear, label = one_hot.any(axis=1), one_hot.argmax(axis=1)
+        use = np.flatnonzero(is_clear[:SPLIT])
+        nearest = NearestCentroid().fit(x[use], label[use]).predict(x[SPLIT:])
+        twin = (nearest == label[SPLIT:]) & is_clear[SPLIT:]
+        assert (found.hits[:, :, draw].ravel() == twin).all()
+
+
+def test_r2_is_one_where_the_belief_is_embedded_and_not_above_zero_in_noise(
+    belief: torch.Tensor, targets: BeliefTargets, rng: np.random.Generator
+) -> None:
+    embedded = belief.flatten(0, 1) @ torch.from_numpy(rng.normal(size=(H, D))) - 4
+    found = read_out(embedded, targets, BASES)
+    assert found.r2[0] == pytest.approx(1, abs=1e-3)
+    assert held_out_scores(found, targets, EVEN)["total_variation"][0] < 0.01
+    noise = read_out(torch.from_numpy(rng.normal(size=(SEQUENCES * POSITIONS, D))), targets, BASES)
+    assert noise.r2[0] < 0.05 and abs(noise.balanced_accuracy[0] - 0.5) < 0.1
+
+
+def test_read_outs_ignore_rotation_offset_and_unit(points: torch.Tensor, targets: BeliefTargets) -> None:
+    moved = 5 * points @ torch.from_numpy(special_ortho_group(D, seed=2).rvs()) + 3
+    one, other = (read_out(cloud, targets, BASES) for cloud in (points, moved))
+    np.testing.assert_allclose(one.r2[:DRAWS], other.r2[:DRAWS], atol=1e-6)
+    assert (one.hits == other.hits).all()
+
+
+def test_rows_say_who_lives_and_who_leads() -> None:
+    belief = torch.tensor([[[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.0, 0.0, 1.0]]], dtype=torch.float64)
+    rows = belief_rows(belief)[0]
+    assert rows[:, ALIVE].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert rows[:, LABEL].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert torch.equal(rows[:, BELIEF], belief[0])
+    assert belief_rows(torch.ones(1, 1, 1, dtype=torch.float64))[0, 0, LABEL].tolist() == [1]
+
+
+def test_predictions_become_distributions() -> None:
+    text = renormalized(np.array([[0.5, -0.25, 1.5], [-1.0, -2.0, 0.0], [0.2, 0.3, 0.5]]))
+    np.testing.assert_allclose(text, [[0.25, 0, 0.75], [1 / 3, 1 / 3, 1 / 3], [0.2, 0.3, 0.5]])
+
+
+def test_balanced_accuracy_is_scikit_learns_in_each_cell(rng: np.random.Generator) -> None:
+    truth, decided = (rng.random((13, 5, 2, 3)) < share for share in (0.8, 0.4))
+    truth[:, 1, 0, 2] = True  # a cell of one class counts for nothing
+    found = balanced_accuracy(decided, truth, np.full((1, 13), 1 / 13))
+    assert found.shape == (1, 2)
+    for column in range(2):
+        assert found[0, column] == pytest.approx(cells_twin(decided[:, :, column], truth[:, :, column]))
+
+
+def test_balanced_accuracy_weighs_sequences(rng: np.random.Generator) -> None:
+    truth, decided = (rng.random((13, 2, 3)) < 0.5 for _ in range(2))
+    weights = bootstrap_weights(13, seed=1, draws=7)
+    found = balanced_accuracy(decided, truth, weights)
+    for draw in range(7):
+        rows = np.repeat(np.arange(13), np.rint(weights[draw] * 13).astype(int))
+        assert found[draw] == pytest.approx(cells_twin(decided[rows], truth[rows]))
+
+
+def test_balanced_accuracy_is_a_half_for_whoever_knows_position_alone(rng: np.random.Generator) -> None:
+    truth = rng.random((31, 5, 3)) < np.linspace(0.1, 0.9, 5)[:, None]
+    decided = np.broadcast_to(np.arange(5)[:, None] > 2, truth.shape)
+    assert balanced_accuracy(decided, truth, np.full((1, 31), 1 / 31))[0] == pytest.approx(0.5, abs=1e-12)
+    assert balanced_accuracy(truth, truth, np.full((1, 31), 1 / 31))[0] == pytest.approx(1)
+
+
+def test_balanced_accuracy_is_unknown_where_nobody_dies() -> None:
+    alive = np.ones((5, 3, 2), dtype=bool)
+    assert np.isnan(balanced_accuracy(alive, alive, np.full((1, 5), 0.2))).all()
+
+
+def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor, targets: BeliefTargets) -> None:
+    found = read_out(points, targets, BASES)
+    scores = held_out_scores(found, targets, EVEN)
+    assert scores["r2"][0] == pytest.approx(found.r2[0], abs=1e-5)
+    assert scores["balanced_accuracy"][0] == pytest.approx(found.balanced_accuracy[0])
+    truth = targets.held_out[:, :, 0, BELIEF].double().numpy()
+    twin = np.abs(renormalized(found.predicted_belief) - truth).sum(axis=-1).mean() / 2
+    assert scores["total_variation"][0] == pytest.approx(twin)
+    mean = targets.values[:SPLIT, 0, BELIEF].double().mean(dim=0).numpy()
+    assert distance_of_mean(targets) == pytest.approx(np.abs(truth - mean).sum(axis=-1).mean() / 2, abs=1e-6)
+
+
+def test_summary_pairs_each_score_with_its_levels(points: torch.Tensor, targets: BeliefTargets) -> None:
+    found = [read_out(cloud, targets, BASES) for cloud in (points, points**2)]
+    table = summary(found, targets, jackknife_weights(HELD))
+    assert table.r2.level[1] == pytest.approx(found[1].r2[1:DRAWS].mean())
+    assert table.total_variation.level.tolist() == [distance_of_mean(targets)] * 2
+    assert table.r2_within.shape == table.balanced_accuracy_within.shape == (3, 2)
+    mean, low, high = table.r2_within[:, 1]
+    assert mean == pytest.approx(found[1].r2[DRAWS:].mean()) and low < mean < high
+    for own in (table.r2, table.total_variation, table.balanced_accuracy):
+        assert own.value.shape == own.level.shape == (2,)
+        lacks = np.isnan([own.low, own.high]).all()
+        assert lacks if HELD < 9 else ((own.low < own.value) & (own.value < own.high)).all()
+
+
+def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTargets) -> None:
+    found, bands = read_out(points, targets, BASES), [(0.0, 2.0), (0.0, 0.6), (0.6, 2.0), (3.0, 4.0)]
+    inside = in_bands(targets, bands)
+    held_out = targets.held_out.numpy()
+    for band, (low, high) in enumerate(bands):
+        right, counts = [], np.zeros(H)
+        for s, p in np.ndindex(HELD, POSITIONS):
+            label = held_out[s, p, 0, LABEL]
+            if label.any() and low <= held_out[s, p, 0, BELIEF].max() < high:
+                right.append(found.hits[s, p, 0])
+                counts += label
+        accuracy, constant = guess_scores([found], targets, bands)[0].value[0, band], commonest(targets, inside)[band]
+        if right:
+            assert accuracy == pytest.approx(np.mean(right)) and constant == pytest.approx(counts.max() / len(right))
+        else:
+            assert np.isnan(accuracy) and np.isnan(constant)
+
+
+def test_nothing_held_out_is_no_answer(points: torch.Tensor, belief: torch.Tensor) -> None:
+    targets = belief_targets(belief_rows(belief[:1])[None].expand(2, -1, -1, -1, -1), 1)
+    found = read_out(points[:POSITIONS], targets, BASES)
+    table = summary([found], targets, jackknife_weights(0))
+    for own in (table.r2, table.total_variation, table.balanced_accuracy):
+        assert np.isnan([own.value, own.low, own.high, own.level]).all()
+    assert np.isnan(table.r2_within).all() and np.isnan(table.balanced_accuracy_within).all()
