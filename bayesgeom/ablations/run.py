@@ -92,8 +92,9 @@ def ablate(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
+    folder = None if out is None else Path(out)
     if sent is None:
-        return run.exact(None if out is None else Path(out), is_saved=True)
+        return run.exact(folder)
     if not isinstance(battery, str):
         raise InvalidArgument(
             f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
@@ -101,10 +102,7 @@ def ablate(
         )
     batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    report = run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
-    if out is not None:
-        report.save(out)
-    return report
+    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run), folder)
 
 
 def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
@@ -230,18 +228,12 @@ class BatteryRun:
             "seed": self.seed,
         }
 
-    def exact(self, out: Path | None = None, *, is_saved: bool = False) -> AblationReport:
+    def exact(self, out: Path | None = None) -> AblationReport:
         """Replay every ablation. With `out`, save progress there after every block, and at the end the report too."""
-        tally = self._tally(self._replayed(), out)
-        report = self.reported(tally)
-        if is_saved and out is not None:
-            report.save(out)
-            if self.model.spec.is_identified:
-                tally.save(out, self.describe())  # so that the same call reads it back
-        return report
+        return self.reported(self._tally(self._replayed(), out), out)
 
-    def reported(self, tally: Tally) -> AblationReport:
-        """Return the report on a finished tally.
+    def reported(self, tally: Tally, out: Path | None = None) -> AblationReport:
+        """Return the report on a finished tally; with `out`, save both there.
 
         Raises:
             HookFault: No ablation changed anything.
@@ -252,7 +244,12 @@ class BatteryRun:
                 f"effect. Check that its hook points lie on the path to the logits."
             )
         report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
-        return with_provenance(report, self._provenance("exact"))
+        report = with_provenance(report, self._provenance("exact"))
+        if out is not None:
+            report.save(out)
+            if self.model.spec.is_identified:
+                tally.save(out, self.describe())  # so that the same call reads it back
+        return report
 
     def n_blocks(self) -> int:
         """Return the number of blocks of sequences."""

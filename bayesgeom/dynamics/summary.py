@@ -9,7 +9,7 @@ from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
 from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Kind
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, with_ceiling
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
@@ -70,9 +70,10 @@ def dynamics_report(
             baselines=level("permutation", SHUFFLED, value("shuffled_curve_share")),
         ),
         belief_r2=estimate("belief_r2", level("chance", SUBSPACES, value("random_belief_r2"))),
-        answer_shift_bits=estimate(
-            "answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))
-        ).with_ceiling(value("whole_answer_shift_bits")),
+        answer_shift_bits=with_ceiling(
+            estimate("answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))),
+            value("whole_answer_shift_bits"),
+        ),
         frame_ratio=Estimate.of(
             value("frame_ratio"), n=counts["frame_ratio"], baselines=level("chance", DIRECTIONS, 1.0)
         ),

@@ -16,7 +16,7 @@ from bayesgeom.interventions.joint_report import (
     JointInterventionReport,
     verdict_of,
 )
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
 from bayesgeom.stats.correlation import absolute_interval, ranks
 from bayesgeom.stats.regression import without_level_means
@@ -78,7 +78,7 @@ def joint_report(scores: Scores, context: JointContext) -> JointInterventionRepo
         metrics=METRICS,
         targets=TARGETS,
         unedited_bits=_estimate([scores.bits[0]], scores, context)[0],
-        increase_bits=increase.with_ceiling([own[CEILING].sum(axis=0) / n for own in paired]),
+        increase_bits=with_ceiling(increase, [own[CEILING].sum(axis=0) / n for own in paired]),
         beyond_random_bits=beyond,
         axis_correlation=_order(scores, firsts, context),
         verdicts=tuple(verdicts),

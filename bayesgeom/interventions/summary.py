@@ -13,7 +13,7 @@ from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.matching import SITE, WHOLE, Matched
@@ -119,11 +119,11 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         quantity=context.quantity,
         where=f"{context.where}; {scores.controls_text}",
         bands=context.bands,
-        movement=movement.own.with_ceiling(movement.ceiling),
+        movement=with_ceiling(movement.own, movement.ceiling),
         indirect_movement=movement.indirect,
         effects=EFFECTS,
-        change_bits=stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]).with_ceiling(
-            np.stack(ceilings)
+        change_bits=with_ceiling(
+            stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]), np.stack(ceilings)
         ),
         unedited_bits=scores.unedited,
         sources=SOURCES,

@@ -14,6 +14,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -32,6 +33,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.extremes import remark_of
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -182,16 +184,18 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
         over = np.full_like(over, np.nan) if agreement.note else over
 
-        def estimate(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline) -> Estimate:
-            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines)
+        def estimate(
+            draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline, bounds: Bounds = UNBOUNDED
+        ) -> Estimate:
+            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
 
-        def share(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline, least: float = 0.0) -> Estimate:
-            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=(least, 1.0))
+        share = partial(estimate, bounds=(0.0, 1.0))
 
         of = _scalars(entropy.mean(axis=2), consistency)
         uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
         other = agreement.shuffled.mean(axis=0)
         widest = Baseline.of("chance", UNIFORM, most := float(visible.sum(dim=-1).double().log2().mean()))
+        no_more = Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
         fresh_layers = of_untrained([own.entropy_bits_by_layer.value for own in untrained])
         return AttentionEntropyReport(
             entropy_bits=within(
@@ -217,12 +221,8 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             consistency_last_layer=share(
                 of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())
             ),
-            consistency_over_other=share(over, Baseline.of("permutation", OTHER, 0.0), least=-1.0),
-            consistency_over_other_last_layer=share(
-                over[:, -1].mean(axis=1),
-                Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0),
-                least=-1.0,
-            ),
+            consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0), bounds=(-1.0, 1.0)),
+            consistency_over_other_last_layer=estimate(over[:, -1].mean(axis=1), no_more, bounds=(-1.0, 1.0)),
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),
             most_possible_consistency=agreement.ceiling,

@@ -24,7 +24,7 @@ from bayesgeom.core.run import Behavior, Run
 from bayesgeom.core.text import percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.estimators import mean_estimate, of_untrained, stacked
+from bayesgeom.results.estimators import mean_estimate, of_untrained, stacked, with_interval
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -346,9 +346,11 @@ def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
             "effective_memory_symbols": Estimate.of(np.nan),
         }
     equal, n = Baseline.of("baseline", "equal to the window observer", 0.0), run.n
-    low, high = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
+    ends = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
+    is_exact = ~run.windows.kl_bits.any(axis=2)  # the observer is the exact filter, up to rounding
+    ends = replace(ends, lo=np.where(is_exact, 0.0, ends.lo), hi=np.where(is_exact, 0.0, ends.hi))
     return {
-        "window_kl_bits": Estimate.of(found.kl_bits, (low, high), n=n),
+        "window_kl_bits": with_interval(found.kl_bits, ends, n=n),
         "window_gain_bits": Estimate.of(
             found.gain_bits, found.gain_ends, n=n, baselines=[equal], reason=found.gain_code
         ),

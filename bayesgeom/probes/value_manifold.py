@@ -31,6 +31,7 @@ from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.correlation import absolute_interval
+from bayesgeom.stats.intervals import no_interval
 from bayesgeom.stats.manifold import (
     CloudStatistics,
     EntropyScale,
@@ -375,7 +376,10 @@ def _ordered(
     entropy: Float64[np.ndarray, "sequence position"],
     copies: Sequence[ValueManifoldReport],
 ) -> tuple[Estimate, Estimate, Estimate]:
-    """Return |Spearman|, signed Spearman and p-values; intervals in the last layer of the shown sites."""
+    """Return |Spearman|, signed Spearman and p-values.
+
+    Intervals are at the shown sites: in the last layer from all groups of the jackknife, before it from 20.
+    """
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
     rng = np.random.default_rng(run.seed)
@@ -387,14 +391,14 @@ def _ordered(
     for ordering, name in enumerate(_RELATIONS):
         signed[ordering], permuted = found[name][0], found[name][1:]
         p[ordering] = permutation_p(signed[ordering], permuted)
-    weights = jackknife_weights(n)
-    drawn = np.full((len(weights), *signed.shape), np.nan)
-    for row in (row for row, site in enumerate(clouds) if site in _SHOWN):
-        of_last = resampled_order(firsts[row, -1], entropy, level, weights)
-        drawn[:, :, row, -1] = np.stack([of_last[name] for name in _RELATIONS], axis=1)
-    ends = statistic_interval(drawn, seed=run.seed, scale="correlation")
-    is_computed = np.isfinite(drawn).any(axis=0)
-    ends = replace(ends, code=np.where(is_computed, ends.code, int(Reason.NOT_COMPUTED)))
+    ends = no_interval(signed.shape, n, Reason.NOT_COMPUTED)
+    for row, layer in ((row, layer) for row, site in enumerate(clouds) if site in _SHOWN for layer in range(n_layers)):
+        weights = jackknife_weights(n) if layer == n_layers - 1 else jackknife_weights(n, most=GROUPS)
+        drawn = resampled_order(firsts[row, layer], entropy, level, weights)
+        rows = np.stack([drawn[name] for name in _RELATIONS], axis=1)
+        found_here = statistic_interval(rows, seed=run.seed, scale="correlation")
+        for whole, own in ((ends.lo, found_here.lo), (ends.hi, found_here.hi), (ends.code, found_here.code)):
+            whole[:, row, layer] = own
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
     shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
     levels = known(shuffle, *of_untrained([copy.spearman.value for copy in copies]))

@@ -240,8 +240,11 @@ class Estimate:
             return None if own is None else change(own)
 
         baselines = (replace(b, value=change(b.value), low=each(b.low), high=each(b.high)) for b in self.baselines)
+        value, reason = change(self.value), self.reason
+        if reason is not None and value.shape != reason.shape:
+            reason = np.nan_to_num(change(reason.astype(np.float64))).astype(np.int64)
         return replace(
-            self, value=change(self.value), low=each(self.low), high=each(self.high), baselines=tuple(baselines)
+            self, value=value, low=each(self.low), high=each(self.high), baselines=tuple(baselines), reason=reason
         )
 
     def __repr__(self) -> str:
@@ -269,16 +272,6 @@ class Estimate:
             return np.zeros(self.value.shape, dtype=bool)
         return np.asarray(np.isnan(self.low) & ~np.isnan(self.value))
 
-    @property
-    def codes(self) -> Codes:
-        """The number of each entry's `Reason`; 0 where there is none to state."""
-        return np.zeros(self.value.shape, dtype=np.int64) if self.reason is None else self.reason
-
-    @property
-    def is_conservative(self) -> Shaped[np.ndarray, "..."]:
-        """Return where the interval covers more than 95 %."""
-        return np.asarray(self.codes == Reason.CONSERVATIVE)
-
     def reason_at(self, index: tuple[int, ...] = ()) -> Reason:
         """Return the reason of one entry.
 
@@ -286,7 +279,7 @@ class Estimate:
             >>> Estimate.of([0.5, 0.25], ([0.25, np.nan], [0.75, np.nan]), reason=Reason.HEAVY_TAIL).reason_at((1,))
             <Reason.HEAVY_TAIL: 4>
         """
-        return Reason.of(int(self.codes[index]))
+        return Reason.of(int(codes_of(self)[index]))
 
     def baseline(self, name: str) -> Baseline:
         """Return one of the baselines by name.
@@ -310,11 +303,6 @@ class Estimate:
         """The effect of the same edit on the whole activation; NaN without one."""
         found = next((own.value for own in self.baselines if own.kind == "ceiling"), None)
         return np.full(self.value.shape, np.nan) if found is None else found
-
-    def with_ceiling(self, ceiling: Any) -> Self:
-        """Return the same estimate with a ceiling, broadcast to the shape of the value."""
-        level = Baseline.of("ceiling", WHOLE, np.asarray(ceiling, dtype=np.float64)).broadcast(self.value.shape)
-        return replace(self, baselines=(*self.baselines, level))
 
     def hardest_baseline(self, better: Better) -> Baseline | None:
         """Return the strongest baseline of a scalar, or None. Unknown levels are left out.
@@ -358,7 +346,7 @@ class Estimate:
         if self.low is None or (own := self[at]).is_withheld:
             return at, self[at]
         lo, hi, reason = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n, count=count)
-        code = own.codes if reason == Reason.NONE else np.asarray(reason, dtype=np.int64)
+        code = codes_of(own) if reason == Reason.NONE else np.asarray(reason, dtype=np.int64)
         return at, replace(own, low=_array(lo), high=_array(hi), reason=code)
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
@@ -397,6 +385,17 @@ class Estimate:
         return found
 
 
+def codes_of(own: Estimate) -> Codes:
+    """Return the number of each entry's `Reason`; 0 where there is none to state."""
+    return np.zeros(own.value.shape, dtype=np.int64) if own.reason is None else own.reason
+
+
+def with_ceiling(own: Estimate, ceiling: Any) -> Estimate:
+    """Return the same estimate with a ceiling, broadcast to the shape of the value."""
+    level = Baseline.of("ceiling", WHOLE, np.asarray(ceiling, dtype=np.float64)).broadcast(own.value.shape)
+    return replace(own, baselines=(*own.baselines, level))
+
+
 def within(own: Estimate, least: float, greatest: float) -> Estimate:
     """Return an estimate whose intervals end at the bounds of its range; those that reach one are conservative.
 
@@ -408,7 +407,7 @@ def within(own: Estimate, least: float, greatest: float) -> Estimate:
     low, high, is_reached = within_bounds(own.value, *own.ends, (least, greatest))
     if not is_reached.any():
         return own
-    return replace(own, low=low, high=high, reason=np.where(is_reached, int(Reason.CONSERVATIVE), own.codes))
+    return replace(own, low=low, high=high, reason=np.where(is_reached, int(Reason.CONSERVATIVE), codes_of(own)))
 
 
 def _array(value: Any) -> Values:

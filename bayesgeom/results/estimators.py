@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, codes_of
 from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
@@ -96,5 +96,5 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         resampled=next((own.resampled for own in found if own.resampled), ""),
         n=max(own.n for own in found),
         baselines=[baseline(name) for name in kinds] if baselines is None else baselines,
-        reason=np.stack([own.codes for own in found]),
+        reason=np.stack([codes_of(own) for own in found]),
     )

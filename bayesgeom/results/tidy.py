@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
 from bayesgeom.results.section import Reported
 from bayesgeom.results.storage import axes_of, coordinates_of, quantities_of, values_of
@@ -121,7 +122,7 @@ def _of_estimate(report: Reported, metric: str, quantity: Quantity, *, baselines
     for index in np.ndindex(whole.value.shape):
         at = {"unit": quantity.unit, "n": whole.n or report.n, "places": places(index)}
         ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
-        is_conservative = bool(whole.is_conservative[index])
+        is_conservative = whole.reason_at(index) == Reason.CONSERVATIVE
         stated = {"conservative": is_conservative, "reason": "" if is_conservative else str(whole.reason_at(index))}
         baseline: dict[str, Any] = {}
         if (chosen := int(hardest[index])) >= 0:

@@ -139,7 +139,9 @@ def mean_interval(
         True
     """
     ones = np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1)))
-    return ratio_interval(per_sequence, ones, seed=seed, draws=draws, level=level, terms=terms, bounds=bounds)
+    above, below = _in_units(per_sequence), _in_units(ones)
+    weights = bootstrap_weights(len(above), seed=seed, draws=draws)
+    return bootstrap_t(above, below, weights, level=level, terms=terms, bounds=bounds)
 
 
 def seed_interval(
@@ -164,21 +166,18 @@ def ratio_interval(
     *,
     seed: int,
     draws: int = DRAWS,
-    level: float = LEVEL_OF_AN_END,
-    terms: float = 0.0,
     is_positive: bool = False,
     bounds: Bounds = UNBOUNDED,
 ) -> Interval:
-    """Return the bootstrap-t interval of Σ numerator / Σ denominator, 95 % by default; both are resampled together.
+    """Return the bootstrap-t interval of Σ numerator / Σ denominator; both are resampled together.
 
-    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`. `terms` is as in
-    `bootstrap_t`; 0, because numerators have any unit. `is_positive` says that neither is ever negative: the lower end
-    is then positive. Without it, the lower end of a ratio with unequal denominators can lie below 0. `bounds` is
-    as in `mean_interval`, where all denominators are equal.
+    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`. `is_positive` says that
+    neither is ever negative: the lower end is then positive. Without it, the lower end of a ratio with unequal
+    denominators can lie below 0. `bounds` is as in `mean_interval`, where all denominators are equal.
     """
     above, below = _in_units(numerator), _in_units(denominator)
     weights = bootstrap_weights(len(above), seed=seed, draws=draws)
-    return bootstrap_t(above, below, weights, level=level, terms=terms, is_positive=is_positive, bounds=bounds)
+    return bootstrap_t(above, below, weights, is_positive=is_positive, bounds=bounds)
 
 
 def r2_interval(

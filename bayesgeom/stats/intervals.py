@@ -115,7 +115,7 @@ def no_interval(shape: tuple[int, ...], n: int, code: Reason = Reason.FEW) -> In
     """Return NaN for every entry, with one reason."""
     unknown = np.full(shape, np.nan)
     zeros, codes = np.zeros(shape, dtype=np.int64), np.full(shape, int(code), dtype=np.int64)
-    return Interval(lo=unknown, hi=unknown, code=codes, n_different=zeros, n=n)
+    return Interval(lo=unknown, hi=unknown.copy(), code=codes, n_different=zeros, n=n)
 
 
 def bootstrap_t(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import (
     LARGEST_WITHIN,
@@ -12,7 +13,7 @@ from bayesgeom.generalization.curves import (
     strongest,
     whole_means,
 )
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, codes_of
 from bayesgeom.results.estimators import stacked
 
 AT = np.arange(1, 32)
@@ -61,8 +62,12 @@ def test_the_critical_length_is_the_first_over_the_threshold(rng: np.random.Gene
     near = planted(rng, step=0.0, slope=0.01)
     found = critical_length(near, AT, near.mean(axis=0)[19], seed=0)
     assert float(found) == next(at for at in AT if near[:, at - 1].mean() > near[:, 19].mean())
-    assert found.is_conservative and found.ends[0] <= found.value <= found.ends[1] and found.ends[0] < found.ends[1]
-    assert stacked([found, found]).is_conservative.all()
+    assert (
+        found.reason_at() == Reason.CONSERVATIVE
+        and found.ends[0] <= found.value <= found.ends[1]
+        and found.ends[0] < found.ends[1]
+    )
+    assert (codes_of(stacked([found, found])) == Reason.CONSERVATIVE).all()
 
 
 def test_the_ratio_and_its_baseline(rng: np.random.Generator) -> None:
@@ -95,7 +100,7 @@ def test_convergence_is_when_the_mean_comes_near_its_floor(rng: np.random.Genera
     assert floor_bits(entropies) == pytest.approx(1.0, abs=0.01)
     assert [tokens_to_converge(entropies, t, seed=0).value for t in (0.05, 0.15, 3.0)] == [5, 4, 1]
     near = tokens_to_converge(entropies, 0.03, seed=0)
-    assert near.is_conservative and near.ends[0] <= near.value <= near.ends[1] == 6
+    assert near.reason_at() == Reason.CONSERVATIVE and near.ends[0] <= near.value <= near.ends[1] == 6
 
 
 def test_of_one_sequence_no_place_has_an_interval(rng: np.random.Generator) -> None:
