@@ -9,49 +9,43 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core.edits import Edit, SubspaceKind
+from bayesgeom.core.edits import AtPositions, Edit, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST, Site
+from bayesgeom.core.sites import RESID_POST
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
     DISTANCE,
     MOVED,
+    EditPlan,
     Movement,
     Pair,
-    Plan,
+    PairPass,
     Totals,
-    bands_of,
-    pooled_by_role,
+    role_means,
     score_pairs,
 )
+from bayesgeom.interventions.evidence import Overlap, coordinate_r2, erasures, overlaps, reads
+from bayesgeom.interventions.matching import Draw, Matched, matched_subspaces, outside_share, same_share_subspaces
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
 from bayesgeom.interventions.verdicts import Reach, listed
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.pca import covariance
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.base import Fit, Sample, Setting
-from bayesgeom.subspaces.conditions import Conditions
-from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads
-from bayesgeom.subspaces.matching import Draw, Matched, matched_subspaces, outside_share, same_share_subspaces
-from bayesgeom.subspaces.overlap import Overlap, overlaps
-from bayesgeom.subspaces.positions import Positions
+from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
+from bayesgeom.subspaces.erasers import Eraser, NothingLeft
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
-from bayesgeom.subspaces.quantity_fits import Eraser, NothingLeft
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
 N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
-N_MEAN, N_COMPARED = 256, 32  # sequences for the mean activation, and pairs for the share outside a subspace
+N_COMPARED = 32  # pairs for the share outside a subspace
 N_ALIKE = 256  # pairs from whose difference share-matched controls are drawn
 _PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
@@ -245,10 +239,10 @@ class Intervention:
         seed = derived_seed(self.seed, _DRAWS, layer)
         return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
 
-    def conditions(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> Conditions:
+    def conditions(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> LayerEdits:
         """Return the factory of the edits of one layer."""
         like = sample.run.at(self.place.site)
-        return Conditions(
+        return LayerEdits(
             site=self.place.site,
             layer=layer,
             kind=kind or self.kind,
@@ -301,25 +295,38 @@ class Intervention:
     ) -> Totals:
         """Score every condition on `n` pairs; the subspace and its controls also without their direct paths."""
         (means, sample), trials = fitted, self.task.sample(1, seed=self.seed)
-        toward = (1 if is_main else 0) if self.place.score_after else None
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(trials)
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
-        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, toward_condition=toward)
         has_direct = self.place.is_residual and RESID_POST in self.model.sites
-        n_conditions = len(next(iter(conditions.values())))
-        without_direct = ((0,) if is_main else tuple(range(1, n_conditions))) if has_direct else ()
-        plan = Plan(
+        n_edits = len(next(iter(conditions.values())))
+        chosen = ((0,) if is_main else tuple(range(1, n_edits))) if has_direct else ()
+
+        def variants(batch: PairPass) -> list[Variant]:
+            mask, found = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
+            for edits in conditions.values():
+                limited = [edit if mask is None else AtPositions.of(edit, mask, batch.baseline.rows) for edit in edits]
+                found += [(edit,) for edit in limited]
+                found += [batch.without_direct_path(limited[index], self.model.spec) for index in chosen]
+            return found
+
+        toward, per_layer = (1 if is_main else 0), n_edits + len(chosen)
+        ceilings = [row * per_layer + toward for row in range(len(conditions)) for _ in range(per_layer)]
+        movement = Movement(
+            quantity=quantity,
+            are_hypotheses=are_hypotheses,
+            center=center,
+            toward=ceilings if self.place.score_after else None,
+        )
+        plan = EditPlan(
             replayer=self._replayer(),
             spec=self.model.spec,
+            conditions=variants,
             means=means,
-            conditions=conditions,
-            bands=bands_of(trials.n_scored)[1],
             positions=self.positions,
             movement=movement if self.kind == "swap" else None,
-            without_direct=without_direct,
+            label=f"{self.kind} {self.fit.label}" if is_main else "control subspaces",
         )
-        label = f"{self.kind} {self.fit.label}" if is_main else "control subspaces"
-        return score_pairs(self._shown(n, label), plan, n)
+        return score_pairs(self.pairs(n), plan, n).by_layer(len(conditions))
 
     def _sample(self, n: int, branch: int) -> Sample:
         device = self.model.spec.device
@@ -372,14 +379,8 @@ class Intervention:
                 (site, at): sample.points(at).mean(dim=0).to(like).reshape(rest).expand(n_pos, *rest)
                 for at in self.layers
             }
-        replayer, sums = self._replayer(), dict[tuple[Site, int], Tensor]()
-        is_scored = torch.zeros(0, dtype=torch.bool)
-        for block in self.task.stream(N_MEAN, seed=derived_seed(self.seed, _FIT), device=self.model.spec.device):
-            for batch in batches(block, self.model.spec):
-                is_scored, stored = batch.scored[0], replayer.baseline(batch).stored
-                for layer in self.layers:
-                    sums[site, layer] = sums.get((site, layer), 0) + stored[site, layer].float().sum(dim=0) / N_MEAN
-        return {place: pooled_by_role(mean, is_scored) for place, mean in sums.items()}
+        places = [(site, at) for at in self.layers]
+        return role_means(self._replayer(), self.task, self.model.spec, places, seed=derived_seed(self.seed, _FIT))
 
     @torch.no_grad()
     def _outside(self, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
@@ -466,12 +467,6 @@ class Intervention:
             way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
             found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")
         return found
-
-    def _shown(self, n: int, label: str) -> Iterator[Pair]:
-        with bar(total=n, desc=label, unit="seq", leave=False) as progress:
-            for pair in self.pairs(n):
-                yield pair
-                progress.update(len(pair[0]))
 
 
 def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:

@@ -21,6 +21,7 @@ from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
@@ -34,9 +35,8 @@ from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.stats.correlation import LEAST_UNITS, jackknife_student, spearman
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.subspaces.fits import as_fit
-from bayesgeom.subspaces.matching import Matched
-from bayesgeom.subspaces.site import InterventionSite
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import Subspace
 
 TOLERANCE = 0.05  # relative difference to the target share that a draw may have
 SAME = 1 - TOLERANCE  # share of their variance in common from which two controls count as one
