@@ -18,17 +18,17 @@ planted data (`benchmarks/interval_coverage.py --rows "before: overlap"`).
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (overlap of J-space and embeddings).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import BayesGeomError
-from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squared_error
+from bayesgeom.stats.regression import ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import random_subspaces, restricted
 from bayesgeom.subspaces.base import Sample, Setting, Subspace
 from bayesgeom.subspaces.fits import frame
@@ -126,19 +126,13 @@ def _shuffled(
 _SCORED = 256  # sequences of the fitting sample used for the coordinates
 
 
-def reads(sample: Sample, quantity: PosteriorQuantity, layers: Sequence[int]) -> dict[int, Read]:
-    """Return activations and the quantity, sequence by sequence, in each layer."""
-    values = quantity.exact(sample.run.trials)
-    return {at: Read(points=sample.points(at).unflatten(0, tuple(values.shape[:2])), values=values) for at in layers}
-
-
 def erasures(
-    read: Mapping[int, Read], subspaces: Mapping[int, Subspace], *, n_fit: int, seed: int
+    sample: Sample, quantity: PosteriorQuantity, subspaces: Mapping[int, Subspace], *, n_fit: int, seed: int
 ) -> dict[int, Erasure]:
     """Return R² of the quantity before and after each subspace is removed; the first `n_fit` sequences fit the map."""
-    found = {}
+    values, found = quantity.exact(sample.run.trials), {}
     for layer, subspace in subspaces.items():
-        points, values = read[layer].points, read[layer].values
+        points = sample.points(layer).unflatten(0, tuple(values.shape[:2]))
         fit, held_out = (Read(points=points[rows], values=values[rows]) for rows in (slice(n_fit), slice(n_fit, None)))
         found[layer] = erasure(fit, held_out, subspace, seed=seed + layer)
     return found
@@ -190,15 +184,12 @@ def decoded_r2(
     power = float(moments.score_power.sum())
     if power < _TINY * held_out_targets.numel():
         return torch.full((len(bases),), torch.nan, dtype=torch.float64)
-    return 1 - _errors(moments, bases.to(points)) / power
-
-
-def _errors(moments: SplitMoments, bases: Float64[Tensor, "draw d rank"]) -> Float64[Tensor, " draw"]:
+    bases = bases.to(points)
     weights = ridge(restricted(moments.fit_gram, bases), bases.mT @ moments.fit_cross)
     errors = squared_error(
         weights, restricted(moments.score_gram, bases), bases.mT @ moments.score_cross, moments.score_power
     )
-    return errors.sum(dim=-1).cpu()
+    return 1 - errors.sum(dim=-1).cpu() / power
 
 
 DRAWS = 1_000
@@ -231,9 +222,7 @@ def overlaps(setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace]
         random = random_subspaces(own.width, own.rank, draws=DRAWS, seed=seed)
         chance = (inside.cpu().T @ random).square().sum(dim=(1, 2)) / own.rank
         mean, most = float(chance.mean()), float(chance.max())
-        found[layer] = Overlap(value=_overlap(inside, own.basis), random=mean, most=most)
+        found[layer] = Overlap(
+            value=float((inside.T @ own.basis.to(inside)).square().sum()) / own.rank, random=mean, most=most
+        )
     return found
-
-
-def _overlap(span: Float64[Tensor, "d k"], basis: Float[Tensor, "d r"]) -> float:
-    return float((span.T @ basis.to(span)).square().sum()) / basis.shape[1]

@@ -7,7 +7,7 @@ shows what earlier edits left and what the layers in between restored.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import Site, V
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
-from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.intervention import Intervention, fitted_where_possible
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
 from bayesgeom.models.base import Model
@@ -91,60 +91,48 @@ class JointIntervention:
         )
         return cls(single=single, sets=tuple(place.layers_of(model.spec) for place in sites))
 
-    @property
-    def model(self) -> Model:
-        """The edited model."""
-        return self.single.model
-
-    @property
-    def task(self) -> WindTunnel:
-        """The task."""
-        return self.single.task
-
     def report(self) -> JointInterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        single, sample = self.single, self.single.sample()
+        single, model, site, n = self.single, self.single.model, self.single.place.site, self.single.n
+        spec, seed, sample = model.spec, single.seed, single.sample()
         edited = sorted({layer for layers in self.sets for layer in layers})
-        subspaces = single.fit.fitted(sample, edited) | self._elsewhere(sample, edited)
-        spec, site, n = self.model.spec, single.place.site, single.n
-        replayer = PlainLoop(self.model, also=(site,)) if site not in STAGES else self.model.replayer()
-        places, seed = [(site, layer) for layer in edited], single.seed
+        elsewhere = set(range(spec.n_layers)).difference(edited)  # only the coordinates are read there
+        subspaces = single.fit.fitted(sample, edited) | fitted_where_possible(single.fit, sample, elsewhere)
+        # Whole passes: `v` has no replay, and the rounding of a replay would change the ranks of a coordinate that an
+        # edit leaves nearly constant.
+        replayer = PlainLoop(model, also=(V,))
         axes = {at: own.basis for at, own in subspaces.items() if own.rank == 1}
-        kept = _Coordinates(site, axes, [list(edits) for edits in self._conditions(sample, subspaces)], spec.n_layers)
+        kept = _Coordinates(site, axes, list(self._conditions(sample, subspaces)), spec.n_layers)
+        places = [(site, layer) for layer in edited]
         plan = EditPlan(
             replayer=replayer,
             spec=spec,
             conditions=kept.conditions,
-            means=role_means(replayer, self.task, spec, places, seed=derived_seed(seed, _FIT)),
+            means=role_means(replayer, single.task, spec, places, seed=derived_seed(seed, _FIT)),
             watch=kept.watch,
-            label=f"{single.kind} {single.fit.label}",
+            label=f"{single.design.kind} {single.fit.label}",
         )
-        stream = self.task.stream(n, seed=derived_seed(seed, _TRIALS), device=spec.device)
+        stream = single.task.stream(n, seed=derived_seed(seed, _TRIALS), device=spec.device)
         totals = score_pairs(((block, None) for block in stream), plan, n)
-        report = joint_report(kept.scores(totals), self._context(subspaces))
-        return with_provenance(report, self._provenance())
-
-    def _provenance(self) -> dict[str, Any]:
+        where = {"kind": single.design.kind, "site": site.name}
+        context = JointContext(
+            **where,
+            label=single.fit.label,
+            rank=subspaces[self.sets[0][0]].rank,
+            sets=self.sets,
+            n_random=N_RANDOM,
+            seed=derived_seed(seed, _RESAMPLING),
+        )
+        layers = ",".join("+".join(map(str, own)) for own in self.sets)
         arguments = {
-            "n": self.single.n,
-            "seed": self.single.seed,
-            "kind": self.single.kind,
-            "subspace": self.single.fit.label,
-            "site": self.single.place.site.name,
-            "layers": ",".join("+".join(map(str, layers)) for layers in self.sets),
+            "n": n,
+            "seed": seed,
+            "subspace": single.fit.label,
+            **where,
+            "layers": layers,
             "controls": N_RANDOM,
         }
-        return provenance(self.model, self.task, arguments)
-
-    def _elsewhere(self, sample: Sample, edited: Sequence[int]) -> dict[int, Subspace]:
-        """Return the subspaces of the other layers, where only the coordinates are read."""
-        found: dict[int, Subspace] = {}
-        for layer in set(range(self.model.spec.n_layers)).difference(edited):
-            try:
-                found |= self.single.fit.fitted(sample, (layer,))
-            except InvalidArgument:  # such as layer 0 if every query is the same token
-                continue
-        return found
+        return with_provenance(joint_report(kept.scores(totals), context), provenance(model, single.task, arguments))
 
     def _conditions(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Variant]:
         """Yield own, ceiling, random and orthogonal conditions of each set; all layers use the same draw number."""
@@ -172,18 +160,6 @@ class JointIntervention:
             conditions.ceiling(),
             *conditions.controls(torch.cat([random, orthogonal]), subspace),
         ]
-
-    def _context(self, subspaces: dict[int, Subspace]) -> JointContext:
-        single = self.single
-        return JointContext(
-            kind=single.kind,
-            site=single.place.site.name,
-            label=single.fit.label,
-            rank=subspaces[self.sets[0][0]].rank,
-            sets=self.sets,
-            n_random=N_RANDOM,
-            seed=derived_seed(single.seed, _RESAMPLING),
-        )
 
 
 def orthogonal_to(basis: Float[Tensor, "d rank"], *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:

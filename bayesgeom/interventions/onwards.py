@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.arguments import checked
@@ -76,6 +76,13 @@ class EraseByRole(Edit):
                 edited[:, role] = part - away
         return edited
 
+    def along(self, bases: Sequence[Float64[Tensor, "d _"] | None], name: str) -> "EraseByRole":
+        """Return the edit about the same means that erases other subspaces, at scored positions and at the others."""
+        at_scored, elsewhere = bases
+        assert at_scored is not None, "scored positions always have an eraser"
+        others = None if self.others is None or elsewhere is None else (Subspace(name, elsewhere), self.others[1])
+        return replace(self, scored=(Subspace(name, at_scored), self.scored[1]), others=others, name=name)
+
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,17 +114,12 @@ class Targets:
         """Return the targets; before the first and after the last scored position, missing values are the mean."""
         exact, positions = quantity.exact(trials), trials.scored_positions()[0].contiguous()
         elsewhere = (~trials.scored[0]).nonzero()[:, 0].contiguous()
-        upcoming = torch.searchsorted(positions, elsewhere)
-        parts = [_taken(exact, upcoming), _taken(exact, upcoming - 1)]
+        upcoming, parts = torch.searchsorted(positions, elsewhere), list[Tensor]()
+        for index in (upcoming, upcoming - 1):
+            there = ((index >= 0) & (index < exact.shape[1]))[:, None]
+            values = exact[:, index.clamp(0, exact.shape[1] - 1)]
+            parts.append(torch.where(there, values, exact.mean(dim=(0, 1))))
         return cls(scored=exact.flatten(0, 1), others=torch.cat(parts, dim=-1).flatten(0, 1))
-
-
-def _taken(
-    exact: Float64[Tensor, "batch query_pos component"], index: Int64[Tensor, " other"]
-) -> Float64[Tensor, "batch other component"]:
-    there = (index >= 0) & (index < exact.shape[1])
-    mean = exact.mean(dim=(0, 1))
-    return torch.where(there[:, None], exact[:, index.clamp(0, exact.shape[1] - 1)], mean)
 
 
 @final
@@ -211,16 +213,13 @@ def like_erasers(scrubbed: Scrubbed, *, seed: int) -> list[EraseByRole]:
     """Return erasers of random subspaces of the same ranks, at the same layers and about the same means."""
     found = []
     for layer, edit in scrubbed.edits.items():
-        roles = list[tuple[Subspace, Tensor] | None]()
-        for index, role in enumerate((edit.scored, edit.others)):
-            if role is None:
-                roles.append(None)
-                continue
-            (subspace, mean), draw = role, derived_seed(seed, layer, index)
-            basis = random_subspaces(subspace.width, subspace.rank, draws=1, seed=draw)[0]
-            roles.append((Subspace("a random subspace", basis), mean))
-        assert roles[0] is not None, "scored positions always have an eraser"
-        found.append(replace(edit, scored=roles[0], others=roles[1], name="a random subspace"))
+        bases = [
+            None
+            if role is None
+            else random_subspaces(role[0].width, role[0].rank, draws=1, seed=derived_seed(seed, layer, index))[0]
+            for index, role in enumerate((edit.scored, edit.others))
+        ]
+        found.append(edit.along(bases, "a random subspace"))
     return found
 
 
@@ -234,33 +233,21 @@ def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[
     sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
     is_matched = True
     for layer, edit in scrubbed.edits.items():
-        roles: list[list[tuple[Subspace, Float64[Tensor, " d"]] | None]] = []
-        for index, (role, spread) in enumerate(
-            zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
-        ):
-            if role is None or spread is None:
-                roles.append([None] * draws)
-                continue
-            found = matched_subspaces(role[0], spread, draws=draws, seed=derived_seed(seed, layer, index))
-            is_matched &= found.is_matched or index > 0
-            bases = [found.bases[number % len(found.bases)] for number in range(draws)]
-            roles.append([(Subspace("a matched subspace", basis), role[1]) for basis in bases])
-        for own, at_scored, others in zip(sets, *roles, strict=True):
-            assert at_scored is not None, "scored positions always have an eraser"
-            own.append(replace(edit, scored=at_scored, others=others, name="a matched subspace"))
+        found = [
+            None if role is None else matched_subspaces(role[0], spread, draws=draws, seed=derived_seed(seed, layer, i))
+            for i, (role, spread) in enumerate(
+                zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
+            )
+        ]
+        is_matched &= found[0] is not None and found[0].is_matched
+        for number, erasers in enumerate(sets):
+            bases = [None if own is None else own.bases[number % len(own.bases)] for own in found]
+            erasers.append(edit.along(bases, "a matched subspace"))
     return sets, is_matched
 
 
 def _spread(values: Float[Tensor, "batch pos d"]) -> Float64[Tensor, "d d"]:
     return covariance(values.flatten(0, 1).double())
-
-
-def replaced_by_mean(edit: EraseByRole) -> EraseByRole:
-    """Return the edit that replaces the whole activation by its mean in each role: the ceiling of erasure."""
-    d = edit.scored[0].width
-    whole = Subspace("whole activation", torch.eye(d, dtype=torch.float64, device=edit.scored[1].device))
-    others = None if edit.others is None else (whole, edit.others[1])
-    return replace(edit, scored=(whole, edit.scored[1]), others=others, name="whole activation")
 
 
 @checked("model", "task")
@@ -305,36 +292,22 @@ def erase_onwards(
         8
     """
     subject = as_model(model)
-    chosen, place = scored_task_of(subject, task), sites or InterventionSite()
-    return _erased(subject, chosen, PosteriorQuantity.of(quantity), place=place, oblique=oblique, n=n, seed=seed)
-
-
-def _erased(
-    model: Model,
-    task: WindTunnel,
-    quantity: PosteriorQuantity,
-    *,
-    place: InterventionSite,
-    oblique: bool,
-    n: int,
-    seed: int,
-) -> OnwardsReport:
-    """Return the report: check, fit layer by layer on the edited residual stream, then score."""
+    chosen, place, quantity = scored_task_of(subject, task), sites or InterventionSite(), PosteriorQuantity.of(quantity)
     check_count(n)
-    place.check_in(model, editable=(RESID_PRE, RESID_POST))
-    device, n_layers = model.spec.device, model.spec.n_layers
-    one = task.sample(1, seed=seed, device=device)
-    model.check_fits(one)
+    place.check_in(subject, editable=(RESID_PRE, RESID_POST))
+    device, n_layers = subject.spec.device, subject.spec.n_layers
+    one = chosen.sample(1, seed=seed, device=device)
+    subject.check_fits(one)
     quantity.check(one)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
-    scrubber = Scrubber(model=model, site=place.site, quantity=quantity, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
-    trials = concatenate(list(task.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))
+    scrubber = Scrubber(model=subject, site=place.site, quantity=quantity, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
+    trials = concatenate(list(chosen.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))
     found = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
     is_identified = not is_function_of_position(quantity.exact(trials))
-    report = _report(scrubber, task, found, n=n, seed=seed, is_identified=is_identified)
+    report = _report(scrubber, chosen, found, n=n, seed=seed, is_identified=is_identified)
     arguments = {"n": n, "seed": seed, "quantity": quantity.label, "oblique": oblique, "site": place.site.name}
     layers = "all" if place.layers is None else ",".join(map(str, firsts))
-    return with_provenance(report, provenance(model, task, {**arguments, "layers": layers}))
+    return with_provenance(report, provenance(subject, chosen, {**arguments, "layers": layers}))
 
 
 def _report(
@@ -345,7 +318,9 @@ def _report(
     r2 = np.full((2, n_layers), np.nan)
     verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
     for first, scrubbed in found.items():
-        conditions: list[Variant] = [list(scrubbed.edits.values()), [replaced_by_mean(scrubbed.edits[first])]]
+        whole = torch.eye(scrubbed.edits[first].scored[0].width, dtype=torch.float64)
+        ceiling = scrubbed.edits[first].along((whole, whole), "whole activation")
+        conditions: list[Variant] = [list(scrubbed.edits.values()), [ceiling]]
         draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
         alike, is_matched[first] = matched_erasers(scrubbed, draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
         main = _kl(model, task, conditions, n=n, seed=seed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
@@ -125,13 +125,10 @@ def _swapped(
     def swap(output: Tensor) -> Tensor:
         flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), stored))
         change = ((donor - flat) @ basis) @ basis.T
-        return (flat + _masked(change, sample.mask)).reshape(output.shape)
+        change = change if sample.mask is None else change * sample.mask.to(change)[:, None]
+        return (flat + change).reshape(output.shape)
 
     return _hooked(sample, layer, swap, originals)
-
-
-def _masked(change: Float[Tensor, "batch pos d"], mask: Bool[Tensor, " pos"] | None) -> Float[Tensor, "batch pos d"]:
-    return change if mask is None else change * mask.to(change)[:, None]
 
 
 def _hooked(sample: Sample, layer: int, change: Change, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:

@@ -96,7 +96,7 @@ def scores(logits: Tensor, trials: Trials) -> np.ndarray:
 
 
 def role_means(hf: Any, job: JointIntervention) -> dict[int, Tensor]:
-    blocks = list(job.task.stream(N_MEAN, seed=derived_seed(job.single.seed, 10)))
+    blocks = list(job.single.task.stream(N_MEAN, seed=derived_seed(job.single.seed, 10)))
     found = {}
     for layer in range(N_LAYERS):
         held: list[Tensor] = []

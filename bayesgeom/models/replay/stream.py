@@ -248,9 +248,11 @@ class _Batch:
         return heads is not None and len(set(heads)) == self.replay.module.config.n_heads
 
     def _is_replaced(self, site: Site, index: int) -> bool:
-        """Whether every variant's first edit here replaces the whole output, so that it need not be computed."""
-        at_place = ([edit for edit in variant if (edit.site, edit.layer) == (site, index)] for variant in self.variants)
-        return all(edits and is_outright(edits[0]) for edits in at_place)
+        """Whether every variant replaces the whole output of this site, so that it need not be computed."""
+        return (site, index) in self.places and all(
+            any((edit.site, edit.layer) == (site, index) and is_outright(edit) for edit in variant)
+            for variant in self.variants
+        )
 
     def _rows(self, index: int) -> Int64[Tensor, " query_pos"] | None:
         return self.baseline.rows if index == self.replay.n_layers - 1 else None
