@@ -233,11 +233,12 @@ def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[
     sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
     is_matched = True
     for layer, edit in scrubbed.edits.items():
+        roles = zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
         found = [
-            None if role is None else matched_subspaces(role[0], spread, draws=draws, seed=derived_seed(seed, layer, i))
-            for i, (role, spread) in enumerate(
-                zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
-            )
+            None
+            if role is None or spread is None
+            else matched_subspaces(role[0], spread, draws=draws, seed=derived_seed(seed, layer, index))
+            for index, (role, spread) in enumerate(roles)
         ]
         is_matched &= found[0] is not None and found[0].is_matched
         for number, erasers in enumerate(sets):
@@ -318,9 +319,9 @@ def _report(
     r2 = np.full((2, n_layers), np.nan)
     verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
     for first, scrubbed in found.items():
-        whole = torch.eye(scrubbed.edits[first].scored[0].width, dtype=torch.float64)
-        ceiling = scrubbed.edits[first].along((whole, whole), "whole activation")
-        conditions: list[Variant] = [list(scrubbed.edits.values()), [ceiling]]
+        everything = torch.eye(scrubbed.edits[first].scored[0].width, dtype=torch.float64)
+        replaced_by_mean = scrubbed.edits[first].along((everything, everything), "whole activation")
+        conditions: list[Variant] = [list(scrubbed.edits.values()), [replaced_by_mean]]
         draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
         alike, is_matched[first] = matched_erasers(scrubbed, draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
         main = _kl(model, task, conditions, n=n, seed=seed)
