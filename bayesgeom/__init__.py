@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import load as load
     from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.results.diagnosis import load_report as load_report
-    from bayesgeom.subspaces.site import InterventionSite as InterventionSite
+    from bayesgeom.subspaces.base import InterventionSite as InterventionSite
 
 __version__ = "0.1.0"
 
@@ -84,7 +84,7 @@ _HOMES = {
     "gradient_laws": "bayesgeom.gradients.run",
     "gradient_movement": "bayesgeom.gradients.run_movement",
     "intervene": "bayesgeom.interventions.run",
-    "InterventionSite": "bayesgeom.subspaces.site",
+    "InterventionSite": "bayesgeom.subspaces.base",
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.results.diagnosis",

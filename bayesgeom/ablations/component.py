@@ -1,17 +1,21 @@
-"""Components of a model, sets of them to ablate, and the edits that ablate them."""
+"""Components of a model, sets of them to ablate, and the edits that ablate them: ablation modes.
+
+A mode says how an ablated activation is replaced. Other packages register modes by entry point.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.ablations.modes import mode_named
 from bayesgeom.core.arguments import check_types
-from bayesgeom.core.edits import Edit, Mode, Replace
+from bayesgeom.core.edits import AblationMode, Edit, Mode, Replace
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.plugins import discover
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Z
 
 Kind = Literal["head", "attention", "mlp", "block"]
 KINDS = ("head", "attention", "mlp", "block")
+BUILT_IN = ("zero", "mean", "resample")
 
 
 @final
@@ -123,3 +127,36 @@ class Ablation:
                     edits += [Replace(site=site, layer=component.layer, mode="zero") for site in (ATTN_OUT, MLP_OUT)]
         edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(own), by=by) for at, own in heads.items()]
         return tuple(sorted(edits, key=lambda edit: (edit.layer, edit.site != Z)))
+
+
+def mode_names() -> tuple[str, ...]:
+    """Return the names of all modes: those built in, then those of other packages."""
+    return (*BUILT_IN, *_added())
+
+
+def mode_named(name: str) -> AblationMode | None:
+    """Return the mode of this name, or None for a mode that is built in.
+
+    Raises:
+        InvalidArgument: There is no such mode; the error lists those that exist.
+    """
+    if name in BUILT_IN:
+        return None
+    if name not in (added := _added()):
+        raise InvalidArgument(f"mode must be one of {', '.join((*BUILT_IN, *added))}; got {name!r}.")
+    return added[name]()
+
+
+def uses_donor(name: str) -> bool:
+    """Return whether a mode reads the activations of other sequences, so that two sequences are needed.
+
+    Raises:
+        InvalidArgument: There is no such mode.
+    """
+    added = mode_named(name)
+    return name == "resample" if added is None else added.uses_donor
+
+
+def _added() -> dict[str, type[AblationMode]]:
+    # mypy rejects an abstract class as a value, which discovery needs.
+    return discover("bayesgeom.ablations", AblationMode)  # type: ignore[type-abstract]

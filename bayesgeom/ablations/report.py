@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.ablations.component import Ablation
+from bayesgeom.ablations.engine import METRICS
 from bayesgeom.ablations.pick import Pick, picks_of
-from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.text import interval_text, number_text

@@ -8,23 +8,27 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from torch import Tensor
 
 from bayesgeom.ablations.attribution import attributed_kl_increase
 from bayesgeom.ablations.batteries import Battery
 from bayesgeom.ablations.batteries import battery as named_battery
-from bayesgeom.ablations.component import Ablation
-from bayesgeom.ablations.engine import BatchScores, Means, batches, batches_with_donors, references, score_batch
-from bayesgeom.ablations.modes import mode_names, uses_donor
+from bayesgeom.ablations.component import Ablation, mode_names, uses_donor
+from bayesgeom.ablations.engine import (
+    BatchScores,
+    Exact,
+    Means,
+    batches_with_donors,
+    position_means,
+    references,
+    score_batch,
+)
 from bayesgeom.ablations.pick import Pick, joined
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
-from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.sites import Site
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
@@ -272,17 +276,13 @@ class BatteryRun:
 
     def preview(self, exact: AblationReport | None) -> AblationReport:
         """Return the first-order estimate, added to the exact report if there is one."""
-        variants, replayer = self._variants, self.model.replayer()
+        variants, replayer = [ablation.edits(self.mode) for ablation in self.battery], self.model.replayer()
         means = self._means(variants, replayer)
         tally = self._tally(lambda *batch: self._attributed(batch, variants, means, replayer), None)
         bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
         if exact is not None:
             return with_provenance(with_attribution(exact, bits), self._provenance("both"))
         return with_provenance(ablation_report(tally, self._context(bits)), self._provenance("attribution"))
-
-    @property
-    def _variants(self) -> list[Variant]:
-        return [ablation.edits(self.mode) for ablation in self.battery]
 
     def _context(self, attribution_bits: np.ndarray) -> Context:
         return Context(
@@ -315,7 +315,7 @@ class BatteryRun:
         return total / self.n
 
     def _replayed(self) -> BatchScorer:
-        variants, replayer = self._variants, self.model.replayer()
+        variants, replayer = [ablation.edits(self.mode) for ablation in self.battery], self.model.replayer()
         means = self._means(variants, replayer)
         return lambda batch, before: score_batch(replayer, batch, before, variants, means)
 
@@ -371,16 +371,9 @@ class BatteryRun:
             for edit in variant
             if not isinstance(edit, Replace) or edit.mode == "mean" or edit.by is not None
         }
-        sums: dict[tuple[Site, int], Tensor] = {}
-        if not places:
-            return sums
-        seed = derived_seed(self.seed, _MEANS)
-        for block in self.task.stream(N_REFERENCE, seed=seed, device=self.model.spec.device):
-            for batch in batches(block, self.model.spec):
-                stored = replayer.baseline(batch).stored
-                for place in places:
-                    sums[place] = sums.get(place, 0) + stored[place].sum(dim=0) / N_REFERENCE
-        return sums
+        spec, seed = self.model.spec, derived_seed(self.seed, _MEANS)
+        blocks = self.task.stream(N_REFERENCE, seed=seed, device=spec.device)
+        return position_means(replayer, blocks, spec, places, N_REFERENCE)
 
     def _attributed(
         self, batch: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer
@@ -389,7 +382,7 @@ class BatteryRun:
         trials, before = batch
         reference = references(replayer, trials, before, variants, means)
         increase = attributed_kl_increase(self.model, trials, variants, reference)
-        untouched = scores_of(reference.baseline.logits, trials)
+        untouched = Exact.of(trials).scores(reference.baseline.logits)
         after = np.full((len(variants), *untouched.shape), np.nan)
         after[:, 0] = untouched[0] + increase[:, :, None]
         return BatchScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))

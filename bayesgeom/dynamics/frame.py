@@ -17,15 +17,13 @@ from bayesgeom.core.edits import Edit, InSubspace, Replace
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.engine import KL, KL_DONOR, Plan, score_pairs
+from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.base import Model
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.base import Sample
+from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import jacobian_grams
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
 N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
@@ -86,15 +84,9 @@ class Frame:
         return [conditions[0], Replace(site=RESID_PRE, layer=layer, mode="resample"), *conditions[1:]]
 
     def _scored(self, conditions: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer condition"]:
-        n_scored = self.swap.task.sample(1, seed=0).n_scored
-        plan = Plan(
-            replayer=self.model.replayer(),
-            spec=self.model.spec,
-            means={},
-            conditions=conditions,
-            bands=np.full((n_scored, 1), 1 / n_scored),
-        )
-        sums = score_pairs(self.swap.pairs(n), plan, n).conditions[..., 0]
+        variants = [(edit,) for edits in conditions.values() for edit in edits]
+        plan = EditPlan(replayer=self.model.replayer(), spec=self.model.spec, means={}, conditions=lambda _: variants)
+        sums = score_pairs(self.swap.pairs(n), plan, n).by_layer(len(conditions)).conditions[..., 0]
         shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
         return shift
 

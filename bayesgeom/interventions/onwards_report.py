@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM_MOST
+from bayesgeom.interventions.evidence import FLOOR, SLACK
 from bayesgeom.interventions.verdicts import (
     CEILING_SHARE,
     NOT_IDENTIFIED,
@@ -23,7 +24,6 @@ from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.subspaces.readout import FLOOR, SLACK
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -11,15 +11,14 @@ from jaxtyping import Float, Float64
 from bayesgeom.core.text import percent_text
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
+from bayesgeom.interventions.evidence import Erasure, Overlap
+from bayesgeom.interventions.matching import SITE, WHOLE, Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of
 from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.subspaces.matching import SITE, WHOLE, Matched
-from bayesgeom.subspaces.overlap import Overlap
-from bayesgeom.subspaces.readout import Erasure
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import Subspace
 
 OWN, CEILING = range(2)  # conditions of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4

@@ -8,8 +8,8 @@ from typing import final
 
 from bayesgeom.core.text import percent_text, with_minus
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.subspaces.matching import SAME
-from bayesgeom.subspaces.readout import FLOOR, SLACK, Erasure
+from bayesgeom.interventions.evidence import FLOOR, SLACK, Erasure
+from bayesgeom.interventions.matching import SAME
 
 USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"
 NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"

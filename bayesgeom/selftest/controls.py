@@ -14,9 +14,8 @@ from bayesgeom.interventions.report import AFTER, BEFORE, VARIANCE, Intervention
 from bayesgeom.interventions.run import intervene
 from bayesgeom.selftest.planted import LAYER, SITE, ignores_belief, ignores_entropy, uses_belief, uses_entropy
 from bayesgeom.selftest.planted_network import PlantedModel
-from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
-from bayesgeom.subspaces.site import InterventionSite
 
 N = 48  # pairs
 _STEPS = 12  # training steps of a trained swap: enough to steer the answer, in seconds

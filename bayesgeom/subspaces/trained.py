@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
@@ -21,10 +21,9 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.behavior import answer_log_probabilities
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
 from bayesgeom.subspaces.erasers import JointMoments
-from bayesgeom.subspaces.quantity import Quantity, answers_are_hypotheses
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.quantity import PosteriorQuantity, answers_are_hypotheses
 from bayesgeom.tasks.base import derived_seed
 
 STEPS, BATCH, LEARNING_RATE = 80, 16, 0.02
@@ -37,7 +36,7 @@ class TrainedSwap(Fit):
     """A subspace of this rank, trained on separate sequences so that its swap moves the quantity."""
 
     rank: int
-    quantity: Quantity
+    quantity: PosteriorQuantity
     steps: int = STEPS
 
     def __post_init__(self) -> None:
@@ -60,11 +59,7 @@ class TrainedSwap(Fit):
                 "or top_jacobian there, or train at 'resid_pre' with score_after."
             )
         setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
-        width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
-        if not 1 <= self.rank <= width:
-            raise InvalidArgument(
-                f"rank = {self.rank}: {setting.place.site.name!r} of {name} has {width} dimensions; use 1 … {width}."
-            )
+        check_rank(self.rank, setting, name="rank")
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         return {layer: Subspace(self.label, self._trained(sample, layer)) for layer in layers}
@@ -105,7 +100,7 @@ class TrainedSwap(Fit):
 
 
 def _from_covariance(
-    sample: Sample, layer: int, quantity: Quantity, start: Float64[Tensor, "d rank"]
+    sample: Sample, layer: int, quantity: PosteriorQuantity, start: Float64[Tensor, "d rank"]
 ) -> Float64[Tensor, "d rank"]:
     """Return the initial basis: the leading directions of Cov(x, y), then random ones."""
     moments = JointMoments.of(sample.points(layer), sample.values(quantity))
@@ -130,13 +125,10 @@ def _swapped(
     def swap(output: Tensor) -> Tensor:
         flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), stored))
         change = ((donor - flat) @ basis) @ basis.T
-        return (flat + _masked(change, sample.mask)).reshape(output.shape)
+        change = change if sample.mask is None else change * sample.mask.to(change)[:, None]
+        return (flat + change).reshape(output.shape)
 
     return _hooked(sample, layer, swap, originals)
-
-
-def _masked(change: Float[Tensor, "batch pos d"], mask: Bool[Tensor, " pos"] | None) -> Float[Tensor, "batch pos d"]:
-    return change if mask is None else change * mask.to(change)[:, None]
 
 
 def _hooked(sample: Sample, layer: int, change: Change, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:

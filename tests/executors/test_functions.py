@@ -15,9 +15,8 @@ import pytest
 
 import bayesgeom
 from bayesgeom.ablations.batteries import every_mlp
-from bayesgeom.ablations.engine import BatchScores
+from bayesgeom.ablations.engine import METRICS, BatchScores
 from bayesgeom.ablations.run import ablate
-from bayesgeom.ablations.scoring import METRICS
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run

@@ -11,6 +11,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.text import interval_text, percent_text
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
+from bayesgeom.interventions.evidence import Erasure
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, explained, hardly_decodable, sentence, verdict_of
@@ -21,9 +22,7 @@ from bayesgeom.results.findings import findings
 from bayesgeom.results.page import section_of
 from bayesgeom.results.storage import parts_of
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.readout import Erasure
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import N_ANSWERS, TASK, answer_table, checked, coordinates, lively, planted_model
 from tests.pages import READINGS

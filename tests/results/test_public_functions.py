@@ -31,7 +31,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.terminal import LINES
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.hmm import HMM
 from tests.dynamics.trainings import a_run
 from tests.figures import drawn_once
