@@ -547,9 +547,8 @@ def train(
     """
     from bayesgeom.models.checkpoint_files import FINISHED
     from bayesgeom.models.resolve import check_device
-    from bayesgeom.training.duration import as_duration, estimated_seconds
     from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
-    from bayesgeom.training.publish import publish
+    from bayesgeom.training.publish import as_duration, estimated_seconds, publish
     from bayesgeom.training.recipes import recipe
 
     check_device(device)

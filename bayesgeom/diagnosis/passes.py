@@ -4,24 +4,86 @@ Probes read the activations of the first sequences only. So in a small model the
 measured: a forward pass consists of few long operations and needs Python's lock rarely, probes need it all the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
+from jaxtyping import Float
+
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
+from bayesgeom.core.run import Behavior, Run
 from bayesgeom.core.sites import N_RECORDED, Site
 from bayesgeom.core.torch_state import lock_of
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.diagnosis._run_scores import RunScores
 from bayesgeom.diagnosis.measuring import LARGE
-from bayesgeom.diagnosis.plan import Plan, sites_read
+from bayesgeom.diagnosis.plan import ProbePlan, sites_read
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.recording import Stream
 from bayesgeom.models.served.model import ServedModel
+from bayesgeom.stats.memory import WindowScores, joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RunScores:
+    """The scores of a run, without its sequences and activations."""
+
+    model: Behavior
+    exact: Behavior
+    baselines: Mapping[str, Behavior]
+    windows: WindowScores | None
+
+    @classmethod
+    def of(cls, run: Run) -> "RunScores":
+        """Return the scores of a run.
+
+        Args:
+            run: A finished pass.
+        """
+        baselines, windows = run.baseline_behaviors, run.windows
+        return cls(model=run.behavior, exact=run.exact_behavior, baselines=baselines, windows=windows)
+
+    def of_run(self, run: Run) -> Run:
+        """Return a run with these scores in place of its own.
+
+        Args:
+            run: The run whose recorded sequences are the first of these.
+        """
+        return replace(
+            run,
+            behavior=self.model,
+            exact_behavior=self.exact,
+            baseline_behaviors=self.baselines,
+            windows=self.windows,
+        )
+
+    def followed_by(self, others: Sequence["RunScores"]) -> "RunScores":
+        """Return the scores of all sequences. Fields that share their arrays still do.
+
+        Args:
+            others: The scores of further sequences, by the same predictors.
+        """
+        every, shared = [self, *others], dict[tuple[int, ...], Float[np.ndarray, "sequence position"]]()
+
+        def together(parts: Sequence[Behavior]) -> Behavior:
+            columns = dict[str, Float[np.ndarray, "sequence position"]]()
+            for name in vars(parts[0]):
+                arrays = [vars(part)[name] for part in parts]
+                key = tuple(map(id, arrays))
+                columns[name] = shared[key] = shared[key] if key in shared else np.concatenate(arrays)
+            return Behavior(**columns)
+
+        return RunScores(
+            model=together([own.model for own in every]),
+            exact=together([own.exact for own in every]),
+            baselines={name: together([own.baselines[name] for own in every]) for name in self.baselines},
+            windows=joined([own.windows for own in every if own.windows is not None]),
+        )
+
 
 _PART = 16  # sequences that a large model runs at once
 _STEP = 64  # sequences of a step: when probes end, the other threads wait for the end of the step
@@ -48,7 +110,7 @@ class Sequences:
         return self.task.stream(n, seed=self.seed, device=self.device)
 
 
-def _record(model: Model, plan: Plan, stream: Sequences) -> list[Site | Stream]:
+def _record(model: Model, plan: ProbePlan, stream: Sequences) -> list[Site | Stream]:
     """What a pass records for the probes of a plan."""
     layers = {
         reduction: model.layers_of(reduction.site)
@@ -64,8 +126,8 @@ def _record(model: Model, plan: Plan, stream: Sequences) -> list[Site | Stream]:
 
 @contextmanager
 def passes(
-    model: Model, sequences: Sequences, blocks: Iterator[Trials], plan: Plan, *, n: int, seed: int, budget: int
-) -> Iterator["Passes"]:
+    model: Model, sequences: Sequences, blocks: Iterator[Trials], plan: ProbePlan, *, n: int, seed: int, budget: int
+) -> Iterator["ModelPasses"]:
     """Yield the passes over blocks of `n` sequences in all, and show their progress inside the block.
 
     `plan` says what is recorded, `budget` in how many bytes.
@@ -77,11 +139,11 @@ def passes(
                 yield part
                 shown.update(len(part))  # the next part is requested, so this one is done
 
-        yield Passes(model, sequences, counted(), plan, seed=seed, budget=budget)
+        yield ModelPasses(model, sequences, counted(), plan, seed=seed, budget=budget)
 
 
 @final
-class Passes:
+class ModelPasses:
     """The passes of one model: `first`, then `others` step by step, then `whole`."""
 
     def __init__(
@@ -89,7 +151,7 @@ class Passes:
         model: Model,
         sequences: Sequences,
         blocks: Iterator[Trials],
-        plan: Plan,
+        plan: ProbePlan,
         *,
         seed: int,
         budget: int,

@@ -1,5 +1,6 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,14 +10,15 @@ from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
+from bayesgeom.core.files import apart
 from bayesgeom.core.plugins import is_foreign
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.diagnosis.measuring import Found, probed
-from bayesgeom.diagnosis.passes import Passes, Sequences, passes
+from bayesgeom.diagnosis.passes import ModelPasses, Sequences, passes
 from bayesgeom.diagnosis.plan import (
     AnyProbe,
-    Plan,
+    ProbePlan,
     affordable,
     all_probes,
     bytes_of_one,
@@ -25,7 +27,6 @@ from bayesgeom.diagnosis.plan import (
     plan_of,
     with_streams,
 )
-from bayesgeom.diagnosis.views import captured_arguments, captured_provenance
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
@@ -116,7 +117,7 @@ def _diagnosed(
     """Return the reports with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(subject, CapturedModel):
-        n, seed = captured_arguments(subject, chosen, n=n, seed=seed)
+        n, seed = _captured_arguments(subject, chosen, n=n, seed=seed)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
@@ -156,14 +157,14 @@ def _diagnosed(
         "ablations": ablations,
     }
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
-    where |= captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
+    where |= _captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
     where |= {LAYERS: {name: list(own) for name, own in partly.items()}} if partly else {}
     where |= {SERVED: {"top": subject.client.top, **subject.unlisted()}} if isinstance(subject, ServedModel) else {}
     where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
-def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
+def _collected(plan: "ProbePlan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some are missing."""
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
     skipped = dict[str, str]()
@@ -177,7 +178,7 @@ def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Rep
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
-    plan: "Plan",
+    plan: "ProbePlan",
     task: WindTunnel,
     counts: Mapping[str, int],
     *,
@@ -235,7 +236,9 @@ def _spelled(probe: AnyProbe) -> str:
     return spelled
 
 
-def _measured(own: Passes, plan: Plan, untrained: Mapping[str, Sequence[Report]]) -> tuple[Run, Run | None, Found]:
+def _measured(
+    own: ModelPasses, plan: ProbePlan, untrained: Mapping[str, Sequence[Report]]
+) -> tuple[Run, Run | None, Found]:
     """Return the run, the run with hypotheses renamed, and the reports. Most probes are measured during the passes."""
     first, renamed = own.first(), list[Run]()
 
@@ -273,7 +276,9 @@ def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, abla
     return {report.name: report for report in found}, skipped
 
 
-def _untrained(model: Model, plan: Plan, stream: Sequences, index: int, *, n: int, seed: int, budget: int) -> Found:
+def _untrained(
+    model: Model, plan: ProbePlan, stream: Sequences, index: int, *, n: int, seed: int, budget: int
+) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
@@ -289,3 +294,31 @@ def _untrained(model: Model, plan: Plan, stream: Sequences, index: int, *, n: in
             raise
         return {}, {_INITIALIZATION: f"untrained network {index} was left out, because it does not fit into memory."}
     return probed(plan, run, {name: [] for name in plan.supported})
+
+
+def _captured_provenance(model: CapturedModel) -> dict[str, Any]:
+    """Return what provenance takes from the capture: the model on its device, foreign hooks, and the versions then."""
+    stored = model.manifest
+    hooks = {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
+    capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
+    return {"model": stored.model_spec.to_dict(), **hooks, "capture": capture}
+
+
+def _captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
+    """Return number and seed of the sequences to read from a capture: at most all of them, and its own seed.
+
+    Raises:
+        TaskMismatch: It was captured on another task.
+        InvalidArgument: Another seed than that of the capture was requested.
+    """
+    stored = model.manifest
+    if difference := apart(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
+        raise TaskMismatch(
+            f"{model.folder} was captured on {model.task}, and cannot be measured on another task ({difference}). "
+            f"Capture that task, or omit the task."
+        )
+    if seed not in (0, stored.seed):
+        raise InvalidArgument(
+            f"{model.folder} was captured with seed {stored.seed}, got {seed}. Omit the seed, or capture again."
+        )
+    return min(n, stored.n), stored.seed

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+from jaxtyping import Float
 from torch import nn
 
 from bayesgeom.core.arguments import checked
@@ -13,32 +15,37 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ModelSpec, Run
 from bayesgeom.core.sites import RESID_POST
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.generalization.curves import errors_across, errors_along
-from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
-from bayesgeom.generalization.length_report import LengthReport
-from bayesgeom.generalization.model_errors import (
-    ModelErrors,
-    Setting,
-    measured,
-    with_untrained_positions,
-    without_top_attention,
-)
-from bayesgeom.generalization.stretch import (
-    Stretch,
+from bayesgeom.generalization.curves import errors_across, errors_along, mean_along, strongest, whole_means
+from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
+from bayesgeom.generalization.longer_tasks import (
+    LengthField,
     check_room,
     checked_lengths,
     distances_to_run,
+    length_field_of,
     lengthened,
-    stretch_of,
     with_room_for,
 )
-from bayesgeom.generalization.together import length_report
+from bayesgeom.generalization.model_errors import (
+    EARLIER,
+    LengthSetting,
+    ModelErrors,
+    Window,
+    can_read_layers,
+    measured,
+    windows_around,
+    with_untrained_positions,
+    without_top_attention,
+)
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
+from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimators import stacked
 from bayesgeom.results.report import with_provenance
+from bayesgeom.stats.memory import EffectiveMemory
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
@@ -163,7 +170,7 @@ def _sendable(model: ModelLike | Unmade) -> str:
     return name_of(model)
 
 
-def _job(name: str, spec: ModelSpec, setting: Setting, *, n: int, top_attention_off: int) -> Job:
+def _job(name: str, spec: ModelSpec, setting: LengthSetting, *, n: int, top_attention_off: int) -> Job:
     own = {
         "trained": setting.trained,
         "lengths": list(setting.lengths),
@@ -188,7 +195,9 @@ def errors_at(
     own, chosen = _silenced(load(model, device=device), top_attention_off), task_from_config(task)
     check_same(own, weights)
     lengths = tuple(setting["lengths"])
-    return _errors(own, Setting(task=chosen, stretch=stretch_of(chosen), **{**setting, "lengths": lengths}), n)
+    return _errors(
+        own, LengthSetting(task=chosen, stretch=length_field_of(chosen), **{**setting, "lengths": lengths}), n
+    )
 
 
 def with_room(
@@ -232,7 +241,7 @@ def _subjects(
 
 def _checked(
     found: Sequence["_Subject"], lengths: Sequence[int] | None, *, seed: int, threshold_bits: float
-) -> Setting:
+) -> LengthSetting:
     """Return the models' common setting; check everything before a model is trained or runs."""
     chosen, stretch, trained = _shared(found)
     wanted = checked_lengths(stretch, trained, lengths)
@@ -240,7 +249,7 @@ def _checked(
         wanted = with_room_for([own.spec for own in found], chosen, stretch, trained, wanted)
     for own in found:
         check_room(own.spec, chosen, stretch, wanted[-1])
-    return Setting(
+    return LengthSetting(
         task=chosen, stretch=stretch, trained=trained, lengths=wanted, seed=seed, threshold_bits=threshold_bits
     )
 
@@ -256,7 +265,7 @@ def _provenance(
     return provenance(replace(specs[0], weights_hash=report.weights_hashes[0]), task, arguments)
 
 
-def _errors(model: Model, setting: Setting, n: int) -> ModelErrors:
+def _errors(model: Model, setting: LengthSetting, n: int) -> ModelErrors:
     """Measure one model, along one long run or across runs of every length."""
 
     def run_at(length: int) -> Run:
@@ -294,7 +303,7 @@ class _Subject:
     source: ModelLike | Unmade
     spec: ModelSpec
     task: WindTunnel
-    stretch: Stretch
+    stretch: LengthField
     trained: int
     model: Model | None = None
 
@@ -308,7 +317,7 @@ class _Subject:
         """
         own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
-        stretch = stretch_of(chosen)
+        stretch = length_field_of(chosen)
         known = own.task if own.task is not None and own.task.name == chosen.name else chosen
         has_room = not isinstance(model, str | Path) or PARAMETER_BYTES * own.spec.n_parameters <= room
         is_kept = has_room and not isinstance(model, Unmade)
@@ -334,7 +343,7 @@ class _Subject:
         return self.stretch.to(self.task, self.trained)
 
 
-def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, Stretch, int]:
+def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, LengthField, int]:
     """Return the common task and training length; raise if they differ."""
     if len({str(own.trained_on) for own in found}) > 1:
         named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
@@ -347,3 +356,110 @@ def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, Stretch, int]:
 
 def _silenced(model: Model, n_layers: int) -> Model:
     return without_top_attention(model, n_layers) if n_layers else model
+
+
+def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> LengthReport:
+    """Return the report on models that were measured on the same sequences."""
+    first = models[0].errors
+    best = strongest(first.predictor_kl_bits)
+    predictors = (best, *(name for name in first.predictor_kl_bits if name != best))
+    kl, entropy = ([model.errors.kl_bits for model in models], [model.errors.entropy_error_bits for model in models])
+    memories = [model.errors.memory for model in models]
+    n_layers = max(model.n_layers for model in models)
+    return LengthReport(
+        unit=setting.stretch.unit,
+        trained=setting.trained,
+        threshold_bits=setting.threshold_bits,
+        models=_distinct([model.name for model in models]),
+        position_kinds=tuple(positions_text(model.position_kind, model.untrained_positions) for model in models),
+        weights_hashes=tuple(model.weights_hash for model in models),
+        lengths=tuple(map(str, setting.lengths)),
+        at=first.at,
+        errors=ERRORS,
+        error_bits=stacked(
+            [
+                _curves(kl, first.predictor_kl_bits, predictors, setting.seed),
+                _curves(entropy, first.predictor_entropy_error_bits, predictors, setting.seed),
+            ]
+        ),
+        whole_error_bits=stacked([_whole(own, models, setting) for own in (kl, entropy)]),
+        discontinuity_bits=stacked(
+            [
+                stacked([model.discontinuity_kl for model in models]),
+                stacked([model.discontinuity_entropy for model in models]),
+            ]
+        ),
+        critical_length=stacked([model.critical for model in models]),
+        extrapolation_ratio=stacked([model.ratio for model in models]),
+        layer_within_kl_bits=np.stack(
+            [_padded(None if model.depth is None else model.depth.within_kl_bits, n_layers) for model in models]
+        ),
+        layer_excess_bits=_by_layer(
+            [None if model.depth is None else model.depth.excess_bits for model in models], n_layers
+        ),
+        layer_shift=_by_layer(
+            [None if model.depth is None else model.depth.shift for model in models], n_layers, has_interval=False
+        ),
+        effective_memory_symbols=_memories(memories),
+        transport="" if memories[0] is None else memories[0].note,
+        n=len(first.kl_bits),
+    )
+
+
+def _by_layer(found: Sequence[Estimate | None], n_layers: int, *, has_interval: bool = True) -> Estimate:
+    """Return estimates by layer, padded with NaN to the layers of the deepest model."""
+
+    def level(parts: Sequence[Float[np.ndarray, " layer"] | None]) -> Float[np.ndarray, "model padded"]:
+        return np.stack([_padded(part, n_layers) for part in parts])
+
+    low, high = (level([None if own is None else own.ends[end] for own in found]) for end in (0, 1))
+    earlier = level([None if own is None else own.baseline(EARLIER).value for own in found])
+    return Estimate.of(
+        level([None if own is None else own.value for own in found]),
+        (low, high) if has_interval else None,
+        n=max(0 if own is None else own.n for own in found),
+        baselines=(Baseline.of("baseline", EARLIER, earlier),),
+    )
+
+
+def _padded(values: Float[np.ndarray, " layer"] | None, n_layers: int) -> Float[np.ndarray, " padded"]:
+    padded = np.full(n_layers, np.nan)
+    if values is not None:
+        padded[: len(values)] = values
+    return padded
+
+
+def _memories(found: Sequence[EffectiveMemory | None]) -> Estimate:
+    """Return effective memories of all models; NaN if the hidden state does not move."""
+    known = [memory for memory in found if memory is not None]
+    if len(known) < len(found):
+        return Estimate.of(np.full(len(found), np.nan))
+    symbols = np.array([memory.symbols for memory in known])
+    return Estimate.of(symbols, (symbols, [memory.symbols_ends[1] for memory in known]))
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Number repeated names: the directories of all runs are called checkpoint."""
+    return tuple(
+        f"{name} ({names[: index + 1].count(name)})" if name in names[:index] else name
+        for index, name in enumerate(names)
+    )
+
+
+def _curves(
+    errors: Sequence[Float[np.ndarray, "sequence position"]],
+    levels: Mapping[str, Float[np.ndarray, " position"]],
+    predictors: Sequence[str],
+    seed: int,
+) -> Estimate:
+    """Return means along the sequence; the baselines are the predictors, the strongest first."""
+    baselines = [Baseline.of("baseline", name, levels[name]) for name in predictors]
+    return stacked([mean_along(own, seed=seed) for own in errors], baselines)
+
+
+def _whole(
+    errors: Sequence[Float[np.ndarray, "sequence position"]], models: Sequence[ModelErrors], setting: LengthSetting
+) -> Estimate:
+    """Return means over whole sequences of each length."""
+    at, is_prefix = models[0].errors.at, setting.stretch.is_prefix
+    return stacked([whole_means(own, at, setting.lengths, is_prefix=is_prefix, seed=setting.seed) for own in errors])

@@ -1,20 +1,21 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
 
 from bayesgeom.core.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
-from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
@@ -259,3 +260,60 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
     if not task.has_posterior:
         raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
     return task
+
+
+_NAMED = 6  # missing tokens that an error lists
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Map between the ids of two tasks: `there` to the known ids, `back` from them; −1 where there is none.
+
+    An HMM with a higher floor has fewer probability tokens, and so other ids for the same symbols. Token labels are
+    unique in a task, so ids can be mapped by label to the vocabulary on which a model was trained.
+    """
+
+    there: Int64[Tensor, " id"]
+    back: Int64[Tensor, " known"]
+
+    @classmethod
+    def between(cls, task: WindTunnel, known: WindTunnel) -> "Vocabulary":
+        """Return the map from the ids of `task` to those of `known`.
+
+        Raises:
+            TaskMismatch: `known` lacks tokens of `task`.
+        """
+        own, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
+        if missing := [label for label in own if label not in places]:
+            shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+            raise TaskMismatch(f"{task} uses tokens that {known} lacks: {shown}.")
+        there = torch.tensor([places[label] for label in own])
+        back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(own)))
+        return cls(there=there, back=back)
+
+    def rendered(self, trials: Trials) -> Trials:
+        """Return trials of the task in known ids."""
+        return _mapped(trials, self.there)
+
+    def read(self, trials: Trials) -> Trials:
+        """Return trials in known ids in the ids of the task, the inverse of `rendered`."""
+        return _mapped(trials, self.back)
+
+    def baselines(
+        self, task: WindTunnel
+    ) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
+        """Return the task's shortcut predictors, for trials in known ids."""
+        return lambda trials: task.baseline_predictives(self.read(trials))
+
+
+def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
+    to = to.to(trials.tokens.device)
+    is_labeled = trials.labels != NO_LABEL
+    return replace(
+        trials,
+        tokens=to[trials.tokens],
+        answers=to[trials.answers],
+        labels=torch.where(is_labeled, to[trials.labels * is_labeled], NO_LABEL),
+        token_sets={name: to[members] for name, members in trials.token_sets.items()},
+    )

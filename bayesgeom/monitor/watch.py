@@ -12,7 +12,7 @@ watch.save("runs/watched")
 
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,17 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Shaped
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from bayesgeom.core.arguments import check_argument, check_types, checked
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.files import atomic_file, check_directory
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
 from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
-from bayesgeom.monitor.good_state import GoodState
 from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitor.report import MonitorReport, monitor_report
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
@@ -37,6 +39,120 @@ from bayesgeom.results.folder import METRICS as TABLE
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, derived_seed
+
+FILE = "last_good.safetensors"
+_WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
+
+Tensors = dict[str, Shaped[Tensor, "..."]]
+
+
+@final
+class GoodState:
+    """Stores one state and restores it; in memory if `folder` is None.
+
+    Learning rates and other optimizer settings are not restored: they follow their schedule.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
+        self.step: int | None = None
+        self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
+        self._stored: Tensors = {}
+        self._digest = ""  # of the stored file, which another process may change
+        self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
+
+    def non_finite(self) -> dict[str, int]:
+        """Return the number of NaN or infinite entries of the weights, and of the optimizer's state.
+
+        Buffers that held such entries from the start, such as a mask of −∞, do not count.
+        """
+        state = self._module.state_dict()
+        weights = (value for name, value in state.items() if name not in self._endless)
+        return {
+            "weights": non_finite(weights),
+            "optimizer": 0 if self._optimizer is None else non_finite(_flat(self._optimizer).values()),
+        }
+
+    def keep(self, step: int) -> None:
+        """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
+
+        Raises:
+            OutputFault: The folder cannot be written.
+        """
+        tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
+        if self._optimizer is not None:
+            tensors |= _flat(self._optimizer)
+        if any(self.non_finite().values()):
+            return
+        # Copies: training modifies weights in place, and safetensors does not support shared memory.
+        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+        if self._folder is None:
+            self._stored = copies
+        else:
+            with atomic_file(self._folder / FILE) as temporary:
+                on_cpu = {name: value.cpu() for name, value in copies.items()}
+                write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
+            self._digest = weights_hash(on_cpu)
+        self.step = step
+
+    @torch.no_grad()
+    def put_back(self) -> int:
+        """Restore the stored state in place and return its step.
+
+        Raises:
+            InvalidArgument: No state was stored.
+            CheckpointFault: Its file cannot be read, or holds another state.
+        """
+        if self.step is None:
+            raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
+        tensors = self._stored if self._folder is None else self._read(self._folder / FILE)
+        weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
+        self._module.load_state_dict(weights, strict=True)
+        if self._optimizer is not None:
+            _restore(self._optimizer, tensors)
+        return self.step
+
+    def _read(self, path: Path) -> Tensors:
+        try:
+            found: Tensors = read_safetensors(path, framework="pt")[0]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointFault(
+                f"{path}, the last good state, cannot be read back: {error}. Restart from a checkpoint."
+            ) from error
+        if weights_hash(found) != self._digest:
+            raise CheckpointFault(
+                f"{path}, the last good state, was changed after it was stored, or another monitor writes there. Name "
+                f"a folder for each monitor."
+            )
+        return found
+
+
+def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
+    """Return the number of NaN or infinite entries of these tensors."""
+    floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
+    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
+
+
+def _flat(optimizer: torch.optim.Optimizer) -> Tensors:
+    """The tensors of an optimizer's state, by parameter and key; numbers become scalar tensors."""
+    return {
+        f"{_OPTIMIZER}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for index, entries in optimizer.state_dict()["state"].items()
+        for key, value in entries.items()
+        if isinstance(value, (Tensor, int, float))
+    }
+
+
+def _restore(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    now = optimizer.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        if name.startswith(_OPTIMIZER):
+            index, _, key = name.removeprefix(_OPTIMIZER).partition(".")
+            former = now["state"].get(int(index), {}).get(key)
+            is_tensor = isinstance(former, Tensor) or former is None
+            state.setdefault(int(index), {})[key] = value.clone() if is_tensor else value.item()
+    optimizer.load_state_dict({"state": state, "param_groups": now["param_groups"]})
+
 
 EVERY = 100
 THRESHOLDS = Thresholds()

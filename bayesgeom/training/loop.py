@@ -27,19 +27,21 @@ from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.environment import check_device_kind, record_environment, warn_of_changes
-from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.precision import (
+from bayesgeom.training.environment import (
     BEFORE_RECORDS,
     Precision,
     RequestedPrecision,
+    check_device_kind,
     check_precision,
+    record_environment,
     record_precision,
     recorded_precision,
     resolve_precision,
+    warn_of_changes,
     without_autocast,
 )
-from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.optimizers import Optimizers
+from bayesgeom.training.recipes import Recipe, deciding
 from bayesgeom.training.state import (
     LOCK,
     LOG,

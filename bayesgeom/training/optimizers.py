@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.training.precision import BEFORE_RECORDS, Precision
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.environment import BEFORE_RECORDS, Precision
+from bayesgeom.training.recipes import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
 # Parameters with two axes that Muon does not train: a Mamba's decay rates are not a linear map, and the projection of

@@ -18,11 +18,10 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
-from bayesgeom.generalization.depth import EARLIER
 from bayesgeom.generalization.length import PARAMETER_BYTES, Unmade, length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
-from bayesgeom.generalization.model_errors import with_untrained_positions, without_top_attention
-from bayesgeom.generalization.stretch import checked_lengths, stretch_of
+from bayesgeom.generalization.longer_tasks import checked_lengths, length_field_of
+from bayesgeom.generalization.model_errors import EARLIER, with_untrained_positions, without_top_attention
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import save_checkpoint
@@ -39,7 +38,7 @@ from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = HMM(n_states=2, n_symbols=3, length=7)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
@@ -77,7 +76,7 @@ def test_curves_are_the_errors_at_each_position(two_models: LengthReport) -> Non
 def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
     """A causal model's errors at the first positions do not depend on how long the sequence is."""
     model = small(task=task)
-    stretch = stretch_of(task)
+    stretch = length_field_of(task)
     whole = run_on(model, stretch.to(task, 19), n=5, seed=0).behavior
     for n_steps in (7, 11):
         short = model.run(stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))).behavior
@@ -307,12 +306,12 @@ def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position()
 def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
     check = inspect.unwrap(checked_lengths)  # as without shape checks, which would refuse first
     with pytest.raises(InvalidArgument, match=message):
-        check(stretch_of(TASK), 7, lengths)
+        check(length_field_of(TASK), 7, lengths)
 
 
 def test_lengths_may_come_from_numpy() -> None:
     check = inspect.unwrap(checked_lengths)
-    assert check(stretch_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
+    assert check(length_field_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
 
 
 def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:

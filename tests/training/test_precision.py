@@ -12,11 +12,12 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training import loop, precision
+from bayesgeom.training import environment as precision
+from bayesgeom.training import loop
+from bayesgeom.training.environment import is_bfloat16_fast, missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
-from bayesgeom.training.precision import is_bfloat16_fast, missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.recipes import Recipe, deciding
 
 TINY = Recipe(
     name="tiny",

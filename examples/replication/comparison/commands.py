@@ -16,7 +16,7 @@ from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.resolve import of_module
 from bayesgeom.results.report import Report
 from bayesgeom.training.publish import make_checkpoint
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from examples.replication.comparison import run
 from examples.replication.comparison.again import joinable, restated, with_rows_of
 from examples.replication.training import recipes

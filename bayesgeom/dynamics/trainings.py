@@ -18,7 +18,7 @@ from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
-from bayesgeom.training.recipe import deciding
+from bayesgeom.training.recipes import deciding
 
 Source = str | Path
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots

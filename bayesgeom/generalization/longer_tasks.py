@@ -18,7 +18,7 @@ DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class LengthField:
     """The field of a task that makes it longer. `is_prefix`: a longer task only adds scored positions at the end.
 
     If `is_prefix` is true, one run at the longest length contains all shorter ones, because the answers of a causal
@@ -46,13 +46,13 @@ class Stretch:
         return longer
 
 
-_BY_DISTANCE = Stretch(field="n_filler", unit="filler tokens between pairs and query", is_prefix=False)
+_BY_DISTANCE = LengthField(field="n_filler", unit="filler tokens between pairs and query", is_prefix=False)
 _BY_STEPS = tuple(
-    Stretch(field=field, unit="scored position (1 is the first)", is_prefix=True) for field in ("length", "n_pairs")
+    LengthField(field=field, unit="scored position (1 is the first)", is_prefix=True) for field in ("length", "n_pairs")
 )
 
 
-def stretch_of(task: WindTunnel) -> Stretch:
+def length_field_of(task: WindTunnel) -> LengthField:
     """Return how a task is made longer: by more filler before the query if it has filler, else by more steps.
 
     Raises:
@@ -69,7 +69,7 @@ def stretch_of(task: WindTunnel) -> Stretch:
     )
 
 
-def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
+def checked_lengths(stretch: LengthField, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
     """Return the lengths to report, ascending and including the training length.
 
     Raises:
@@ -91,7 +91,7 @@ def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | Non
 
 
 def with_room_for(
-    specs: Sequence[ModelSpec], task: WindTunnel, stretch: Stretch, trained: int, lengths: Sequence[int]
+    specs: Sequence[ModelSpec], task: WindTunnel, stretch: LengthField, trained: int, lengths: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the default lengths that the task allows and for which every model has positions.
 
@@ -121,7 +121,7 @@ def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*lengths, *range(max(0, trained - 2 * N_TREND + 1), trained + 2)}))
 
 
-def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int) -> None:
+def check_room(spec: ModelSpec, task: WindTunnel, stretch: LengthField, longest: int) -> None:
     """Check that a model has positions for this length.
 
     Raises:
@@ -138,7 +138,7 @@ def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int
         )
 
 
-def lengthened(model: str, task: WindTunnel, stretch: Stretch, length: int) -> WindTunnel:
+def lengthened(model: str, task: WindTunnel, stretch: LengthField, length: int) -> WindTunnel:
     """Return the task at this length.
 
     Args:
