@@ -405,7 +405,7 @@ def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys:
     assert re.fullmatch(r"3 steps in float32, about \d+ s\n", capsys.readouterr().err)
     made = Path("runs/train") / TINY.name / "checkpoint"
     assert json.loads((made / "config.json").read_text())["precision"] == "float32"
-    assert "; float32 products; seed" in (made / "card.md").read_text()
+    assert "\n- precision float32\n" in (made / "card.md").read_text()
     assert main(["train", TINY.name, "--steps", "3", "--resume", "--precision", "bfloat16"]) == 2
     assert "was started in float32 and cannot continue in bfloat16" in capsys.readouterr().err
 

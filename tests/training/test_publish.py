@@ -108,16 +108,9 @@ def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationR
     assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits))}**" in card
     assert "On 2,000 fresh sequences" in card
     assert "\nNo `bayesgeom train` command makes this recipe. The whole recipe is in" in card
-    for words in (
-        "1,234 steps",
-        " 7 sequences",
-        ", 11 from 25 %",
-        "sampled targets",
-        "muon",
-        "15 % of the steps",
-        "seed 3",
-    ):
+    for words in ("steps 1234", "batch_size 7", "late_batch_size 11", "late_from 0.25", "targets sampled", "seed 3"):
         assert words in card, words
+    assert card.endswith("\n- precision bfloat16\n")
 
 
 @pytest.mark.parametrize(
