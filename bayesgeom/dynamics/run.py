@@ -129,7 +129,7 @@ def training_dynamics(
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    bench = bench_of(found[0].blank(), found[0].wind_tunnel(), n=n, seed=checked_seed(seed), budget_bytes=budget)
+    bench = bench_of(found[0].blank(), found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
     return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)

@@ -171,7 +171,7 @@ def gradient_movement(
 
 def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, device: str) -> GradientMovementReport:
     """Return the report with its provenance."""
-    task, steps = training.wind_tunnel(), training.steps
+    task, steps = training.task, training.steps
     trials = task.sample(n, seed=derived_seed(seed, Branch.TRIALS), device=device)
     # The last snapshot comes first, because distances refer to it.
     spec, last, measured_last = _snapshot_measured(training.load(len(steps) - 1, device=device), trials, targets)

@@ -11,7 +11,7 @@ keys, or with few stored pairs, there is.
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
@@ -176,8 +176,7 @@ class Recipe:
             raise InvalidArgument(f"seed must be a non-negative integer (0 is the recipe's own), got {by}.")
         if not by:
             return self
-        after = None if self.after is None else self.after.reseeded(by)
-        return replace(self, name=f"{self.name}-seed{by}", seed=self.seed + 1_000 * by, after=after)
+        return chained([replace(own, name=f"{own.name}-seed{by}", seed=own.seed + 1_000 * by) for own in self.stages()])
 
     def resized(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return the recipe with other sizes in every stage; its name states them.
@@ -193,8 +192,10 @@ class Recipe:
             >>> recipe("mess3-small").resized({"n_layers": 2}).name
             'mess3-small-n_layers2'
         """
-        if not changes:
-            return self
+        return chained([stage._resized(changes) for stage in self.stages()]) if changes else self
+
+    def _resized(self, changes: Mapping[str, Any]) -> "Recipe":
+        """This stage alone with other sizes."""
         sizes, parameters = field_names(type(self.model_config())) - {"d_vocab"}, field_names(type(self.task))
         batches = {"batch_size", "late_batch_size"}
         check_known(f"recipe {self.name!r}", changes, sizes | parameters | batches)
@@ -214,7 +215,6 @@ class Recipe:
             sizes={**self.sizes, **among(sizes)},
             task=task,
             also=tuple(also),
-            after=None if self.after is None else self.after.resized(changes),
             **among(batches),
         )
         changed.model_config().build(seed=0)  # raises now if the sizes do not fit together
@@ -237,13 +237,18 @@ class Recipe:
         return {**plain, **rest, **also, **start, **loss, **share}
 
 
-def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:
-    """Return the last stage, to be trained after the earlier ones. All have these sizes and the suffix in the name."""
+def chained(stages: Iterable[Recipe]) -> Recipe:
+    """Return the last stage, to be trained after the earlier ones."""
     trained = None
     for stage in stages:
-        trained = replace(stage, name=f"{stage.name}-{suffix}", sizes=sizes, after=trained)
+        trained = replace(stage, after=trained)
     assert trained is not None, "there is at least one stage"
     return trained
+
+
+def staged(stages: Sequence[Recipe], suffix: str, sizes: Mapping[str, Any]) -> Recipe:
+    """Return the last stage, to be trained after the earlier ones. All have these sizes and the suffix in the name."""
+    return chained([replace(stage, name=f"{stage.name}-{suffix}", sizes=sizes) for stage in stages])
 
 
 def deciding(recipe: Mapping[str, Any]) -> Any:
@@ -443,7 +448,7 @@ def _of_rows() -> Iterator[Recipe]:
             trained = staged(stages, architecture, {**sizes, **room})
             yield replace(trained, name=_SHIPPED_AS.get(trained.name, trained.name))
     sizes = {**_SMALL["transformer"], "tied": False}
-    yield replace(staged((_BIJECTION_ROW,), "transformer-untied", sizes))
+    yield staged((_BIJECTION_ROW,), "transformer-untied", sizes)
 
 
 RECIPES = {
