@@ -14,7 +14,7 @@ from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.run import ModelSpec, Run
+from bayesgeom.core.run import ModelSpec
 from bayesgeom.dynamics.measure import (
     Bench,
     LastSnapshot,
@@ -194,29 +194,25 @@ class _Analysis:
         """
         cache, last, end = self._cache(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
+
+        def at(index: int, reference: LastSnapshot | None) -> tuple[ModelSpec, LastSnapshot, SnapshotNumbers | None]:
+            model = run.load(index, device=self.device)
+            one = passed(model, self.bench)
+            reference = reference or reference_of(self.bench, one)
+            own = SnapshotPass(model=model, bench=self.bench, run=one, reference=reference)
+            return model.spec, reference, measured(own) if index in missing else None
+
         if not missing:
             return [found[index] for index in range(len(run.steps))], None
         with progress_in(cache.folder):
-            spec, reference, own = self._last(run.load(end, device=self.device), is_wanted=end in missing)
+            spec, reference, numbers = at(end, None)
             for index in reversed(missing):
-                cached = own or self._snapshot(run.load(index, device=self.device), reference)
-                own = None
-                cache.put(run.hashes[index], last, cached)
-                found[index] = cached
+                _, _, numbers = at(index, reference) if index != end else (spec, reference, numbers)
+                assert numbers is not None, "it was missing"
+                cache.put(run.hashes[index], last, numbers)
+                found[index] = numbers
                 shown.update(1)
         return [found[index] for index in range(len(run.steps))], spec
-
-    def _last(self, model: Model, *, is_wanted: bool) -> tuple[ModelSpec, LastSnapshot, SnapshotNumbers | None]:
-        """Return the spec and the reference and, if wanted, the measurements of the last snapshot."""
-        one = passed(model, self.bench)
-        reference = reference_of(self.bench, one)
-        return model.spec, reference, self._at(model, one, reference) if is_wanted else None
-
-    def _snapshot(self, model: Model, reference: LastSnapshot) -> SnapshotNumbers:
-        return self._at(model, passed(model, self.bench), reference)
-
-    def _at(self, model: Model, run: Run, reference: LastSnapshot) -> SnapshotNumbers:
-        return measured(SnapshotPass(model=model, bench=self.bench, run=run, reference=reference))
 
     def _cache(self, run: TrainingRun) -> SnapshotCache:
         folder = self.progress if run.folder is None else run.folder / CACHE
