@@ -54,9 +54,13 @@ def probed(
     found, faults = dict[str, Report](), dict[str, str]()
     with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
         foreign = [name for name in untrained if is_foreign(type(plan.supported[name]))]
-        own = _longest_first(plan, [name for name in untrained if name not in foreign])
+        own = [name for name in untrained if name not in foreign]
+        own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         works = [partial(measured, name) for name in own]
-        each = side_by_side(works, meanwhile) if _is_small(run) else ((at, do()) for at, do in enumerate(works))
+        # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
+        n_bytes = sum(values.nbytes for values in run.recorded.values())
+        is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
+        each = side_by_side(works, meanwhile) if is_small else ((at, do()) for at, do in enumerate(works))
         for place, report in each:
             found[own[place]] = report
             shown.update()
@@ -69,17 +73,6 @@ def probed(
                     raise InvalidArgument(faults[name])
             shown.update()
     return {name: found[name] for name in untrained if name in found}, faults
-
-
-def _is_small(run: Run) -> bool:
-    """Whether probes gain from running side by side, and the memory holds what several of them compute at a time."""
-    stored = sum(values.nbytes for values in run.recorded.values())
-    return run.spec.n_parameters < LARGE and stored < _MOST_STORED
-
-
-def _longest_first(plan: ProbePlan, names: Sequence[str]) -> list[str]:
-    """Order probes so that the short ones come last and no thread waits long for the others at the end."""
-    return sorted(names, key=lambda name: plan.supported[name].relative_time, reverse=True)
 
 
 def _usable(report: object) -> Report:

@@ -4,7 +4,7 @@ Probes read the activations of the first sequences only. So in a small model the
 measured: a forward pass consists of few long operations and needs Python's lock rarely, probes need it all the time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -23,67 +23,8 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.recording import Stream
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.stats.memory import WindowScores, joined
+from bayesgeom.stats.memory import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class RunScores:
-    """The scores of a run, without its sequences and activations."""
-
-    model: Behavior
-    exact: Behavior
-    baselines: Mapping[str, Behavior]
-    windows: WindowScores | None
-
-    @classmethod
-    def of(cls, run: Run) -> "RunScores":
-        """Return the scores of a run.
-
-        Args:
-            run: A finished pass.
-        """
-        baselines, windows = run.baseline_behaviors, run.windows
-        return cls(model=run.behavior, exact=run.exact_behavior, baselines=baselines, windows=windows)
-
-    def of_run(self, run: Run) -> Run:
-        """Return a run with these scores in place of its own.
-
-        Args:
-            run: The run whose recorded sequences are the first of these.
-        """
-        return replace(
-            run,
-            behavior=self.model,
-            exact_behavior=self.exact,
-            baseline_behaviors=self.baselines,
-            windows=self.windows,
-        )
-
-    def followed_by(self, others: Sequence["RunScores"]) -> "RunScores":
-        """Return the scores of all sequences. Fields that share their arrays still do.
-
-        Args:
-            others: The scores of further sequences, by the same predictors.
-        """
-        every, shared = [self, *others], dict[tuple[int, ...], Float[np.ndarray, "sequence position"]]()
-
-        def together(parts: Sequence[Behavior]) -> Behavior:
-            columns = dict[str, Float[np.ndarray, "sequence position"]]()
-            for name in vars(parts[0]):
-                arrays = [vars(part)[name] for part in parts]
-                key = tuple(map(id, arrays))
-                columns[name] = shared[key] = shared[key] if key in shared else np.concatenate(arrays)
-            return Behavior(**columns)
-
-        return RunScores(
-            model=together([own.model for own in every]),
-            exact=together([own.exact for own in every]),
-            baselines={name: together([own.baselines[name] for own in every]) for name in self.baselines},
-            windows=joined([own.windows for own in every if own.windows is not None]),
-        )
-
 
 _PART = 16  # sequences that a large model runs at once
 _STEP = 64  # sequences of a step: when probes end, the other threads wait for the end of the step
@@ -162,7 +103,7 @@ class ModelPasses:
             model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
         )
         self._blocks, self._others = (blocks, iter(())) if self._is_whole else _split(blocks, N_RECORDED)
-        self._scores: list[RunScores] = []
+        self._scores: list[dict[str, Any]] = []
 
     def locked(self) -> AbstractContextManager[Any]:
         """Return the lock of the module if `others` runs it, to be taken before probes are measured meanwhile."""
@@ -187,12 +128,37 @@ class ModelPasses:
             found = self._model.run(
                 [block], n_recorded=len(block), baseline_predictives=self._sequences.task.baseline_predictives
             )
-            self._scores.append(RunScores.of(found))
+            self._scores.append(_scores(found))
             yield
 
     def whole(self, first: Run) -> Run:
-        """Return the first run with the scores of all sequences that have run."""
-        return RunScores.of(first).followed_by(self._scores).of_run(first) if self._scores else first
+        """Return the first run with the scores of all sequences that have run. Fields that share arrays still do."""
+        if not self._scores:
+            return first
+        every, shared = [_scores(first), *self._scores], dict[tuple[int, ...], Float[np.ndarray, "sequence position"]]()
+
+        def together(parts: Sequence[Behavior]) -> Behavior:
+            columns = dict[str, Float[np.ndarray, "sequence position"]]()
+            for name in vars(parts[0]):
+                arrays = [vars(part)[name] for part in parts]
+                key = tuple(map(id, arrays))
+                columns[name] = shared[key] = shared[key] if key in shared else np.concatenate(arrays)
+            return Behavior(**columns)
+
+        return replace(
+            first,
+            behavior=together([own["behavior"] for own in every]),
+            exact_behavior=together([own["exact_behavior"] for own in every]),
+            baseline_behaviors={
+                name: together([own["baseline_behaviors"][name] for own in every]) for name in first.baseline_behaviors
+            },
+            windows=joined([own["windows"] for own in every if own["windows"] is not None]),
+        )
+
+
+def _scores(run: Run) -> dict[str, Any]:
+    """The scores of a run, without its sequences and activations."""
+    return {name: vars(run)[name] for name in ("behavior", "exact_behavior", "baseline_behaviors", "windows")}
 
 
 def _split(blocks: Iterator[Trials], n_first: int) -> tuple[Iterator[Trials], Iterator[Trials]]:

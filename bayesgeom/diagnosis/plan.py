@@ -39,17 +39,13 @@ def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
     broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
     for name, kind in kinds.items():
         with Contained(is_foreign=is_foreign(kind)) as making:
-            found[name] = _checked(kind())
+            probe = kind()
+            if not isinstance(probe.needs, Needs):
+                raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
+            found[name] = probe
         if making.fault:
             broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
     return found, broken
-
-
-def _checked(probe: AnyProbe) -> AnyProbe:
-    """Return the probe; one without valid `needs` raises `InvalidArgument`."""
-    if not isinstance(probe.needs, Needs):
-        raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
-    return probe
 
 
 @final

@@ -266,14 +266,13 @@ def _reads_all_scores(probe: AnyProbe) -> bool:
 
 def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, ablations: bool) -> Found:
     """Return the ablations, or the reason why there are none, which must not lose the earlier measurements."""
-    found, skipped = list[Report](), dict[str, str]()
-    if ablations:
-        try:
-            require_posterior(task)
-            found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
-        except (InvalidArgument, MissingSite, TaskMismatch) as reason:
-            skipped[AblationReport.name] = str(reason)
-    return {report.name: report for report in found}, skipped
+    if not ablations:
+        return {}, {}
+    try:
+        require_posterior(task)
+        return {AblationReport.name: BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact()}, {}
+    except (InvalidArgument, MissingSite, TaskMismatch) as reason:
+        return {}, {AblationReport.name: str(reason)}
 
 
 def _untrained(

@@ -131,7 +131,9 @@ def _measured(
     executor: Batch | None,
 ) -> LengthReport:
     """Return the report with its provenance; check everything before a model runs."""
-    names = [] if executor is None else [_sendable(own) for own in models]
+    if executor is not None and any(isinstance(own, Unmade) for own in models):
+        raise InvalidArgument("executor= needs models that exist: train them first, and pass names or directories.")
+    names = [] if executor is None else [name_of(own) for own in models if not isinstance(own, Unmade)]
     if not models:
         raise InvalidArgument("models is empty: pass at least one name, directory or model.")
     if n < 2 or not threshold_bits > 0:
@@ -154,20 +156,9 @@ def _measured(
         "threshold_bits": threshold_bits,
         "top_attention_off": top_attention_off,
     }
-    trained = setting.stretch.to(setting.task, setting.trained)
+    trained = setting.length_field.to(setting.task, setting.trained)
     where = _provenance(report, specs, setting.task, arguments)
     return with_provenance(report, where | {"trained_task": str(trained)})
-
-
-def _sendable(model: ModelLike | Unmade) -> str:
-    """Return the name by which a worker loads a model.
-
-    Raises:
-        InvalidArgument: It is not trained yet.
-    """
-    if isinstance(model, Unmade):
-        raise InvalidArgument("executor= needs models that exist: train them first, and pass names or directories.")
-    return name_of(model)
 
 
 def _job(name: str, spec: ModelSpec, setting: LengthSetting, *, n: int, top_attention_off: int) -> Job:
@@ -196,7 +187,7 @@ def errors_at(
     check_same(own, weights)
     lengths = tuple(setting["lengths"])
     return _errors(
-        own, LengthSetting(task=chosen, stretch=length_field_of(chosen), **{**setting, "lengths": lengths}), n
+        own, LengthSetting(task=chosen, length_field=length_field_of(chosen), **{**setting, "lengths": lengths}), n
     )
 
 
@@ -216,8 +207,8 @@ def with_room(
     """
     own = as_model(model)
     known = _Subject.of(own, task)
-    longest = checked_lengths(known.stretch, known.trained, lengths)[-1]
-    n_pos = lengthened(own.spec.name, known.task, known.stretch, longest).n_pos
+    longest = checked_lengths(known.length_field, known.trained, lengths)[-1]
+    n_pos = lengthened(own.spec.name, known.task, known.length_field, longest).n_pos
     if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
         return own
     return with_untrained_positions(own, n_pos, seed=seed)
@@ -243,14 +234,25 @@ def _checked(
     found: Sequence["_Subject"], lengths: Sequence[int] | None, *, seed: int, threshold_bits: float
 ) -> LengthSetting:
     """Return the models' common setting; check everything before a model is trained or runs."""
-    chosen, stretch, trained = _shared(found)
-    wanted = checked_lengths(stretch, trained, lengths)
+    if len({str(own.trained_on) for own in found}) > 1:
+        named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
+        raise InvalidArgument(
+            f"models must have been trained on the same task at the same length; these differ: {named}. Run them "
+            f"one by one, or pass a task with a length that all of them share."
+        )
+    chosen, length_field, trained = found[0].task, found[0].length_field, found[0].trained
+    wanted = checked_lengths(length_field, trained, lengths)
     if lengths is None:
-        wanted = with_room_for([own.spec for own in found], chosen, stretch, trained, wanted)
+        wanted = with_room_for([own.spec for own in found], chosen, length_field, trained, wanted)
     for own in found:
-        check_room(own.spec, chosen, stretch, wanted[-1])
+        check_room(own.spec, chosen, length_field, wanted[-1])
     return LengthSetting(
-        task=chosen, stretch=stretch, trained=trained, lengths=wanted, seed=seed, threshold_bits=threshold_bits
+        task=chosen,
+        length_field=length_field,
+        trained=trained,
+        lengths=wanted,
+        seed=seed,
+        threshold_bits=threshold_bits,
     )
 
 
@@ -269,9 +271,9 @@ def _errors(model: Model, setting: LengthSetting, n: int) -> ModelErrors:
     """Measure one model, along one long run or across runs of every length."""
 
     def run_at(length: int) -> Run:
-        return run_on(model, setting.stretch.to(setting.task, length), n=n, seed=setting.seed)
+        return run_on(model, setting.length_field.to(setting.task, length), n=n, seed=setting.seed)
 
-    if setting.stretch.is_prefix:
+    if setting.length_field.is_prefix:
         run = run_at(setting.lengths[-1])
         windows = windows_around(run, setting.trained) if can_read_layers(model) else None
         return measured(model, setting, errors_along(run), windows)
@@ -303,7 +305,7 @@ class _Subject:
     source: ModelLike | Unmade
     spec: ModelSpec
     task: WindTunnel
-    stretch: LengthField
+    length_field: LengthField
     trained: int
     model: Model | None = None
 
@@ -317,7 +319,7 @@ class _Subject:
         """
         own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
-        stretch = length_field_of(chosen)
+        length_field = length_field_of(chosen)
         known = own.task if own.task is not None and own.task.name == chosen.name else chosen
         has_room = not isinstance(model, str | Path) or PARAMETER_BYTES * own.spec.n_parameters <= room
         is_kept = has_room and not isinstance(model, Unmade)
@@ -325,8 +327,8 @@ class _Subject:
             source=model,
             spec=own.spec,
             task=chosen,
-            stretch=stretch,
-            trained=stretch.of(known),
+            length_field=length_field,
+            trained=length_field.of(known),
             model=own if is_kept else None,
         )
 
@@ -340,18 +342,7 @@ class _Subject:
     @property
     def trained_on(self) -> WindTunnel:
         """The task at the training length."""
-        return self.stretch.to(self.task, self.trained)
-
-
-def _shared(found: Sequence[_Subject]) -> tuple[WindTunnel, LengthField, int]:
-    """Return the common task and training length; raise if they differ."""
-    if len({str(own.trained_on) for own in found}) > 1:
-        named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
-        raise InvalidArgument(
-            f"models must have been trained on the same task at the same length; these differ: {named}. Run them "
-            f"one by one, or pass a task with a length that all of them share."
-        )
-    return found[0].task, found[0].stretch, found[0].trained
+        return self.length_field.to(self.task, self.trained)
 
 
 def _silenced(model: Model, n_layers: int) -> Model:
@@ -367,7 +358,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
     memories = [model.errors.memory for model in models]
     n_layers = max(model.n_layers for model in models)
     return LengthReport(
-        unit=setting.stretch.unit,
+        unit=setting.length_field.unit,
         trained=setting.trained,
         threshold_bits=setting.threshold_bits,
         models=_distinct([model.name for model in models]),
@@ -461,5 +452,5 @@ def _whole(
     errors: Sequence[Float[np.ndarray, "sequence position"]], models: Sequence[ModelErrors], setting: LengthSetting
 ) -> Estimate:
     """Return means over whole sequences of each length."""
-    at, is_prefix = models[0].errors.at, setting.stretch.is_prefix
+    at, is_prefix = models[0].errors.at, setting.length_field.is_prefix
     return stacked([whole_means(own, at, setting.lengths, is_prefix=is_prefix, seed=setting.seed) for own in errors])

@@ -128,7 +128,7 @@ class LengthSetting:
     """Settings that all models share."""
 
     task: WindTunnel
-    stretch: LengthField
+    length_field: LengthField
     trained: int
     lengths: tuple[int, ...]
     threshold_bits: float
@@ -163,7 +163,7 @@ def measured(
     return ModelErrors(
         name=model.spec.name,
         position_kind=position_kind(model),
-        untrained_positions=untrained_positions(model, setting.stretch.to(setting.task, trained)),
+        untrained_positions=untrained_positions(model, setting.length_field.to(setting.task, trained)),
         weights_hash=model.spec.weights_hash,
         n_layers=model.spec.n_layers,
         errors=errors,

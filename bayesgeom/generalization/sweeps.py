@@ -1,7 +1,7 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
@@ -67,36 +67,12 @@ def sweep(
         >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
         8
     """
-    sent = None
-    if executor is not None:
-        sent = _Sent(batch=Batch.of(executor), model=None if model is None else name_of(model))
+    batch = None if executor is None else Batch.of(executor)
+    name = None if executor is None or model is None else name_of(model)
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
+    sent = None if batch is None else (batch, name)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """Where values are computed, and the name under which workers load the model."""
-
-    batch: Batch
-    model: str | None
-
-    def values(
-        self, labels: Sequence[str], tasks: Sequence[WindTunnel], weights: str, *, n: int, seed: int
-    ) -> list[Value]:
-        """Every value, a job each."""
-        shared = {"model": self.model, "weights": weights, "n": n, "seed": seed}
-        jobs = [
-            Job(
-                name=label,
-                function=value_at,
-                arguments={"label": label, "task": task.config(), **shared},
-            )
-            for label, task in zip(labels, tasks, strict=True)
-        ]
-        return self.batch.results(jobs, desc="values")
 
 
 def value_at(*, label: str, task: Mapping[str, Any], model: str | None, weights: str, n: int, seed: int) -> Value:
@@ -114,7 +90,7 @@ def _swept(
     n: int,
     seed: int,
     threshold_bits: float,
-    executor: _Sent | None,
+    executor: tuple[Batch, str | None] | None,
 ) -> SweepReport:
     """Return the report with its provenance; check everything before anything runs."""
     if n < 2 or not threshold_bits > 0:
@@ -125,8 +101,13 @@ def _swept(
     if executor is None:
         found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
     else:
+        batch, name = executor  # the name under which workers load the model
         weights = "" if model is None else model.spec.weights_hash
-        found = executor.values(labels, tasks, weights, n=n, seed=seed)
+        jobs = []
+        for label, own in zip(labels, tasks, strict=True):
+            arguments = {"label": label, "task": own.config(), "model": name, "weights": weights, "n": n, "seed": seed}
+            jobs.append(Job(name=label, function=value_at, arguments=arguments))
+        found = batch.results(jobs, desc="values")
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
             f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {found[0].note} "

@@ -192,33 +192,7 @@ class Recipe:
             >>> recipe("mess3-small").resized({"n_layers": 2}).name
             'mess3-small-n_layers2'
         """
-        return chained([stage._resized(changes) for stage in self.stages()]) if changes else self
-
-    def _resized(self, changes: Mapping[str, Any]) -> "Recipe":
-        """This stage alone with other sizes."""
-        sizes, parameters = field_names(type(self.model_config())) - {"d_vocab"}, field_names(type(self.task))
-        batches = {"batch_size", "late_batch_size"}
-        check_known(f"recipe {self.name!r}", changes, sizes | parameters | batches)
-        if self.warm_start is not None:
-            raise InvalidArgument(
-                f"{self.name} starts from the trained weights {self.warm_start}, so its sizes cannot be changed. Leave "
-                f"out {', '.join(changes)}."
-            )
-
-        def among(names: Collection[str]) -> dict[str, Any]:
-            return {key: value for key, value in changes.items() if key in names}
-
-        task, *also = (task_from_config({**other.config(), **among(parameters)}) for other in (self.task, *self.also))
-        changed = replace(
-            self,
-            name="-".join([self.name, *(f"{key}{value}" for key, value in changes.items())]),
-            sizes={**self.sizes, **among(sizes)},
-            task=task,
-            also=tuple(also),
-            **among(batches),
-        )
-        changed.model_config().build(seed=0)  # raises now if the sizes do not fit together
-        return changed
+        return chained([_resized(stage, changes) for stage in self.stages()]) if changes else self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON types; `recipe_from_dict` is the inverse.
@@ -235,6 +209,33 @@ class Recipe:
         share = {"label_share": self.label_share} if self.label_share else {}
         rest = {"task": self.task.config(), "sizes": dict(self.sizes), "after": after}
         return {**plain, **rest, **also, **start, **loss, **share}
+
+
+def _resized(stage: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A single stage with other sizes."""
+    sizes, parameters = field_names(type(stage.model_config())) - {"d_vocab"}, field_names(type(stage.task))
+    batches = {"batch_size", "late_batch_size"}
+    check_known(f"recipe {stage.name!r}", changes, sizes | parameters | batches)
+    if stage.warm_start is not None:
+        raise InvalidArgument(
+            f"{stage.name} starts from the trained weights {stage.warm_start}, so its sizes cannot be changed. Leave "
+            f"out {', '.join(changes)}."
+        )
+
+    def among(names: Collection[str]) -> dict[str, Any]:
+        return {key: value for key, value in changes.items() if key in names}
+
+    task, *also = (task_from_config({**other.config(), **among(parameters)}) for other in (stage.task, *stage.also))
+    changed = replace(
+        stage,
+        name="-".join([stage.name, *(f"{key}{value}" for key, value in changes.items())]),
+        sizes={**stage.sizes, **among(sizes)},
+        task=task,
+        also=tuple(also),
+        **among(batches),
+    )
+    changed.model_config().build(seed=0)  # raises now if the sizes do not fit together
+    return changed
 
 
 def chained(stages: Iterable[Recipe]) -> Recipe:
