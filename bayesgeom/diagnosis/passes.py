@@ -6,7 +6,7 @@ measured: a forward pass consists of few long operations and needs Python's lock
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -30,57 +30,22 @@ _PART = 16  # sequences that a large model runs at once
 _STEP = 64  # sequences of a step: when probes end, the other threads wait for the end of the step
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Sequences:
-    """The same sequences for the model and for the untrained networks."""
-
-    task: WindTunnel
-    seed: int
-    device: str
-
-    def blocks(self, n: int) -> Iterator[Trials]:
-        """Draw the first `n` sequences.
-
-        Args:
-            n: Number of sequences.
-
-        Raises:
-            InvalidArgument: `n` is below 1; raised before anything is drawn.
-        """
-        return self.task.stream(n, seed=self.seed, device=self.device)
-
-
-def _record(model: Model, plan: ProbePlan, stream: Sequences) -> list[Site | Stream]:
-    """What a pass records for the probes of a plan."""
-    layers = {
-        reduction: model.layers_of(reduction.site)
-        for name in plan.streamed
-        for reduction in plan.supported[name].needs.streamed
-        if reduction.site in sites_read(model, plan.supported[name])
-    }
-    if not layers:
-        return [*plan.sites]
-    blocks = list(stream.blocks(plan.n_streamed))
-    return [*plan.sites, Stream(layers=layers, trials=concatenate(blocks).rows(slice(0, plan.n_streamed)))]
-
-
 @contextmanager
 def passes(
-    model: Model, sequences: Sequences, blocks: Iterator[Trials], plan: ProbePlan, *, n: int, seed: int, budget: int
+    model: Model, task: WindTunnel, plan: ProbePlan, *, n: int, seed: int, budget: int
 ) -> Iterator["ModelPasses"]:
-    """Yield the passes over blocks of `n` sequences in all, and show their progress inside the block.
+    """Yield the passes over `n` sequences of a task, and show their progress inside the block.
 
     `plan` says what is recorded, `budget` in how many bytes.
     """
     with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
 
         def counted() -> Iterator[Trials]:
-            for part in _in_passes(model, blocks):
+            for part in _in_passes(model, _sequences(model, task, n, seed)):
                 yield part
                 shown.update(len(part))  # the next part is requested, so this one is done
 
-        yield ModelPasses(model, sequences, counted(), plan, seed=seed, budget=budget)
+        yield ModelPasses(model, task, counted(), plan, seed=seed, budget=budget)
 
 
 @final
@@ -90,15 +55,14 @@ class ModelPasses:
     def __init__(
         self,
         model: Model,
-        sequences: Sequences,
+        task: WindTunnel,
         blocks: Iterator[Trials],
         plan: ProbePlan,
         *,
         seed: int,
         budget: int,
     ) -> None:
-        self._model, self._sequences, self._plan, self._budget = model, sequences, plan, budget
-        self._seed = derived_seed(seed, Branch.RESAMPLING)
+        self._model, self._task, self._plan, self._seed, self._budget = model, task, plan, seed, budget
         self._is_whole = (
             model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
         )
@@ -114,19 +78,33 @@ class ModelPasses:
         run = self._model.run_from_disk if isinstance(self._model, CapturedModel) else self._model.run
         return run(
             self._blocks,
-            record=_record(self._model, self._plan, self._sequences),
+            record=self._record(),
             n_recorded=N_RECORDED,
-            baseline_predictives=self._sequences.task.baseline_predictives,
+            baseline_predictives=self._task.baseline_predictives,
             budget_bytes=self._budget,
-            seed=self._seed,
+            seed=derived_seed(self._seed, Branch.RESAMPLING),
         )
+
+    def _record(self) -> list[Site | Stream]:
+        """What the first pass records for the probes of the plan."""
+        plan = self._plan
+        layers = {
+            reduction: self._model.layers_of(reduction.site)
+            for name in plan.streamed
+            for reduction in plan.supported[name].needs.streamed
+            if reduction.site in sites_read(self._model, plan.supported[name])
+        }
+        if not layers:
+            return [*plan.sites]
+        blocks = list(_sequences(self._model, self._task, plan.n_streamed, self._seed))
+        return [*plan.sites, Stream(layers=layers, trials=concatenate(blocks).rows(slice(0, plan.n_streamed)))]
 
     def others(self) -> Iterator[None]:
         """Run the other sequences, a pass per step, and keep their scores."""
         for block in (part for whole in self._others for part in whole.batches(at_most=_STEP)):
             # Nothing is recorded; a run that keeps fewer of its sequences would be cut into two passes.
             found = self._model.run(
-                [block], n_recorded=len(block), baseline_predictives=self._sequences.task.baseline_predictives
+                [block], n_recorded=len(block), baseline_predictives=self._task.baseline_predictives
             )
             self._scores.append(_scores(found))
             yield
@@ -159,6 +137,11 @@ class ModelPasses:
 def _scores(run: Run) -> dict[str, Any]:
     """The scores of a run, without its sequences and activations."""
     return {name: vars(run)[name] for name in ("behavior", "exact_behavior", "baseline_behaviors", "windows")}
+
+
+def _sequences(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:
+    """The first `n` sequences, the same for the model and for the untrained networks."""
+    return task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
 
 
 def _split(blocks: Iterator[Trials], n_first: int) -> tuple[Iterator[Trials], Iterator[Trials]]:

@@ -15,7 +15,7 @@ from bayesgeom.core.plugins import is_foreign
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.diagnosis.measuring import Found, probed
-from bayesgeom.diagnosis.passes import ModelPasses, Sequences, passes
+from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
     AnyProbe,
     ProbePlan,
@@ -37,7 +37,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, requir
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.results.report import Report
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
@@ -121,15 +121,14 @@ def _diagnosed(
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    stream = Sequences(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
+    check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = affordable(plan_of(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]
     if executor is None:
         indices = range(n_untrained)
-        found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
+        found = (_untrained(subject, plan, chosen, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
         each = bytes_of_one(subject, plan.sites, one)
         streamed = plan.n_streamed * bytes_streamed(subject, [plan.supported[name] for name in plan.streamed], one)
@@ -141,7 +140,7 @@ def _diagnosed(
     if isinstance(subject, ServedModel):
         subject.count_anew()
     before = {name: own for name, own in untrained.items() if name not in skipped}
-    with passes(subject, stream, blocks, plan, n=n, seed=seed, budget=budget) as own, own.locked():
+    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as own, own.locked():
         run, renamed, (reports, faults) = _measured(own, plan, before)
     skipped |= faults
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
@@ -218,8 +217,7 @@ def untrained_at(
     if counts["streamed"]:
         plan = with_streams(plan, subject, frozenset(counts["streamed"]), int(counts["n_streamed"]))
     budget = int(counts["bytes"])
-    stream = Sequences(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    return _untrained(subject, plan, stream, index, n=n, seed=seed, budget=budget)
+    return _untrained(subject, plan, chosen, index, n=n, seed=seed, budget=budget)
 
 
 def _spelled(probe: AnyProbe) -> str:
@@ -275,14 +273,12 @@ def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, abla
         return {}, {AblationReport.name: str(reason)}
 
 
-def _untrained(
-    model: Model, plan: ProbePlan, stream: Sequences, index: int, *, n: int, seed: int, budget: int
-) -> Found:
+def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
         network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
-        with passes(network, stream, stream.blocks(n), plan, n=n, seed=seed, budget=budget) as own:
+        with passes(network, task, plan, n=n, seed=seed, budget=budget) as own:
             del network
             run = own.first()
         del own

@@ -173,17 +173,14 @@ def in_float64(model: Model) -> Model:
     if isinstance(model, HookedModel):
         module = copy.deepcopy(model.module)
         assert isinstance(module, Transformer), "HookedModel wraps a Transformer"
-        return HookedModel(_wide(module), name=model.spec.name, task=model.task, digest=model.spec.weights_hash)
+        wide = module.double().requires_grad_(True).eval()
+        return HookedModel(wide, name=model.spec.name, task=model.task, digest=model.spec.weights_hash)
     if type(model).__name__ == "HFModel":
         return _huggingface(model)
     raise InvalidArgument(
         f"the gradient laws are checked on a copy in float64, which is not supported for {model.spec.name} "
         f"({model.spec.architecture}): load it as a Hugging Face model instead."
     )
-
-
-def _wide(module: Transformer) -> Transformer:
-    return module.double().requires_grad_(True).eval()
 
 
 def _huggingface(model: Model) -> Model:

@@ -71,15 +71,9 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
 
 def together(batches: Sequence[LayerTally]) -> LayerTally:
     """Return the tally of several batches of one layer."""
-    return LayerTally(
-        correlation=torch.cat([batch.correlation for batch in batches]),
-        other_correlation=torch.cat([batch.other_correlation for batch in batches]),
-        routing_norm=torch.cat([batch.routing_norm for batch in batches]),
-        value_norm=torch.cat([batch.value_norm for batch in batches]),
-        value_elasticity=torch.cat([batch.value_elasticity for batch in batches]),
-        maps=torch.stack([batch.maps for batch in batches]).sum(dim=0),
-        binned=torch.stack([batch.binned for batch in batches]).sum(dim=0),
-    )
+    parts = {name: [vars(batch)[name] for batch in batches] for name in vars(batches[0])}
+    sums = {name: torch.stack(parts.pop(name)).sum(dim=0) for name in ("maps", "binned")}
+    return LayerTally(**{name: torch.cat(own) for name, own in parts.items()}, **sums)
 
 
 def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:

@@ -12,8 +12,7 @@ watch.save("runs/watched")
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
@@ -278,8 +277,9 @@ class Monitor:
         if settings.out is not None:
             check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
-        with _as_found(model):
-            self.model: Model = as_model(_unwrapped(model))
+        with undisturbed(model if isinstance(model, nn.Module) else model.module):
+            wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+            self.model: Model = as_model(model.module if isinstance(model, wrappers) else model)
             self.task = task_of(self.model, task)
             self._trials = self.task.sample(
                 settings.n, seed=derived_seed(settings.seed, Branch.TRIALS), device=self.model.spec.device
@@ -368,7 +368,8 @@ class Monitor:
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
         """Store a good state, or respond to a bad one."""
         response = self.response
-        bad = [event for event in noticed if _calls_for_action(event, response.acted_on)]
+        acted_on = {("degenerated", metric) for metric in response.acted_on}
+        bad = [own for own in noticed if own.kind == "not finite" or (own.kind, own.metric) in acted_on]
         if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.acted_on):
             self._good.keep(step)
             self._rules.keep()
@@ -478,20 +479,3 @@ def trainer_callback(
                 self.monitor.save(settings.out)
 
     return Watch()
-
-
-def _calls_for_action(event: Event, acted_on: frozenset[str]) -> bool:
-    return event.kind == "not finite" or (event.kind == "degenerated" and event.metric in acted_on)
-
-
-def _unwrapped(model: Model | nn.Module) -> Model | nn.Module:
-    """The model inside torch's parallel wrappers."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return model.module if isinstance(model, wrappers) else model
-
-
-@contextmanager
-def _as_found(model: Model | nn.Module) -> Iterator[None]:
-    """Restore the modes of all submodules and the random state after the block."""
-    with undisturbed(model if isinstance(model, nn.Module) else model.module):
-        yield

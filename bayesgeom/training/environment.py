@@ -240,19 +240,6 @@ def record_precision(out: Path, precision: Precision) -> None:
         temporary.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
 
 
-def check_precision(out: Path, begun: Precision, requested: RequestedPrecision) -> None:
-    """Check that a run continues in the precision with which it started.
-
-    Raises:
-        InvalidArgument: Another precision is requested.
-    """
-    if requested not in ("auto", begun):
-        raise InvalidArgument(
-            f"the run in {out} was started in {begun} and cannot continue in {requested}: its weights would be those "
-            f"of neither. Omit the precision, or train in another directory."
-        )
-
-
 def _is_measured_fast() -> bool:
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator)

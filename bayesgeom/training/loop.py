@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, unknown_name
@@ -32,7 +32,6 @@ from bayesgeom.training.environment import (
     Precision,
     RequestedPrecision,
     check_device_kind,
-    check_precision,
     record_environment,
     record_precision,
     recorded_precision,
@@ -208,7 +207,11 @@ def run_precision(
     if not (out / RECIPE).exists():
         return resolve_precision(requested, recipe.model_config(), device)
     begun = recorded_precision(out) or BEFORE_RECORDS
-    check_precision(out, begun, requested)
+    if requested not in ("auto", begun):
+        raise InvalidArgument(
+            f"the run in {out} was started in {begun} and cannot continue in {requested}: its weights would be those "
+            f"of neither. Omit the precision, or train in another directory."
+        )
     return begun
 
 
@@ -382,18 +385,12 @@ def labeled(recipe: Recipe, trials: Trials, step: int) -> Trials:
     """
     if recipe.loss_positions is None:
         return trials
-    chosen = torch.zeros_like(trials.scored)
-    chosen[trials.scored] = _chosen(recipe, trials, step).flatten().to(chosen.device)
-    return replace(trials, labels=trials.labels.masked_fill(~chosen, NO_LABEL))
-
-
-def _chosen(recipe: Recipe, trials: Trials, step: int) -> Bool[Tensor, "batch query_pos"]:
-    """Return which scored positions have a label."""
     generator = torch.Generator().manual_seed(derived_seed(recipe.seed, LABELS, step))
-    drawn = torch.rand(len(trials), trials.n_scored, generator=generator, dtype=torch.float64)
-    chosen = drawn < recipe.label_share
-    chosen[:, : recipe.loss_positions] = True
-    return chosen
+    is_labeled = torch.rand(len(trials), trials.n_scored, generator=generator, dtype=torch.float64) < recipe.label_share
+    is_labeled[:, : recipe.loss_positions] = True
+    chosen = torch.zeros_like(trials.scored)
+    chosen[trials.scored] = is_labeled.flatten().to(chosen.device)
+    return replace(trials, labels=trials.labels.masked_fill(~chosen, NO_LABEL))
 
 
 def _start_from_shipped(recipe: Recipe, module: nn.Module) -> None:
