@@ -246,7 +246,11 @@ def _measured(
             yield
         yield from own.others()
 
-    steps, last = others(), {name for name in untrained if _reads_all_scores(plan.supported[name])}
+    # These read the scores of sequences whose activations are not recorded; a probe of a plug-in may do so.
+    last = {
+        name for name in untrained if not plan.supported[name].needs.sites or is_foreign(type(plan.supported[name]))
+    }
+    steps = others()
     early = {name: copies for name, copies in untrained.items() if name not in last}
     found, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
     deque(steps, maxlen=0)
@@ -255,11 +259,6 @@ def _measured(
     found |= rest
     reports = {name: found[name] for name in untrained if name in found}
     return run, renamed[0] if renamed else None, (reports, faults | more)
-
-
-def _reads_all_scores(probe: AnyProbe) -> bool:
-    """Whether a probe reads the scores of sequences whose activations are not recorded; one of a plug-in may do so."""
-    return not probe.needs.sites or is_foreign(type(probe))
 
 
 def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, ablations: bool) -> Found:

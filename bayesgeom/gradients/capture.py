@@ -114,7 +114,9 @@ def _layer(
     by_q, by_k, by_v, u = (rearrange(by[site.name, layer], "b p h d -> b h p d") for site in SITES)
     pattern = stored.get(("pattern", layer))
     if pattern is None:
-        pattern = _causal_softmax(q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale)
+        scores = q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale
+        is_hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        pattern = scores.masked_fill(is_hidden, -torch.inf).softmax(dim=-1)
     return LayerGradients(
         queries=q,
         keys=k,
@@ -154,11 +156,6 @@ def _value_matrix(model: Model, layer: int) -> nn.Linear | None:
     ends = (f".{layer}.attn.W_V", f".{layer}.self_attn.v_proj", f".{layer}.attention.v_proj")
     named = ((f".{name}", part) for name, part in model.module.named_modules())
     return next((part for name, part in named if name.endswith(ends) and isinstance(part, nn.Linear)), None)
-
-
-def _causal_softmax(scores: PerHead) -> PerHead:
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
 
 
 def in_float64(model: Model) -> Model:

@@ -38,6 +38,7 @@ from bayesgeom.results.folder import METRICS as TABLE
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.training.optimizers import restore_state_of, state_of
 
 FILE = "last_good.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
@@ -68,7 +69,7 @@ class GoodState:
         weights = (value for name, value in state.items() if name not in self._endless)
         return {
             "weights": non_finite(weights),
-            "optimizer": 0 if self._optimizer is None else non_finite(_flat(self._optimizer).values()),
+            "optimizer": 0 if self._optimizer is None else non_finite(state_of(self._optimizer, _OPTIMIZER).values()),
         }
 
     def keep(self, step: int) -> None:
@@ -79,7 +80,7 @@ class GoodState:
         """
         tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
         if self._optimizer is not None:
-            tensors |= _flat(self._optimizer)
+            tensors |= state_of(self._optimizer, _OPTIMIZER)
         if any(self.non_finite().values()):
             return
         # Copies: training modifies weights in place, and safetensors does not support shared memory.
@@ -107,7 +108,7 @@ class GoodState:
         weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
         self._module.load_state_dict(weights, strict=True)
         if self._optimizer is not None:
-            _restore(self._optimizer, tensors)
+            restore_state_of(self._optimizer, tensors, _OPTIMIZER)
         return self.step
 
     def _read(self, path: Path) -> Tensors:
@@ -129,28 +130,6 @@ def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
     """Return the number of NaN or infinite entries of these tensors."""
     floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
     return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
-
-
-def _flat(optimizer: torch.optim.Optimizer) -> Tensors:
-    """The tensors of an optimizer's state, by parameter and key; numbers become scalar tensors."""
-    return {
-        f"{_OPTIMIZER}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for index, entries in optimizer.state_dict()["state"].items()
-        for key, value in entries.items()
-        if isinstance(value, (Tensor, int, float))
-    }
-
-
-def _restore(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    now = optimizer.state_dict()
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in tensors.items():
-        if name.startswith(_OPTIMIZER):
-            index, _, key = name.removeprefix(_OPTIMIZER).partition(".")
-            former = now["state"].get(int(index), {}).get(key)
-            is_tensor = isinstance(former, Tensor) or former is None
-            state.setdefault(int(index), {})[key] = value.clone() if is_tensor else value.item()
-    optimizer.load_state_dict({"state": state, "param_groups": now["param_groups"]})
 
 
 EVERY = 100
@@ -325,7 +304,8 @@ class Monitor:
             _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
         self.events += events
         if self.settings.out is not None:
-            self._write_table(Path(self.settings.out))
+            with atomic_file(Path(self.settings.out) / TABLE) as temporary:
+                self.diagnosis().to_pandas().to_parquet(temporary)
         return events
 
     @property
@@ -410,10 +390,6 @@ class Monitor:
             return math.nan
         exact = self._trials.at_scored(self._trials.predictive)
         return float(predicted_behavior(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
-
-    def _write_table(self, folder: Path) -> None:
-        with atomic_file(folder / TABLE) as temporary:
-            self.diagnosis().to_pandas().to_parquet(temporary)
 
 
 @runtime_checkable

@@ -82,7 +82,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(type(self), vars(self), of=f"recipe {self.name!r}: ")
-        self._check_rates()
+        for name in ("lr", "matrix_lr", "weight_decay", "decay_steps", "seed"):
+            value = vars(self)[name]
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidArgument(f"recipe {self.name!r}: {name} must be finite and at least 0, got {value}.")
         if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
             raise InvalidArgument(
                 f"steps and batch sizes must be at least 1, warmup and snapshots at least 0: {self.name} has "
@@ -106,12 +109,6 @@ class Recipe:
                 f"also has {', '.join(map(str, self.also))}."
             )
         self._check_loss()
-
-    def _check_rates(self) -> None:
-        for name in ("lr", "matrix_lr", "weight_decay", "decay_steps", "seed"):
-            value = vars(self)[name]
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidArgument(f"recipe {self.name!r}: {name} must be finite and at least 0, got {value}.")
 
     def _check_loss(self) -> None:
         if not 0 <= self.label_share <= 1 or (self.label_share and self.loss_positions is None):
