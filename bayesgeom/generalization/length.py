@@ -1,7 +1,7 @@
 """`length_generalization`: errors far beyond the training length, position by position, of one model or several."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -52,18 +52,9 @@ N_RECORDED = 128  # sequences whose residuals are read in every layer
 PARAMETER_BYTES = 8  # at most, of a parameter in float64
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Unmade:
-    """A model that is built or trained only when it is needed; `like` returns one of the same shape and task."""
-
-    like: Callable[[], Model]
-    make: Callable[[], Model]
-
-
 @checked("task")
 def length_generalization(
-    model: ModelLike | Unmade | Sequence[ModelLike | Unmade],
+    model: ModelLike | Sequence[ModelLike],
     task: TaskLike | None = None,
     lengths: Sequence[int] | None = None,
     *,
@@ -104,8 +95,8 @@ def length_generalization(
         >>> bayesgeom.length_generalization("hmm-lstm", lengths=[21], n=8).n
         8
     """
-    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path | Unmade)
-    models: list[ModelLike | Unmade] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
+    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path)
+    models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
     batch = None if executor is None else Batch.of(executor)
     return _measured(
         models,
@@ -120,7 +111,7 @@ def length_generalization(
 
 
 def _measured(
-    models: list[ModelLike | Unmade],
+    models: list[ModelLike],
     task: TaskLike | None,
     lengths: Sequence[int] | None,
     *,
@@ -131,9 +122,7 @@ def _measured(
     executor: Batch | None,
 ) -> LengthReport:
     """Return the report with its provenance; check everything before a model runs."""
-    if executor is not None and any(isinstance(own, Unmade) for own in models):
-        raise InvalidArgument("executor= needs models that exist: train them first, and pass names or directories.")
-    names = [] if executor is None else [name_of(own) for own in models if not isinstance(own, Unmade)]
+    names = [] if executor is None else [name_of(own) for own in models]
     if not models:
         raise InvalidArgument("models is empty: pass at least one name, directory or model.")
     if n < 2 or not threshold_bits > 0:
@@ -215,7 +204,7 @@ def with_room(
 
 
 def _subjects(
-    models: Sequence[ModelLike | Unmade], task: TaskLike | None, *, top_attention_off: int, room: float
+    models: Sequence[ModelLike], task: TaskLike | None, *, top_attention_off: int, room: float
 ) -> list["_Subject"]:
     """Resolve every model once; named models are kept until their parameters no longer fit in `room` bytes.
 
@@ -233,7 +222,7 @@ def _subjects(
 def _checked(
     found: Sequence["_Subject"], lengths: Sequence[int] | None, *, seed: int, threshold_bits: float
 ) -> LengthSetting:
-    """Return the models' common setting; check everything before a model is trained or runs."""
+    """Return the models' common setting; check everything before a model runs."""
     if len({str(own.trained_on) for own in found}) > 1:
         named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
         raise InvalidArgument(
@@ -302,7 +291,7 @@ def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
 class _Subject:
     """Size, task and training length of a model, known before it is measured; `model` is None unless it is kept."""
 
-    source: ModelLike | Unmade
+    source: ModelLike
     spec: ModelSpec
     task: WindTunnel
     length_field: LengthField
@@ -310,34 +299,30 @@ class _Subject:
     model: Model | None = None
 
     @classmethod
-    def of(
-        cls, model: ModelLike | Unmade, task: TaskLike | None, top_attention_off: int = 0, room: float = 0
-    ) -> "_Subject":
+    def of(cls, model: ModelLike, task: TaskLike | None, top_attention_off: int = 0, room: float = 0) -> "_Subject":
         """Return the task, how it is made longer, and the training length.
 
         A named model is kept if its parameters fit in `room` bytes. An object of the caller is always kept.
         """
-        own = _silenced(model.like() if isinstance(model, Unmade) else as_model(model), top_attention_off)
+        own = _silenced(as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
         length_field = length_field_of(chosen)
         known = own.task if own.task is not None and own.task.name == chosen.name else chosen
         has_room = not isinstance(model, str | Path) or PARAMETER_BYTES * own.spec.n_parameters <= room
-        is_kept = has_room and not isinstance(model, Unmade)
         return cls(
             source=model,
             spec=own.spec,
             task=chosen,
             length_field=length_field,
             trained=length_field.of(known),
-            model=own if is_kept else None,
+            model=own if has_room else None,
         )
 
     def resolved(self, top_attention_off: int) -> Model:
-        """Return the model: the one that was kept, or else load or train it."""
+        """Return the model: the one that was kept, or else load it again."""
         if self.model is not None:
             return self.model
-        whole = self.source.make() if isinstance(self.source, Unmade) else as_model(self.source)
-        return _silenced(whole, top_attention_off)
+        return _silenced(as_model(self.source), top_attention_off)
 
     @property
     def trained_on(self) -> WindTunnel:

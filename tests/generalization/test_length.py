@@ -18,7 +18,7 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
-from bayesgeom.generalization.length import PARAMETER_BYTES, Unmade, length_generalization, run_on, with_room
+from bayesgeom.generalization.length import PARAMETER_BYTES, length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.generalization.longer_tasks import checked_lengths, length_field_of
 from bayesgeom.generalization.model_errors import EARLIER, with_untrained_positions, without_top_attention
@@ -404,21 +404,6 @@ def test_models_are_kept_while_there_is_room(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: 0)
     again = length_generalization(["rotary", "none", "alibi"], lengths=[11], n=3)
     np.testing.assert_array_equal(again.kl_bits.value, whole.kl_bits.value)
-
-
-def test_a_model_may_be_trained_after_everything_was_checked() -> None:
-    made = list[str]()
-
-    def make() -> Model:
-        made.append("trained")
-        return small(seed=1)
-
-    unmade = Unmade(like=small, make=make)
-    with pytest.raises(InvalidArgument, match="beyond the training length"):
-        length_generalization(unmade, lengths=[5], n=3)
-    assert not made
-    saved = length_generalization([unmade], lengths=[11], n=3).provenance["model"]
-    assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
 
 
 @pytest.mark.exhaustive
