@@ -23,6 +23,8 @@ from bayesgeom.results.tidy import records_of
 
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
+R = TypeVar("R", bound=Report)
+_AXIS = "layer"
 
 Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
 
@@ -81,10 +83,6 @@ def _usable(report: object) -> Report:
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
     report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
     return report
-
-
-R = TypeVar("R", bound=Report)
-_AXIS = "layer"
 
 
 def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:

@@ -48,7 +48,10 @@ N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
 ABOVE_GAUSSIAN = 1.25  # a share of PC1 below this multiple of that of Gaussian points has no interval
 PATTERN_BYTES = 64 * 2**20  # limit for the stored attention of the last snapshot
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
-_SHOWN = 9  # branch of the seed
+N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
+MAX_RANK = 8  # number of leading directions of the Jacobian
+_DRAWS, _JACOBIAN, _SHOWN = 7, 8, 9  # branches of the seed
+ONE_TRAINING = "one training has no interval over trainings"
 Arrays = Mapping[str, np.ndarray]
 BY_LAYER = (
     "pattern_distance_bits",
@@ -355,11 +358,6 @@ def _scale(run: Run, bench: Bench, n: int) -> EntropyScale:
     )
 
 
-N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
-MAX_RANK = 8  # number of leading directions of the Jacobian
-_DRAWS, _JACOBIAN = 7, 8  # branches of the seed
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class KeyFrame:
@@ -439,14 +437,11 @@ def _overlap(gram: Float64[torch.Tensor, "d d"], frame: Float[torch.Tensor, "d r
     return shared / (frame.shape[1] / len(frame))
 
 
-ONE_TRAINING = "one training has no interval over trainings"
-
-
 def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale = "plain") -> Interval:
     """Return the interval of a number; NaN if only the estimate is known.
 
     Args:
-        rows: As in `measure.Measured`: the estimate, then the same without each group of sequences, then NaN.
+        rows: As in `SnapshotNumbers`: the estimate, then the same without each group of sequences, then NaN.
         seed: Seed of the resamples.
         scale: As in `statistic_interval`.
     """

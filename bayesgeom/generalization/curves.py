@@ -19,6 +19,7 @@ from bayesgeom.stats.memory import EffectiveMemory, WindowScores, effective_memo
 from bayesgeom.stats.observers import STARTS
 
 LARGEST_WITHIN = "largest within the training length"
+LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged
 N_TREND = 5  # positions to which the trend before the discontinuity is fitted
 WHOLE = "a whole number: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
 _WORST = 1e6  # bits, replaces infinite values
@@ -197,9 +198,6 @@ def _entropy_error(behavior: Behavior) -> Float[np.ndarray, "sequence position"]
     return error
 
 
-LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged
-
-
 def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
     """Return the floor: mean entropy over the last quarter of the positions."""
     return float(entropies_bits[:, -_n_last(entropies_bits.shape[1]) :].mean())
@@ -208,7 +206,7 @@ def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
 def tokens_to_converge(entropies_bits: Float[np.ndarray, "sequence position"], threshold_bits: float) -> Estimate:
     """Return the first scored position, counted from 1, at which mean entropy is within the threshold of its floor.
 
-    Infinite if there is no such position. It has no interval: see `curves.first_place`.
+    Infinite if there is no such position. It has no interval: see `first_place`.
     """
     n_positions = entropies_bits.shape[1]
     mean = entropies_bits.astype(np.float64).mean(axis=0)

@@ -37,6 +37,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 EARLIER = "the same, one window earlier"
 N_WINDOW = 5  # positions on either side of the training length
+_TABLE = "pos_embed.weight"
 
 
 @final
@@ -117,9 +118,6 @@ def _shift(
     spread = centered.square().sum(-1).mean(dim=(1, 2)).sqrt()
     shift: np.ndarray = (away / spread).cpu().numpy()
     return shift
-
-
-_TABLE = "pos_embed.weight"
 
 
 @final

@@ -27,6 +27,7 @@ from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, der
 
 Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
+_NAMED = 6  # missing tokens that an error lists
 
 
 @checked("task", "model")
@@ -241,9 +242,6 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
     if not task.has_posterior:
         raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
     return task
-
-
-_NAMED = 6  # missing tokens that an error lists
 
 
 @final

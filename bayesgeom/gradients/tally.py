@@ -23,6 +23,7 @@ OTHER = "another sequence's advantage"  # the baseline of every correlation
 FEWEST = 3  # visible keys below which a row's correlation is meaningless
 BIN_EDGES = tuple(float(k) for k in range(-7, 5))  # log2 of attention over uniform attention
 N_BINS = len(BIN_EDGES) + 1
+IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 PerSequence = Float64[Tensor, "batch head"]
 AtScored = Float[Tensor, "batch head query_pos key_pos"]
 
@@ -108,9 +109,6 @@ def _binned(
         found[0, head].index_add_(0, where, relative[:, head][here])
         found[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
     return found
-
-
-IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 
 
 def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "law 2"]:

@@ -44,94 +44,6 @@ FILE = "last_good.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
 
 Tensors = dict[str, Shaped[Tensor, "..."]]
-
-
-@final
-class GoodState:
-    """Stores one state and restores it; in memory if `folder` is None.
-
-    Learning rates and other optimizer settings are not restored: they follow their schedule.
-    """
-
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
-        self.step: int | None = None
-        self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
-        self._stored: Tensors = {}
-        self._digest = ""  # of the stored file, which another process may change
-        self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
-
-    def non_finite(self) -> dict[str, int]:
-        """Return the number of NaN or infinite entries of the weights, and of the optimizer's state.
-
-        Buffers that held such entries from the start, such as a mask of −∞, do not count.
-        """
-        state = self._module.state_dict()
-        weights = (value for name, value in state.items() if name not in self._endless)
-        return {
-            "weights": non_finite(weights),
-            "optimizer": 0 if self._optimizer is None else non_finite(state_of(self._optimizer, _OPTIMIZER).values()),
-        }
-
-    def keep(self, step: int) -> None:
-        """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
-
-        Raises:
-            OutputFault: The folder cannot be written.
-        """
-        tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
-        if self._optimizer is not None:
-            tensors |= state_of(self._optimizer, _OPTIMIZER)
-        if any(self.non_finite().values()):
-            return
-        # Copies: training modifies weights in place, and safetensors does not support shared memory.
-        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-        if self._folder is None:
-            self._stored = copies
-        else:
-            with atomic_file(self._folder / FILE) as temporary:
-                on_cpu = {name: value.cpu() for name, value in copies.items()}
-                write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
-            self._digest = weights_hash(on_cpu)
-        self.step = step
-
-    @torch.no_grad()
-    def put_back(self) -> int:
-        """Restore the stored state in place and return its step.
-
-        Raises:
-            InvalidArgument: No state was stored.
-            CheckpointFault: Its file cannot be read, or holds another state.
-        """
-        if self.step is None:
-            raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
-        tensors = self._stored if self._folder is None else self._read(self._folder / FILE)
-        weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
-        self._module.load_state_dict(weights, strict=True)
-        if self._optimizer is not None:
-            restore_state_of(self._optimizer, tensors, _OPTIMIZER)
-        return self.step
-
-    def _read(self, path: Path) -> Tensors:
-        try:
-            found: Tensors = read_safetensors(path, framework="pt")[0]
-        except (OSError, SafetensorError) as error:
-            raise CheckpointFault(
-                f"{path}, the last good state, cannot be read back: {error}. Restart from a checkpoint."
-            ) from error
-        if weights_hash(found) != self._digest:
-            raise CheckpointFault(
-                f"{path}, the last good state, was changed after it was stored, or another monitor writes there. Name "
-                f"a folder for each monitor."
-            )
-        return found
-
-
-def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
-    """Return the number of NaN or infinite entries of these tensors."""
-    floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
-    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
-
-
 EVERY = 100
 THRESHOLDS = Thresholds()
 _LOG = logging.getLogger("bayesgeom.monitor")
@@ -455,3 +367,89 @@ def trainer_callback(
                 self.monitor.save(settings.out)
 
     return Watch()
+
+
+@final
+class GoodState:
+    """Stores one state and restores it; in memory if `folder` is None.
+
+    Learning rates and other optimizer settings are not restored: they follow their schedule.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
+        self.step: int | None = None
+        self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
+        self._stored: Tensors = {}
+        self._digest = ""  # of the stored file, which another process may change
+        self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
+
+    def non_finite(self) -> dict[str, int]:
+        """Return the number of NaN or infinite entries of the weights, and of the optimizer's state.
+
+        Buffers that held such entries from the start, such as a mask of −∞, do not count.
+        """
+        state = self._module.state_dict()
+        weights = (value for name, value in state.items() if name not in self._endless)
+        return {
+            "weights": non_finite(weights),
+            "optimizer": 0 if self._optimizer is None else non_finite(state_of(self._optimizer, _OPTIMIZER).values()),
+        }
+
+    def keep(self, step: int) -> None:
+        """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
+
+        Raises:
+            OutputFault: The folder cannot be written.
+        """
+        tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
+        if self._optimizer is not None:
+            tensors |= state_of(self._optimizer, _OPTIMIZER)
+        if any(self.non_finite().values()):
+            return
+        # Copies: training modifies weights in place, and safetensors does not support shared memory.
+        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+        if self._folder is None:
+            self._stored = copies
+        else:
+            with atomic_file(self._folder / FILE) as temporary:
+                on_cpu = {name: value.cpu() for name, value in copies.items()}
+                write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
+            self._digest = weights_hash(on_cpu)
+        self.step = step
+
+    @torch.no_grad()
+    def put_back(self) -> int:
+        """Restore the stored state in place and return its step.
+
+        Raises:
+            InvalidArgument: No state was stored.
+            CheckpointFault: Its file cannot be read, or holds another state.
+        """
+        if self.step is None:
+            raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
+        tensors = self._stored if self._folder is None else self._read(self._folder / FILE)
+        weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
+        self._module.load_state_dict(weights, strict=True)
+        if self._optimizer is not None:
+            restore_state_of(self._optimizer, tensors, _OPTIMIZER)
+        return self.step
+
+    def _read(self, path: Path) -> Tensors:
+        try:
+            found: Tensors = read_safetensors(path, framework="pt")[0]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointFault(
+                f"{path}, the last good state, cannot be read back: {error}. Restart from a checkpoint."
+            ) from error
+        if weights_hash(found) != self._digest:
+            raise CheckpointFault(
+                f"{path}, the last good state, was changed after it was stored, or another monitor writes there. Name "
+                f"a folder for each monitor."
+            )
+        return found
+
+
+def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
+    """Return the number of NaN or infinite entries of these tensors."""
+    floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
+    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)

@@ -28,6 +28,9 @@ from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 from bayesgeom.subspaces.site import InterventionSite
 
 INTERVENTION = "intervention"
+N = 48  # pairs
+_STEPS = 12  # training steps of a trained swap: enough to steer the answer, in seconds
+_DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=0, n_fit=512)
 
 
 @final
@@ -67,11 +70,6 @@ def _verdicts(name: str, probe: AnyProbe) -> Iterator[ControlResult]:
         fresh = [probe.measure(run) for run in control.untrained]
         passed = bool(control.holds(probe.measure(control.run, fresh)))
         yield ControlResult(probe=name, control=control.label, passed=passed)
-
-
-N = 48  # pairs
-_STEPS = 12  # training steps of a trained swap: enough to steer the answer, in seconds
-_DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=0, n_fit=512)
 
 
 @final

@@ -29,6 +29,14 @@ from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.compiled import has_numba
 
 ENVIRONMENT = "environment.json"
+Precision = Literal["bfloat16", "float32"]
+RequestedPrecision = Literal["auto", "bfloat16", "float32"]
+REQUESTS = ("auto", "bfloat16", "float32")
+PRECISION = "precision.json"
+BEFORE_RECORDS: Precision = "bfloat16"  # the precision of all runs without a record
+# At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
+_PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
+_NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
 @final
@@ -127,16 +135,6 @@ def warn_of_changes(out: Path, device: str | torch.device) -> None:
             f"weights may differ from those of an uninterrupted run: first in the last digits, later in more of them.",
             stacklevel=2,
         )
-
-
-Precision = Literal["bfloat16", "float32"]
-RequestedPrecision = Literal["auto", "bfloat16", "float32"]
-REQUESTS = ("auto", "bfloat16", "float32")
-PRECISION = "precision.json"
-BEFORE_RECORDS: Precision = "bfloat16"  # the precision of all runs without a record
-# At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
-_PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
-_NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
 def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device: str | torch.device) -> Precision:
