@@ -374,7 +374,7 @@ class KeyFrame:
     subspaces: dict[int, Subspace]
 
     @classmethod
-    def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "Frame":
+    def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "KeyFrame":
         """Return the span of the hypothesis tokens' embeddings at `resid_pre` of every layer.
 
         Raises:

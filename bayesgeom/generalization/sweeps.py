@@ -106,8 +106,8 @@ def _swept(
         weights = "" if model is None else model.spec.weights_hash
         jobs = []
         for label, own in zip(labels, tasks, strict=True):
-            arguments = {"label": label, "task": own.config(), "model": name, "weights": weights, "n": n, "seed": seed}
-            jobs.append(Job(name=label, function=value_at, arguments=arguments))
+            sent = {"label": label, "task": own.config(), "model": name, "weights": weights, "n": n, "seed": seed}
+            jobs.append(Job(name=label, function=value_at, arguments=sent))
         found = batch.results(jobs, desc="values")
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
