@@ -1,6 +1,5 @@
 """`length_generalization`: errors far beyond the training length, position by position, of one model or several."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +39,6 @@ from bayesgeom.generalization.model_errors import (
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.estimators import stacked
@@ -49,7 +47,6 @@ from bayesgeom.stats.memory import EffectiveMemory
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
-PARAMETER_BYTES = 8  # at most, of a parameter in float64
 
 
 @checked("task")
@@ -128,8 +125,9 @@ def _measured(
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"n must be at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
-    room = 0 if executor is not None else math.inf if len(models) == 1 else recording_bytes("cpu")
-    found = _subjects(models, task, top_attention_off=top_attention_off, room=room)
+    # One of several named models is in memory at a time: each is loaded to be checked, and again to be measured.
+    is_kept = executor is None and len(models) == 1
+    found = [_Subject.of(own, task, top_attention_off, is_kept=is_kept) for own in models]
     setting, specs = _checked(found, lengths, seed=seed, threshold_bits=threshold_bits), [own.spec for own in found]
     if executor is None:
         measured = [_errors(own.resolved(top_attention_off), setting, n) for own in found]
@@ -201,22 +199,6 @@ def with_room(
     if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
         return own
     return with_untrained_positions(own, n_pos, seed=seed)
-
-
-def _subjects(
-    models: Sequence[ModelLike], task: TaskLike | None, *, top_attention_off: int, room: float
-) -> list["_Subject"]:
-    """Resolve every model once; named models are kept until their parameters no longer fit in `room` bytes.
-
-    Those that do not fit are loaded again when they are measured, so only one of them is in memory at a time.
-    """
-    found = list[_Subject]()
-    for model in models:
-        own = _Subject.of(model, task, top_attention_off, room)
-        if own.model is not None and isinstance(model, str | Path):
-            room -= PARAMETER_BYTES * own.spec.n_parameters
-        found.append(own)
-    return found
 
 
 def _checked(
@@ -299,23 +281,24 @@ class _Subject:
     model: Model | None = None
 
     @classmethod
-    def of(cls, model: ModelLike, task: TaskLike | None, top_attention_off: int = 0, room: float = 0) -> "_Subject":
+    def of(
+        cls, model: ModelLike, task: TaskLike | None, top_attention_off: int = 0, *, is_kept: bool = True
+    ) -> "_Subject":
         """Return the task, how it is made longer, and the training length.
 
-        A named model is kept if its parameters fit in `room` bytes. An object of the caller is always kept.
+        A named model is kept if `is_kept`. An object of the caller is always kept.
         """
         own = _silenced(as_model(model), top_attention_off)
         chosen = scored_task_of(own, task)
         length_field = length_field_of(chosen)
         known = own.task if own.task is not None and own.task.name == chosen.name else chosen
-        has_room = not isinstance(model, str | Path) or PARAMETER_BYTES * own.spec.n_parameters <= room
         return cls(
             source=model,
             spec=own.spec,
             task=chosen,
             length_field=length_field,
             trained=length_field.of(known),
-            model=own if has_room else None,
+            model=own if is_kept or not isinstance(model, str | Path) else None,
         )
 
     def resolved(self, top_attention_off: int) -> Model:

@@ -129,13 +129,27 @@ def _swept(
 
 
 def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:
-    """Measure one value of the parameter; `note` states why a model could not be run."""
-    if model is None:
-        return _exact(label, task, n=n, seed=seed)
-    try:
-        return _measured(label, task, model, n=n, seed=seed)
-    except TaskMismatch as reason:
-        return _exact(label, task, n=n, seed=seed, note=str(reason))
+    """Measure one value of the parameter: without a model, or where it cannot be run (`note`), the exact posterior."""
+    note = ""
+    if model is not None:
+        try:
+            return _measured(label, task, model, n=n, seed=seed)
+        except TaskMismatch as reason:
+            note = str(reason)
+    log = BehaviorLog()
+    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
+        certain = block.at_scored(block.predictive)
+        log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
+    exact: Behavior
+    exact, _, predictors = log.finished()
+    return Value(
+        label=label,
+        note=note,
+        exact_entropy_bits=exact.exact_entropy_bits,
+        own=None,
+        predictors=predictors,
+        wider=_wider(log.windows(), None, seed=seed),
+    )
 
 
 def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
@@ -154,24 +168,6 @@ def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) 
         own=run.behavior,
         predictors=run.baseline_behaviors,
         wider=_wider(run.windows, run.behavior.kl_bits, seed=run.seed),
-    )
-
-
-def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -> Value:
-    """Measure the exact posterior and the shortcut predictors alone."""
-    log = BehaviorLog()
-    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
-        exact = block.at_scored(block.predictive)
-        log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
-    exactly: Behavior
-    exactly, _, predictors = log.finished()
-    return Value(
-        label=label,
-        note=note,
-        exact_entropy_bits=exactly.exact_entropy_bits,
-        own=None,
-        predictors=predictors,
-        wider=_wider(log.windows(), None, seed=seed),
     )
 
 
