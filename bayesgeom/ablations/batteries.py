@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
-from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.ablations.batteries import Ablation, Component
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z

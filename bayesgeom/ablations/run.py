@@ -9,10 +9,9 @@ from typing import Any, final
 
 import numpy as np
 
-from bayesgeom.ablations.attribution import attributed_kl_increase
-from bayesgeom.ablations.batteries import Battery
+from bayesgeom.ablations._tally import Tally
+from bayesgeom.ablations.batteries import Ablation, Battery, mode_names, uses_donor
 from bayesgeom.ablations.batteries import battery as named_battery
-from bayesgeom.ablations.component import Ablation, mode_names, uses_donor
 from bayesgeom.ablations.engine import (
     BatchScores,
     Exact,
@@ -24,7 +23,7 @@ from bayesgeom.ablations.engine import (
 )
 from bayesgeom.ablations.pick import Pick, joined
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
-from bayesgeom.ablations.tally import Tally
+from bayesgeom.ablations.run import attributed_kl_increase
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Mode, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument

@@ -9,8 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.run import Behavior
 from bayesgeom.core.text import number_text
-from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
-from bayesgeom.generalization.curves import strongest
+from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.findings import numbers

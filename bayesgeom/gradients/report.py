@@ -10,8 +10,7 @@ from torch import Tensor
 
 from bayesgeom.core.text import number_text
 from bayesgeom.gradients.capture import Targets
-from bayesgeom.gradients.identities import IDENTITIES
-from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally
+from bayesgeom.gradients.tally import BIN_EDGES, IDENTITIES, OTHER, LayerTally
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline

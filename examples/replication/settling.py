@@ -28,8 +28,8 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
+from bayesgeom.dynamics.measure import over_trainings
 from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, times_later
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit

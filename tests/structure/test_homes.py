@@ -27,23 +27,7 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "subspaces.positions": "interventions",
     "subspaces.scrubbing": "interventions",
 }
-SHARED_NAMES = {  # to be emptied, too
-    "Condition",
-    "Context",
-    "Curves",
-    "Frame",
-    "Measured",
-    "Passes",
-    "Plan",
-    "Profile",
-    "Quantity",
-    "Reference",
-    "Run",
-    "Scores",
-    "Setting",
-    "Value",
-    "Verdict",
-}
+SHARED_NAMES = {"Context", "Profile", "Quantity"}  # to be emptied, too
 
 
 def users(sources: tuple[Source, ...]) -> Mapping[str, set[str]]:
