@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.core.edits import Edit, Reference
+from bayesgeom.core.edits import Reference
 from bayesgeom.core.hooks import SiteLayer, keeping
-from bayesgeom.core.sites import Site
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.replay.replayer import Variant
@@ -30,34 +29,20 @@ def attributed_kl_increase(
     places = sorted(
         {(edit.site, edit.layer) for variant in variants for edit in variant}, key=lambda p: (p[1], p[0].name)
     )
-    values, gradients = _gradients(model, trials, places)
-    with torch.no_grad():
-        rows = [
-            sum((_first_order(edit, values, gradients, reference) for edit in variant), torch.zeros(len(trials)))
-            for variant in variants
-        ]
-    return torch.stack(rows).double().numpy()
-
-
-def _first_order(
-    edit: Edit,
-    values: dict[tuple[Site, int], Float[Tensor, "..."]],
-    gradients: dict[tuple[Site, int], Float[Tensor, "..."]],
-    reference: Reference,
-) -> Float[Tensor, " batch"]:
-    place = (edit.site, edit.layer)
-    change = edit.applied(values[place], reference) - values[place]
-    return (change * gradients[place]).flatten(1).sum(1).cpu()
-
-
-def _gradients(
-    model: Model, trials: Trials, places: Sequence[tuple[Site, int]]
-) -> tuple[dict[tuple[Site, int], Float[Tensor, "..."]], dict[tuple[Site, int], Float[Tensor, "..."]]]:
-    """Return the activations at these sites and the gradient of each sequence's KL with respect to them."""
     stored: dict[SiteLayer, Tensor] = {}
     with hooked_sites(model, {place: keeping(stored, place) for place in places}), torch.enable_grad():
         log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
     # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()
-    gradients = torch.autograd.grad(total, [stored[place] for place in places])
-    return {p: stored[p].detach() for p in places}, dict(zip(places, gradients, strict=True))
+    gradients = dict(zip(places, torch.autograd.grad(total, [stored[place] for place in places]), strict=True))
+    rows = []
+    with torch.no_grad():
+        for variant in variants:
+            row = torch.zeros(len(trials))
+            for edit in variant:
+                place = edit.site, edit.layer
+                values = stored[place].detach()
+                change = edit.applied(values, reference) - values
+                row = row + (change * gradients[place]).flatten(1).sum(1).cpu()
+            rows.append(row)
+    return torch.stack(rows).double().numpy()

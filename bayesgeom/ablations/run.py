@@ -105,13 +105,15 @@ def ablate(
         )
     batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    jobs = [
-        Job(name=f"{battery} block {block}", function=block_at, arguments={**shared, "block": block})
-        for block in range(run.n_blocks())
-    ]
+    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
+
+
+def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
+    """Return the sums of all blocks, each measured by a job."""
+    jobs = [Job(name=f"{own['battery']} block {own['block']}", function=block_at, arguments=own) for own in blocks]
     parts = batch.results(jobs, desc="blocks")
     whole = Tally.empty(run.n, len(run.battery), parts[0][1].profile.shape[-1])
-    return run.reported(reduce(lambda tally, part: tally.joined(*part), parts, whole))
+    return reduce(lambda tally, part: tally.joined(*part), parts, whole)
 
 
 def block_at(
@@ -256,7 +258,7 @@ class BatteryRun:
         seen = 0
         for at, block in enumerate(self._blocks()):
             if at == index:
-                return self._plus_block(replace(self._empty(block), done=seen), block, self._replayed())
+                return self._plus_block(None, block, self._replayed(), done=seen)
             seen += len(block)
         raise InvalidArgument(f"block must be below {at + 1}, the number of blocks of {self.n} sequences; got {index}.")
 
@@ -289,14 +291,8 @@ class BatteryRun:
         )
 
     def _provenance(self, method: str) -> dict[str, Any]:
-        arguments = {
-            "n": self.n,
-            "seed": self.seed,
-            "mode": self.mode,
-            "method": method,
-            "battery": len(self.battery),
-        }
-        return provenance(self.model, self.task, arguments)
+        counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
+        return provenance(self.model, self.task, {**counts, "mode": self.mode, "method": method})
 
     def uniform_kl_bits(self) -> float:
         """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
@@ -311,10 +307,9 @@ class BatteryRun:
         means = self._means(variants, replayer)
         return lambda batch, before: score_batch(replayer, batch, before, variants, means)
 
-    def _empty(self, block: Trials) -> Tally:
-        return Tally.empty(self.n, len(self.battery), block.n_scored)
-
-    def _plus_block(self, tally: Tally, block: Trials, score: BatchScorer) -> Tally:
+    def _plus_block(self, tally: Tally | None, block: Trials, score: BatchScorer, done: int = 0) -> Tally:
+        """Return the tally with a block added; without one, a new tally whose first `done` sequences are missing."""
+        tally = tally or replace(Tally.empty(self.n, len(self.battery), block.n_scored), done=done)
         for batch, before in batches_with_donors(block, self.model.spec):
             tally = tally.plus(score(batch, before))
         return tally
@@ -332,7 +327,7 @@ class BatteryRun:
             for block in self._blocks():
                 seen += len(block)
                 if tally is None or seen > tally.done:
-                    tally = self._plus_block(tally or self._empty(block), block, score)
+                    tally = self._plus_block(tally, block, score)
                     if out is not None:
                         tally.save(out, self.describe())
                 progress.update(len(block))

@@ -23,30 +23,14 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "models.native.state_size": "comparison",
     "probes.key_overlap": "ablations",
     "stats.bounds": "results",
-    "subspaces.conditions": "interventions",
-    "subspaces.evidence": "interventions",
-    "subspaces.overlap": "interventions",
-    "subspaces.positions": "interventions",
-    "subspaces.scrubbing": "interventions",
-    "subspaces.share_controls": "interventions",
-    "subspaces.writes": "interventions",
 }
 SHARED_NAMES = {  # to be emptied, too
-    "Condition",
     "Context",
-    "Curves",
     "Frame",
     "Measured",
-    "Passes",
-    "Plan",
     "Profile",
-    "Quantity",
     "Reference",
-    "Run",
-    "Scores",
     "Setting",
-    "Value",
-    "Verdict",
 }
 
 
