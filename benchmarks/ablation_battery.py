@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.ablations.batteries import Ablation, Component
 from bayesgeom.ablations.engine import Exact
 from bayesgeom.ablations.run import N_REFERENCE, BatteryRun
 from bayesgeom.core.trials import Trials

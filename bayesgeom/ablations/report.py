@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.ablations.component import Ablation
+from bayesgeom.ablations._tally import Tally
+from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
 from bayesgeom.ablations.pick import Pick, picks_of
-from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit

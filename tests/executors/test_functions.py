@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import bayesgeom
+from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import every_mlp
 from bayesgeom.ablations.engine import METRICS, BatchScores
 from bayesgeom.ablations.run import ablate
-from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose

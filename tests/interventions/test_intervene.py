@@ -18,8 +18,8 @@ from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, 
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
 from bayesgeom.core.text import number_text
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions._evidence import WHY_NOT
 from bayesgeom.interventions.design import RANDOM, Design
-from bayesgeom.interventions.evidence import WHY_NOT
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import (
     AFTER,
