@@ -364,7 +364,12 @@ def everything(model: Model) -> Battery:
         21
     """
     kinds = (every_head, every_attention, every_mlp, every_layer)
-    return [own for kind in kinds for own in kind(model) if _fits(own, model)]
+    return [
+        own
+        for kind in kinds
+        for own in kind(model)
+        if all(edit.layer in model.layers_of(edit.site) for edit in own.edits("zero"))
+    ]
 
 
 BATTERIES: Mapping[str, Callable[[Model], Battery]] = {
@@ -391,10 +396,6 @@ def battery(name: str, model: Model) -> Battery:
         by = "every ablation of the default battery" if name == "all" else f"battery {name!r}"
         model.require((Z,) if name in ("heads", "pairs") else (ATTN_OUT, MLP_OUT), by=by)
     return found
-
-
-def _fits(ablation: Ablation, model: Model) -> bool:
-    return all(edit.layer in model.layers_of(edit.site) for edit in ablation.edits("zero"))
 
 
 def _heads(model: Model) -> list[Component]:
