@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from bayesgeom.ablations.run import attribution_preview as attribution_preview
 
 _BATTERIES = (
+    "Ablation",
+    "Component",
     "cumulative",
     "every_attention",
     "every_head",
@@ -46,11 +48,6 @@ _BATTERIES = (
     "everything",
     "top_attention_off",
 )
-_HOMES = {
-    **dict.fromkeys(_BATTERIES, "batteries"),
-    "Ablation": "component",
-    "Component": "component",
-    "attribution_preview": "run",
-}
+_HOMES = dict.fromkeys(_BATTERIES, "batteries") | {"attribution_preview": "run"}
 __all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

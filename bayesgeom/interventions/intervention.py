@@ -15,6 +15,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
     DISTANCE,
@@ -27,7 +28,6 @@ from bayesgeom.interventions.engine import (
     role_means,
     score_pairs,
 )
-from bayesgeom.interventions.evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text

@@ -5,7 +5,7 @@ construction, so its correlation with entropy would be zero whatever the model d
 shows what earlier edits left and what the layers in between restored.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -102,7 +102,10 @@ class JointIntervention:
         # edit leaves nearly constant.
         replayer = PlainLoop(model, also=(V,))
         axes = {at: own.basis for at, own in subspaces.items() if own.rank == 1}
-        kept = _Coordinates(site, axes, list(self._conditions(sample, subspaces)), spec.n_layers)
+        conditions = list[Variant]()  # own, ceiling, random and orthogonal ones of each set; layers share draw numbers
+        for layers in self.sets:
+            conditions += zip(*(self._edits(sample, layer, subspaces[layer]) for layer in layers), strict=True)
+        kept = _Coordinates(site, axes, conditions, spec.n_layers)
         places = [(site, layer) for layer in edited]
         plan = EditPlan(
             replayer=replayer,
@@ -123,21 +126,9 @@ class JointIntervention:
             n_random=N_RANDOM,
             seed=derived_seed(seed, _RESAMPLING),
         )
-        layers = ",".join("+".join(map(str, own)) for own in self.sets)
-        arguments = {
-            "n": n,
-            "seed": seed,
-            "subspace": single.fit.label,
-            **where,
-            "layers": layers,
-            "controls": N_RANDOM,
-        }
+        sets = ",".join("+".join(map(str, layers)) for layers in self.sets)
+        arguments = {"n": n, "seed": seed, "subspace": single.fit.label, "layers": sets, "controls": N_RANDOM, **where}
         return with_provenance(joint_report(kept.scores(totals), context), provenance(model, single.task, arguments))
-
-    def _conditions(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Variant]:
-        """Yield own, ceiling, random and orthogonal conditions of each set; all layers use the same draw number."""
-        for layers in self.sets:
-            yield from zip(*(self._edits(sample, layer, subspaces[layer]) for layer in layers), strict=True)
 
     def _edits(self, sample: Sample, layer: int, subspace: Subspace) -> list[Edit]:
         """Return the edits of one layer, own and controls.

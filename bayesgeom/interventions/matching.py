@@ -67,9 +67,10 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
     for place, directions in (("complement", rest), (SITE, everything)):
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
-        rank = _least_rank(values, HEADROOM * wanted, own.rank)
-        if rank is None or (place == SITE and draws < 2):
+        is_reached = (values.cumsum(dim=0) >= HEADROOM * wanted).tolist()
+        if not is_reached[-1] or (place == SITE and draws < 2):
             continue
+        rank = max(own.rank, 1 + is_reached.index(True))
         n_drawn = draws if place != SITE else draws - 1
         bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
         by = f"complement, rank {rank}" if place != SITE and rank != own.rank else place
@@ -128,15 +129,6 @@ def _contained(by: Float64[Tensor, "d _a"], of: Float64[Tensor, "d _b"], covaria
     """Return the share of one subspace's variance that lies in another."""
     spread, cross = of.T @ covariance @ of, by.T @ of
     return float((cross * (cross @ spread)).sum() / spread.diagonal().sum())
-
-
-def _least_rank(values: Float64[Tensor, " d"], share: float, rank: int) -> int | None:
-    """Return the lowest rank ≥ `rank` whose leading components reach the share, or None."""
-    reached = values.cumsum(dim=0)
-    for candidate in range(rank, len(values) + 1):
-        if float(reached[candidate - 1]) >= share:
-            return candidate
-    return None
 
 
 def _tilted(

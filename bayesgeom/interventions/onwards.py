@@ -22,9 +22,9 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import RESID_POST, RESID_PRE, Site
 from bayesgeom.core.torch_state import alone, with_gradients
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.interventions._evidence import Erasure, Read, erasure
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
-from bayesgeom.interventions.evidence import Erasure, Read, erasure
 from bayesgeom.interventions.matching import matched_subspaces
 from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model

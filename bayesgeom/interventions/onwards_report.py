@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.text import interval_text, number_text, percent_text
+from bayesgeom.interventions._evidence import FLOOR, SLACK
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM_MOST
-from bayesgeom.interventions.evidence import FLOOR, SLACK
 from bayesgeom.interventions.verdicts import (
     CEILING_SHARE,
     NOT_IDENTIFIED,

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.text import percent_text
+from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
-from bayesgeom.interventions.evidence import Erasure, Overlap
 from bayesgeom.interventions.matching import SITE, WHOLE, Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.core.text import percent_text, with_minus
+from bayesgeom.interventions._evidence import FLOOR, SLACK, Erasure
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.interventions.evidence import FLOOR, SLACK, Erasure
 from bayesgeom.interventions.matching import SAME
 
 USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"

@@ -19,7 +19,6 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED, check_carries
 from bayesgeom.models.replay.replayer import STAGES
-from bayesgeom.stats.information import entropy_bits
 from bayesgeom.subspaces.quantity import BELIEF, PosteriorQuantity, confounds
 from bayesgeom.tasks.base import literal
 
@@ -243,14 +242,6 @@ class Sample:
     def confounds(self, names: tuple[str, ...]) -> Float64[Tensor, "point column"]:
         """Return the named confounds at each point."""
         return confounds(self.run.trials, names).flatten(0, 1)
-
-    def entropies(self) -> Float64[Tensor, " point"]:
-        """Return the exact entropy at each point, in bits."""
-        return entropy_bits(self.run.trials.at_scored(self.run.trials.predictive)).flatten()
-
-    def beliefs(self) -> Float64[Tensor, "point hypothesis"]:
-        """Return the exact belief at each point."""
-        return self.run.trials.at_scored(self.run.trials.belief).flatten(0, 1)
 
 
 @final

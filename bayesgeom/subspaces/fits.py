@@ -31,7 +31,7 @@ from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, chec
 from bayesgeom.subspaces.erasers import Decoder, Eraser, checked_points, checked_values
 from bayesgeom.subspaces.frames import FrameKind, TokenFrame
 from bayesgeom.subspaces.jacobian import TopJacobian
-from bayesgeom.subspaces.quantity import BELIEF, PosteriorQuantity
+from bayesgeom.subspaces.quantity import BELIEF, ENTROPY, PosteriorQuantity
 from bayesgeom.subspaces.trained import STEPS, TrainedSwap
 from bayesgeom.tasks.base import derived_seed
 
@@ -394,13 +394,13 @@ class _EntropyAxis(Fit):
 
     @property
     def about(self) -> About:
-        return About(quantity=PosteriorQuantity("entropy"), is_readout=self.by == "readout", at_scored=True)
+        return About(quantity=ENTROPY, is_readout=self.by == "readout", at_scored=True)
 
     def check(self, setting: Setting) -> None:
         """Accept every setting."""
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        entropies = checked_values(sample, PosteriorQuantity("entropy"))
+        entropies = checked_values(sample, ENTROPY)
         target, found = entropies - entropies.mean(dim=0), dict[int, Subspace]()
         for layer in layers:
             points = checked_points(sample, layer, self.label)

@@ -110,8 +110,6 @@ class TopJacobian(Fit):
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         trials, site = sample.run.trials, sample.place.site
         grams = jacobian_grams(sample.model, trials, site, layers, seed=sample.seed)
-        return {at: self._top(gram) for at, gram in grams.items()}
-
-    def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
         # eigh sorts eigenvalues in ascending order.
-        return Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :])
+        tops = {at: torch.linalg.eigh(gram).eigenvectors[:, -self.r :] for at, gram in grams.items()}
+        return {at: Subspace(self.label, top) for at, top in tops.items()}

@@ -98,7 +98,7 @@ class PosteriorQuantity:
         return slice(self.hypothesis, self.hypothesis + 1)
 
 
-BELIEF = PosteriorQuantity("belief")
+ENTROPY, BELIEF = PosteriorQuantity("entropy"), PosteriorQuantity("belief")
 
 
 def answers_are_hypotheses(trials: Trials) -> bool:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Change, SiteLayer, keeping
+from bayesgeom.core.hooks import SiteLayer, keeping
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
@@ -88,9 +88,19 @@ class TrainedSwap(Fit):
         self, sample: Sample, layer: int, basis: Float[Tensor, "d rank"], pair: tuple[Trials, Trials]
     ) -> Float[Tensor, ""]:
         """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
-        originals, donors = pair
-        own, stored = _activations(sample, layer, donors)
-        edited = _swapped(sample, layer, basis, originals, stored)
+        (originals, donors), place = pair, (sample.place.site, layer)
+        stored: dict[SiteLayer, Tensor] = {}
+        with torch.no_grad(), hooked_sites(sample.model, {place: keeping(stored, place)}):
+            own = sample.model.logits(donors)
+
+        def swap(output: Tensor) -> Tensor:
+            flat, donor = (values.detach().reshape(*values.shape[:2], -1) for values in (output, stored[place]))
+            change = ((donor - flat) @ basis) @ basis.T
+            change = change if sample.mask is None else change * sample.mask.to(change)[:, None]
+            return (flat + change).reshape(output.shape)
+
+        with hooked_sites(sample.model, {place: swap}):
+            edited = sample.model.logits(originals)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
         are_hypotheses = answers_are_hypotheses(originals)
         if self.quantity.name == "belief" or (self.quantity.name == "log_odds" and not are_hypotheses):
@@ -108,29 +118,3 @@ def _from_covariance(
     kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
     basis: Tensor = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
     return basis
-
-
-@torch.no_grad()
-def _activations(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
-    """Return the donors' logits and their activations at the site."""
-    stored: dict[SiteLayer, Tensor] = {}
-    place = (sample.place.site, layer)
-    logits = _hooked(sample, layer, keeping(stored, place), donors)
-    return logits, stored[place].detach()
-
-
-def _swapped(
-    sample: Sample, layer: int, basis: Float[Tensor, "d rank"], originals: Trials, stored: Float[Tensor, "batch pos *d"]
-) -> Float[Tensor, "batch query_pos d_vocab"]:
-    def swap(output: Tensor) -> Tensor:
-        flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), stored))
-        change = ((donor - flat) @ basis) @ basis.T
-        change = change if sample.mask is None else change * sample.mask.to(change)[:, None]
-        return (flat + change).reshape(output.shape)
-
-    return _hooked(sample, layer, swap, originals)
-
-
-def _hooked(sample: Sample, layer: int, change: Change, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-    with hooked_sites(sample.model, {(sample.place.site, layer): change}):
-        return sample.model.logits(trials)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import percent_text
-from bayesgeom.interventions.evidence import Read, erasure
+from bayesgeom.interventions._evidence import Read, erasure
 from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
 from bayesgeom.interventions.summary import drawn_text
 from bayesgeom.stats.subspace import random_subspaces

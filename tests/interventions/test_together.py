@@ -29,6 +29,7 @@ from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite
+from bayesgeom.subspaces.quantity import ENTROPY
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.evidence import LabeledEvidence
 from tests.families import lively
@@ -208,7 +209,7 @@ def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
     assert abs(np.corrcoef(score, along)[0, 1]) == pytest.approx(1, abs=1e-9)
     plain = fits.entropy_axis("pc1").fitted(sample, (1,))[1].basis.numpy()[:, 0]
     assert abs(float(axis @ plain)) < 0.999
-    assert float(along @ (sample.entropies().numpy() - sample.entropies().numpy().mean())) > 0
+    assert float(along @ (sample.values(ENTROPY)[:, 0].numpy() - sample.values(ENTROPY)[:, 0].numpy().mean())) > 0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from bayesgeom import load_report
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.text import interval_text, percent_text
+from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
-from bayesgeom.interventions.evidence import Erasure
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, explained, hardly_decodable, sentence, verdict_of

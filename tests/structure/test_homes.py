@@ -21,11 +21,6 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "charts.readout": "probes",
     "probes.key_overlap": "ablations",
     "stats.bounds": "results",
-    "subspaces.conditions": "interventions",
-    "subspaces.evidence": "interventions",
-    "subspaces.overlap": "interventions",
-    "subspaces.positions": "interventions",
-    "subspaces.scrubbing": "interventions",
 }
 SHARED_NAMES = {"Context", "Profile", "Quantity"}  # to be emptied, too
 

@@ -32,7 +32,7 @@ from bayesgeom.stats.regression import ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import random_subspaces, restricted
 from bayesgeom.subspaces.base import Sample, Setting, Subspace
 from bayesgeom.subspaces.fits import frame
-from bayesgeom.subspaces.quantity import PosteriorQuantity
+from bayesgeom.subspaces.quantity import BELIEF, ENTROPY, PosteriorQuantity
 
 STRENGTH, _TINY = 1e-9, 1e-60  # ridge penalty: small, so that directions of small variance are read, too
 PERMUTATIONS, LEVEL = 40, 0.975
@@ -151,8 +151,8 @@ def coordinate_r2(
     n_scored = read.run.trials.n_scored
     first, last = slice(min(_SCORED, sample.run.n_recorded) * n_scored), slice(-n_held_out * n_scored, None)
     targets = {
-        "entropy": (sample.entropies()[first, None], read.entropies()[last, None]),
-        "belief": (sample.beliefs()[first], read.beliefs()[last]),
+        name: (sample.values(quantity)[first], read.values(quantity)[last])
+        for name, quantity in (("entropy", ENTROPY), ("belief", BELIEF))
     }
     for layer, subspace in subspaces.items():
         points, held_out = sample.points(layer)[first], read.points(layer)[last]
