@@ -68,7 +68,7 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
         is_reached = (values.cumsum(dim=0) >= HEADROOM * wanted).tolist()
-        if not is_reached[-1] or (place == SITE and draws < 2):
+        if own.rank > len(values) or not is_reached[-1] or (place == SITE and draws < 2):
             continue
         rank = max(own.rank, 1 + is_reached.index(True))
         n_drawn = draws if place != SITE else draws - 1
