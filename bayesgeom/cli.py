@@ -30,9 +30,9 @@ from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction
 import bayesgeom
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, OutputFault, unknown_name
-from bayesgeom.core.files import JOBS, RUNS, check_directory, is_temporary
+from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import values
-from bayesgeom.core.progress import bars_cleared, elapsed_shown, progress_in
+from bayesgeom.core.progress import bars_cleared, elapsed_shown
 from bayesgeom.core.text import is_encodable, is_whole, number_text, on_lines, shown
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 from bayesgeom.results.tables import counted
@@ -190,7 +190,7 @@ def diagnose(
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         n_untrained: Number of untrained networks of the same architecture to compare with.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            pass_thresholds, qk_alignment and value_manifold (value_manifold:standardized). Default: all that apply.
+            qk_alignment and value_manifold (value_manifold:standardized). Default: all that apply.
         ablations: Also run the default ablation battery.
     """
     model = source.load() if machines.on is None else source.name_alone()
@@ -474,7 +474,9 @@ def capture(
 
 
 def compare(
-    models: Annotated[tuple[str, ...], Positional, arg(metavar="CHECKPOINT-OR-REPORT …")],
+    models: Annotated[
+        tuple[str, ...], Positional, arg(metavar="CHECKPOINT-OR-REPORT …", help_behavior_hint="(required)")
+    ],
     task: TaskOption = None,
     n: Maybe[int] = None,
     seed: Maybe[int] = None,
@@ -494,7 +496,7 @@ def compare(
 
 
 def dynamics(
-    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …")],
+    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …", help_behavior_hint="(required)")],
     n: int = 256,
     seed: Seed = 0,
     maps_at: Maybe[tuple[int, ...]] = None,
@@ -546,27 +548,14 @@ def train(
         precision: Of matrix products. auto: that of a resumed run, else bfloat16 where it is fast, or float32.
     """
     from bayesgeom.models.checkpoint_files import FINISHED
-    from bayesgeom.models.resolve import check_device
-    from bayesgeom.training.duration import as_duration, estimated_seconds
-    from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
-    from bayesgeom.training.publish import publish
+    from bayesgeom.training.publish import make_checkpoint
     from bayesgeom.training.recipes import recipe
 
-    check_device(device)
     committed = recipe(name).resized(_assignments(set)).reseeded(seed)
     asked: dict[str, Any] = {"steps": steps, "snapshots": keep}
     chosen = replace(committed, **{name: value for name, value in asked.items() if value is not None})
     out = out or RUNS / committed.name
-    check_startable(chosen, out, resume=resume, device=device)
-    check_directory(out)
-    used = run_precision(chosen, out, precision, device)
-    stages = remaining_stages(chosen, out)
-    seconds = estimated_seconds(stages, device=device, precision=used)
-    n_steps = sum(stage.steps - start for stage, start in stages)
-    note(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
-    with progress_in(out, "repeat the command with --resume"):
-        module = train(chosen, out, resume=resume, device=device, precision=used)
-    scores = publish(chosen, module, out / FINISHED, precision=used)
+    scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision, announce=note)
     tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
     return 0
 

@@ -63,10 +63,10 @@ from interval_extremes import extreme_row, extreme_rows
 from interval_keys import key_rows, layers_apart
 from interval_means import Draw, mean_row, mean_rows, percentile_row, pools, populations
 from interval_readouts import best_map, overlap_row, read_out_rows, spearman_row
-from interval_row import FEW_SIZES, REASONS, SIZES, Row
+from interval_row import FEW_SIZES, SIZES, Row
 from scipy.stats import binomtest
 
-from bayesgeom.stats.intervals import FINE
+from bayesgeom.core.verdict import Reason
 
 LOW, HIGH = 0.92, 0.97
 CONFIRMING = 2_000  # data sets that decide a row that failed with fewer than half as many
@@ -137,14 +137,14 @@ def measured(row: Row, n: int, m: int, *, branch: int = 0) -> str:
     """One line of the table; another `branch` draws other data sets."""
     rng = np.random.default_rng((zlib.crc32(row.name.encode()), n, *([branch] if branch else [])))
     (lo, hi, code), truth = row.measure(n, m, rng)
-    is_shown = code if code.dtype == bool else code == FINE
+    is_shown = code if code.dtype == bool else np.isin(code, (Reason.NONE, Reason.CONSERVATIVE))
     # An end that equals the true value, as of ranks, differs from it by rounding.
     slack = ROUNDING * abs(truth)
     holds = is_shown & (lo <= truth + slack) & (truth <= hi + slack)
     covered, n_shown = int(holds.sum()), int(is_shown.sum())
     why = row.why
     if n_shown < m and code.dtype != bool:
-        why = REASONS[int(np.bincount(code[~is_shown]).argmax())]
+        why = str(Reason(int(np.bincount(code[~is_shown]).argmax())))
     cover = f"{covered / n_shown:.3f}" if n_shown else "–"
     wrong = f"{(n_shown - covered) / m:.3f}"
     limit = row.limit if n <= SIZES[0] else ""

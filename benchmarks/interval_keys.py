@@ -7,14 +7,15 @@ from typing import final
 
 import numpy as np
 import torch
-from interval_row import REASONS, Ends, Row
+from interval_row import Ends, Row
 
 from bayesgeom.core.sites import K
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap
 from bayesgeom.probes.key_report import RANDOM_DIRECTIONS
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, linearized_draws, percentile_interval
-from bayesgeom.stats.intervals import BIASED, FINE
+from bayesgeom.stats.overlap import mean_overlap_interval, overlap_rows, overlaps, random_overlaps, squared_lengths
 from examples.replication.thresholds import MAX_SEQUENCES, OVERLAP
 
 
@@ -58,7 +59,7 @@ def key_overlap_row(
             spread = squared_lengths(drawn - drawn[:1])[at, 1:].sum() * (n_groups - 1) / n_groups
             rows = overlap_rows(partial(iter, [drawn]))
             own = mean_overlap_interval(rows.rows[:, at], rows.kink[at], seed=1)
-            is_shown = bool(own.code == FINE) and float(spread / squared_lengths(drawn[0])[at]) <= MAX_NOISE
+            is_shown = bool(own.code == Reason.NONE) and float(spread / squared_lengths(drawn[0])[at]) <= MAX_NOISE
             truth = float(overlaps(torch.from_numpy(means)[None])[0, at])
             found.append((float(own.lo) - truth, float(own.hi) - truth, is_shown))
         lo, hi, is_shown = np.array(found, dtype=float).T
@@ -118,7 +119,7 @@ def layers_apart(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]
 
 def key_rows() -> Iterator[Row]:
     """Overlap of keys, with its verdict where there is no interval."""
-    near = REASONS[BIASED]
+    near = str(Reason.BIASED)
     yield key_overlap_row("", 1.0, Keys())
     yield key_overlap_row(", twice the noise", 2.0, Keys())
     yield key_overlap_row(", six times the noise", 6.0, Keys())

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from interval_row import FEW_SIZES, Ends, Row, stacked
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
     jackknife_weights,
@@ -23,7 +24,6 @@ from bayesgeom.stats.clusters import (
     resampled_agreement,
 )
 from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.intervals import FINE
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.readout import balanced_accuracy
 from bayesgeom.stats.regression import without_level_means
@@ -34,7 +34,6 @@ from bayesgeom.stats.resampling import (
     resampled_spearman,
     standardized_axis_shares,
 )
-from examples.replication.thresholds import MAX_SEQUENCES
 
 CLUSTERED = 500  # points, as in the probe
 
@@ -95,7 +94,7 @@ def spearman_row(slope: float, *, is_absolute: bool = False) -> Row:
                 found.append((float(lo), float(hi), 1.0))
             else:
                 own = statistic_interval(resampled_spearman(x, y, weights), seed=1, scale="correlation")
-                found.append((float(own.lo), float(own.hi), float(own.code == FINE)))
+                found.append((float(own.lo), float(own.hi), float(own.code == Reason.NONE)))
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), truth
 
@@ -148,7 +147,7 @@ def axis_row(name: str, spectrum: np.ndarray) -> Row:
             shares = refitted_axis_shares(points, axes, weights)[:, 0]
             own = statistic_interval(shares, seed=1, scale="share")
             is_apart = shares[0] > 1.25 * gaussian_first_share(n, d)
-            found.append((float(own.lo), float(own.hi), bool(own.code == FINE) and is_apart))
+            found.append((float(own.lo), float(own.hi), bool(own.code == Reason.NONE) and is_apart))
         lo, hi, is_shown = np.array(found, dtype=float).T
         return (lo, hi, is_shown.astype(bool)), truth
 

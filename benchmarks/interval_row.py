@@ -6,18 +6,11 @@ from typing import final
 
 import numpy as np
 
-from bayesgeom.stats.bounds import reaches_bound
-from bayesgeom.stats.intervals import BIASED, CONSTANT, FEW, FINE, HEAVY, MISSING, Interval
+from bayesgeom.stats.bounds import within_bounds
+from bayesgeom.stats.intervals import Interval
 
 SIZES = (64, 256, 2_000)
 FEW_SIZES = (16, 32, *SIZES)  # of rows that are also measured below 64 sequences
-REASONS = {
-    MISSING: "a value is missing",
-    CONSTANT: "all at 0 or at 1",
-    FEW: "too few sequences differ",
-    HEAVY: "heavy tail",
-    BIASED: "bias larger than the uncertainty",
-}
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]  # lower and upper ends; code of each, or whether one is shown
 
 
@@ -42,9 +35,9 @@ def shown(interval: Interval) -> Ends:
 
 
 def inside(value: np.ndarray, interval: Interval, bounds: tuple[float, float]) -> Ends:
-    """Both ends, and which intervals a report of a quantity with this range shows."""
-    is_shown = (interval.code == FINE) & ~reaches_bound(value, interval.lo, interval.hi, bounds)
-    return interval.lo, interval.hi, is_shown
+    """The intervals that a report of a quantity with this range shows."""
+    lo, hi, _ = within_bounds(value, interval.lo, interval.hi, bounds)
+    return lo, hi, interval.code
 
 
 def stacked(intervals: list[Interval]) -> Ends:

@@ -9,7 +9,7 @@ READINGS = ROOT / "examples" / "replication" / "results"
 
 def section(page: str, title: str) -> str:
     """The text under a heading of the second level, with minus signs as numbers have them."""
-    folder = "examples/replication" if page == "readings.md" else "docs"
+    folder = "examples/replication" if page in ("readings.md", "dynamics.md", "comparison.md") else "docs"
     text = (ROOT / folder / page).read_text(encoding="utf-8")
     return text.split(f"## {title}\n")[1].split("\n## ")[0].replace("−", "-")
 

@@ -12,7 +12,7 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 SMALL = [path for path in EXAMPLES if path.stem != "diagnose_a_language_model"]  # tests/real runs that one
 
 

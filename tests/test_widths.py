@@ -11,8 +11,7 @@ from bayesgeom.cli import COMMANDS, GROUPS, main, tell
 from bayesgeom.core.columns import WIDTH, fitted
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.selftest import run as selftests
-from bayesgeom.selftest.controls import intervention_controls
-from bayesgeom.selftest.run import Verdict
+from bayesgeom.selftest.run import ControlResult, intervention_controls
 from benchmarks import fault_files
 from tests.tiny import FORMATION, tiny_checkpoints, tiny_folder
 
@@ -21,11 +20,10 @@ __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 LONG = "bijection-transformer-untied"  # the longest name of a checkpoint
 CHEAP = {
     "checkpoints": "",
-    "train": "mess3-small --steps 2 --keep 0 --out trained",
     "diagnose": f"{LONG} --n 16 --n-untrained 1",
     "ablate": f"{LONG} --n 8",
     "intervene": f"{LONG} --n 8 --n-fit 32 --controls 2 --n-untrained 0",
-    "length": "hmm-variant-no-top-attention hmm-variant-learned --untrained-rows --n 8",
+    "length": "slow-hmm-transformer slow-hmm-mamba --untrained-rows --n 8",
     "relabel": f"{LONG} --n 8",
     "sweep": f"bijection --vary n_pairs=3,5 --checkpoint {LONG} --n 4",
     "gradients": f"{LONG} --n 4",
@@ -45,11 +43,11 @@ def too_long(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("report: ")]
 
 
-def unmeasured() -> list[Verdict]:
+def unmeasured() -> list[ControlResult]:
     """A verdict for every control of the self-test, without its measurement."""
     found = [(name, control.label) for name, probe in all_probes().items() for control in probe.controls()]
     found += [("intervention", control.label) for control in intervention_controls()]
-    return [Verdict(probe=name, control=label, passed=True) for name, label in found]
+    return [ControlResult(probe=name, control=label, passed=True) for name, label in found]
 
 
 @pytest.mark.parametrize("command", CHEAP)

@@ -18,13 +18,15 @@ from bayesgeom.ablations.engine import METRICS
 from bayesgeom.ablations.pick import Pick, picks_of
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
+from bayesgeom.core.verdict import Reason
+from bayesgeom.results.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.results.tables import aligned, counted
 from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
-from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_MANY, remark_of
+from bayesgeom.stats.extremes import LEAST_PER_ENTRY, remark_of
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -63,9 +65,9 @@ class AblationReport(Report):
 
     mode: Mode
     ablations: tuple[str, ...]
-    kinds: Annotated[tuple[str, ...], "ablation"]
-    layer: Annotated[Int[np.ndarray, " ablation"], Unit("1")]
-    head: Annotated[Int[np.ndarray, " ablation"], Unit("1")]
+    kinds: Annotated[tuple[str, ...], "ablation", Coordinate()]
+    layer: Annotated[Int[np.ndarray, " ablation"], Unit("1"), Coordinate()]
+    head: Annotated[Int[np.ndarray, " ablation"], Unit("1"), Coordinate()]
     n_layers: int
     n_heads: int
     kl_increase_bits: Annotated[Estimate, Quantity("ablation", unit="bits", better="higher", label="KL increase")]
@@ -171,7 +173,7 @@ class AblationReport(Report):
             return line
         judged = f"its own interval, by which the others are judged, is {alone.interval}"
         if line.no_interval:
-            needed = f"; {count} ablations need {LEAST_PER_ENTRY * count:,} sequences" * (line.no_interval == WHY_MANY)
+            needed = f"; {count} ablations need {LEAST_PER_ENTRY * count:,} sequences" * (line.reason == Reason.MANY)
             return replace(line, caveat=f"no interval allows for the choice ({line.no_interval}{needed}); {judged}")
         return replace(line, caveat=f"{judged}; the one that allows for the choice includes a baseline")
 
@@ -308,7 +310,7 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
         kl_increase_bits=kl_increase,
         entropy_mae_increase_bits=_increase(tally, "entropy_error_bits", context.seed),
         kl_ratio=_kl_ratio(tally, context.seed),
-        accuracy_change=_increase(tally, "correct", context.seed),
+        accuracy_change=_increase(tally, "correct", context.seed, bounds=(-1.0, 1.0)),
         attribution_bits=context.attribution_bits,
         inert=tally.inert,
         kl_increase_bits_by_position=by_position[1:] - by_position[0],
@@ -339,11 +341,12 @@ def _by_head(
     return by_head
 
 
-def _increase(tally: Tally, metric: str, seed: int) -> Estimate:
+def _increase(tally: Tally, metric: str, seed: int, *, bounds: Bounds = UNBOUNDED) -> Estimate:
     """Return the increase of a metric by every ablation, with its paired interval over units; no effect is 0."""
     index = METRICS.index(metric)
     without, ablated = tally.baseline[index][:, None], tally.sums[:, index].T
-    interval = ratio_interval(ablated - without, tally.counts[:, None].astype(np.float64), seed=seed)
+    counts = tally.counts[:, None].astype(np.float64)
+    interval = ratio_interval(ablated - without, counts, seed=seed, bounds=bounds)
     nothing = Baseline.of("baseline", NO_EFFECT, 0.0)
     mean = mean_difference(without, ablated) * (len(tally.counts) / tally.done)
     return with_interval(mean, interval, n=tally.done, baselines=(nothing,))

@@ -73,8 +73,8 @@ def ablate(
             sequence; or a mode of another package.
         n: Sequences to draw.
         seed: Seed of the sequences, means and intervals.
-        out: Directory where progress is saved after every block: an interrupted battery continues from there. Save
-            the finished report there, which removes the progress.
+        out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
+            the finished report is saved in its place.
         executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
@@ -85,7 +85,7 @@ def ablate(
         InvalidArgument: n < 1, a layer or head that does not exist, or resampling with one sequence.
         UnknownName: There is no battery of this name.
         HookFault: No ablation of the battery changed anything.
-        OutputFault: `out` holds the progress of another battery.
+        OutputFault: `out` holds the progress of another battery, or cannot be written.
         ExecutorFault: A job failed; the others' results are kept.
 
     Example:
@@ -99,8 +99,9 @@ def ablate(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
+    folder = None if out is None else Path(out)
     if sent is None:
-        return run.exact(None if out is None else Path(out))
+        return run.exact(folder)
     if not isinstance(battery, str):
         raise InvalidArgument(
             f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
@@ -108,7 +109,7 @@ def ablate(
         )
     batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run))
+    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run), folder)
 
 
 def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
@@ -235,11 +236,11 @@ class BatteryRun:
         }
 
     def exact(self, out: Path | None = None) -> AblationReport:
-        """Replay every ablation. With `out`, save progress there after every block."""
-        return self.reported(self._tally(self._replayed(), out))
+        """Replay every ablation. With `out`, save progress there after every block, and at the end the report too."""
+        return self.reported(self._tally(self._replayed(), out), out)
 
-    def reported(self, tally: Tally) -> AblationReport:
-        """Return the report on a finished tally.
+    def reported(self, tally: Tally, out: Path | None = None) -> AblationReport:
+        """Return the report on a finished tally; with `out`, save both there.
 
         Raises:
             HookFault: No ablation changed anything.
@@ -250,7 +251,12 @@ class BatteryRun:
                 f"effect. Check that its hook points lie on the path to the logits."
             )
         report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
-        return with_provenance(report, self._provenance("exact"))
+        report = with_provenance(report, self._provenance("exact"))
+        if out is not None:
+            report.save(out)
+            if self.model.spec.is_identified:
+                tally.save(out, self.describe())  # so that the same call reads it back
+        return report
 
     def n_blocks(self) -> int:
         """Return the number of blocks of sequences."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.measure import Measured
-from bayesgeom.dynamics.rows import interval_of
-from bayesgeom.dynamics.runs import TrainingRun
+from bayesgeom.dynamics.measure import SnapshotNumbers, interval_of
+from bayesgeom.dynamics.trainings import TrainingRun
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Unit
 from bayesgeom.results.estimators import with_interval
 from bayesgeom.results.findings import numbers
@@ -129,7 +128,7 @@ class AttentionMapsReport(Report):
         return maps_figure(f"{self.title} — {self.run}", self.maps, steps, self.shown_layers, captions)
 
 
-def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:
+def film(run: TrainingRun, found: Sequence[SnapshotNumbers], *, n: int, seed: int) -> ManifoldFilmReport | None:
     """Return the film of a training; None if its architecture provides no vectors."""
     if "points" not in found[-1].numbers:
         return None
@@ -147,7 +146,9 @@ def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> M
     )
 
 
-def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int] | None) -> AttentionMapsReport | None:
+def attention_maps(
+    run: TrainingRun, found: Sequence[SnapshotNumbers], at: Sequence[int] | None
+) -> AttentionMapsReport | None:
     """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
     if "maps" not in found[-1].numbers:
         return None

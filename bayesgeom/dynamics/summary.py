@@ -5,19 +5,25 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
+from bayesgeom.dynamics.measure import (
+    BY_LAYER,
+    SCALARS,
+    SnapshotNumbers,
+    interval_of,
+    over_trainings,
+    overlap_interval_of,
+)
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
-from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
-from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Kind
-from bayesgeom.results.estimators import FLAT_OR_BIASED, why_not_of
+from bayesgeom.dynamics.trainings import TrainingRun
+from bayesgeom.results.estimate import Baseline, Estimate, Kind, with_ceiling
+from bayesgeom.results.estimators import with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
 
 Stacked = Mapping[str, Float[np.ndarray, "run step row *layer"]]
 
 
-def stacked(found: Sequence[Sequence[Measured]]) -> Stacked:
+def stacked(found: Sequence[Sequence[SnapshotNumbers]]) -> Stacked:
     """Return the numbers of all trainings and snapshots under their names."""
     names = (*BY_LAYER, *SCALARS)
     return {name: np.stack([np.stack([own.numbers[name] for own in run]) for run in found]) for name in names}
@@ -44,10 +50,9 @@ def dynamics_report(
         found = Baseline.of(kind, name, of)
         return [found] if np.isfinite(found.value).any() else []
 
-    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain", why: str = "") -> Estimate:
+    def estimate(name: str, baselines: Sequence[Baseline] = (), scale: Scale = "plain") -> Estimate:
         ends = interval_of(np.moveaxis(numbers[name], 2, 0), seed=seed, scale=scale)
-        why = why or why_not_of(ends)
-        return Estimate.of(value(name), (ends.lo, ends.hi), n=counts[name], baselines=baselines, why_not=why)
+        return with_interval(value(name), ends, n=counts[name], baselines=baselines)
 
     uniform = level("baseline", UNIFORM, float(value("uniform_kl_bits")[0, 0]))
     directions = level("chance", DIRECTIONS, float(value("chance_key_overlap")[0, 0]))
@@ -63,19 +68,18 @@ def dynamics_report(
             numbers["pattern_distance_bits"].mean(axis=-1), counts["pattern_distance_bits"], seed
         ),
         pattern_distance_bits_by_layer=value("pattern_distance_bits"),
-        key_overlap=Estimate.of(
-            rows[0], (ends.lo, ends.hi), n=counts["key_overlap"], baselines=directions, why_not=why_not_of(ends)
-        ),
-        pc1_share=estimate("pc1_share", scale="share", why=FLAT_OR_BIASED),
+        key_overlap=with_interval(rows[0], ends, n=counts["key_overlap"], baselines=directions),
+        pc1_share=estimate("pc1_share", scale="share"),
         curve_share=Estimate.of(
             value("curve_share"),
             n=counts["curve_share"],
             baselines=level("permutation", SHUFFLED, value("shuffled_curve_share")),
         ),
         belief_r2=estimate("belief_r2", level("chance", SUBSPACES, value("random_belief_r2"))),
-        answer_shift_bits=estimate(
-            "answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))
-        ).with_ceiling(value("whole_answer_shift_bits")),
+        answer_shift_bits=with_ceiling(
+            estimate("answer_shift_bits", level("chance", SUBSPACES, value("random_answer_shift_bits"))),
+            value("whole_answer_shift_bits"),
+        ),
         frame_ratio=Estimate.of(
             value("frame_ratio"), n=counts["frame_ratio"], baselines=level("chance", DIRECTIONS, 1.0)
         ),
@@ -88,4 +92,4 @@ def _distance(rows: Float[np.ndarray, "run step row"], n: int, seed: int) -> Est
     ends, found = interval_of(np.moveaxis(rows, 2, 0), seed=seed), rows[:, :, 0]
     is_itself = (np.arange(found.shape[1]) == found.shape[1] - 1) & (found == 0)
     low, high = (np.where(is_itself, 0.0, end) for end in ends)
-    return Estimate.of(found, (low, high), n=n, why_not=why_not_of(ends))
+    return Estimate.of(found, (low, high), n=n, reason=ends.code)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import interval_text, number_text, shown
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import Model
@@ -25,12 +26,12 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
 from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.estimate import UNDECIDED, Baseline, Estimate, Quantity, Unit
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, with_provenance
 from bayesgeom.results.storage import JSON, quantities_of
 from bayesgeom.results.tables import aligned
-from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.results.tidy import INDICES, Record, records_of
 from bayesgeom.stats.bootstrap import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
@@ -41,6 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 N_SEQUENCES = 512
+_AXES = {"L": "layer", "H": "head"}
 _SAME = 1e-5  # rounding moves means of the exact predictive (bits, or a share) by less
 _UNIFORM = "uniform"
 _DRAWN = 24  # rows of differences in the figure
@@ -103,7 +105,7 @@ class CompareReport(Report):
     def verdict(self, row: int, pair: int) -> str:
         """Return the name of the better model (the higher one, if no direction is better), or "undecided"."""
         sign = int(self.signs()[row, pair]) * (-1 if self.better[row] == "lower" else 1)
-        return UNDECIDED if sign == 0 else self.models[self.pair_of[pair, int(sign > 0)]]
+        return str(Verdict.UNDECIDED) if sign == 0 else self.models[self.pair_of[pair, int(sign > 0)]]
 
     def headlines(self) -> Sequence[Headline]:
         low, high = self.difference.ends
@@ -320,7 +322,7 @@ def _paired(a: Scored, b: Scored, *, seed: int) -> list[_Row]:
     low, high = mean_interval(difference, seed=resamples)
     return [
         _Row(
-            key=(CalibrationReport.name, name, "model" if name == "accuracy" else None, None, None, None),
+            key=(CalibrationReport.name, name, *((("source", "model"),) if name == "accuracy" else ())),
             label=label,
             unit=unit,
             better=better,
@@ -372,12 +374,8 @@ def _sequences(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 def _check_equal(name: str, values: Sequence[object], *, advice: str) -> None:
     for at, own in enumerate(values):
         if own != values[0]:
-            _refuse(name, (values[0], own), at, advice)
-
-
-def _refuse(name: str, both: tuple[object, object], at: int, advice: str) -> NoReturn:
-    a, b = (shown(own) if isinstance(own, list | dict) else own for own in both)
-    raise InvalidArgument(f"they differ in {name}: A has {a}, {_letter(at)} has {b}. {advice}")
+            a, b = (shown(side) if isinstance(side, list | dict) else side for side in (values[0], own))
+            raise InvalidArgument(f"they differ in {name}: A has {a}, {_letter(at)} has {b}. {advice}")
 
 
 def _letter(at: int) -> str:
@@ -388,7 +386,7 @@ def _rows_of(a: Diagnosis, b: Diagnosis, seed: int) -> list[_Row]:
     """Return the rows of two diagnoses: headlines first, those of single heads last, and paired ones before all."""
     shared = [name for name in a if name in b and type(a[name]) is type(b[name])]
     rows = [row for name in shared for row in _conservative(a[name], b[name])]
-    rows.sort(key=lambda row: (not row.is_leading, row.key[4] is not None))
+    rows.sort(key=lambda row: (not row.is_leading, any(place[0] == "layer" for place in row.key[2:])))
     if not rows or not _can_be_paired(a, b):
         return rows
     scores = [own[CalibrationReport].sequence_scores.astype(np.float64) for own in (a, b)]
@@ -420,11 +418,14 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
     rows: list[_Row] = []
     for own in records_of(a):
         other = theirs.get(_key_of(own))
-        if own.metric not in declared or own.position is not None or other is None or np.isnan(own.low + other.low):
+        if own.metric not in declared or own.place("position") is not None or other is None:
+            continue
+        if np.isnan(own.low + other.low):
             continue
         quantity = declared[own.metric]
-        where = [f"L{own.layer}" if own.layer is not None else "", f"H{own.head}" if own.head is not None else ""]
-        parts = filter(None, (quantity.label or own.metric, own.variant, "".join(where)))
+        where = "".join(f"{letter}{at}" for letter in "LH" if (at := own.place(_AXES[letter])) is not None)
+        names = [str(name) for axis, name in own.places.items() if axis not in INDICES.values()]
+        parts = filter(None, (quantity.label or own.metric, " / ".join(names), where))
         rows.append(
             _Row(
                 key=_key_of(own),
@@ -433,7 +434,7 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
                 better=quantity.better if a.name == CalibrationReport.name else "",
                 values=((own.value, own.low, own.high), (other.value, other.low, other.high)),
                 difference=(other.value - own.value, other.low - own.high, other.high - own.low),
-                is_leading=own.metric in leading and own.layer is None,
+                is_leading=own.metric in leading and own.place("layer") is None,
                 is_paired=False,
             )
         )
@@ -441,7 +442,7 @@ def _conservative(a: Report, b: Report) -> list[_Row]:
 
 
 def _key_of(own: Record) -> tuple[Any, ...]:
-    return (own.probe, own.metric, own.variant, own.layer, own.head, own.position)
+    return (own.probe, own.metric, *own.places.items())
 
 
 def _levels(diagnosis: Diagnosis) -> dict[str, float]:
@@ -464,7 +465,8 @@ def _report(
 ) -> CompareReport:
     """Return the report of rows by pair; a pair without a row has NaN there."""
     every = {row.key: row for of_pair in reversed(list(pairs.values())) for row in of_pair}  # the first pair's labels
-    order = sorted(every, key=lambda key: (not every[key].is_leading, key[4] is not None, not every[key].is_paired))
+    is_of_layer = {key: any(place[0] == "layer" for place in key[2:]) for key in every}
+    order = sorted(every, key=lambda key: (not every[key].is_leading, is_of_layer[key], not every[key].is_paired))
     rows = {key: every[key] for key in order}
     at = {key: index for index, key in enumerate(rows)}
     values, differences = np.full((3, len(rows), len(specs)), np.nan), np.full((3, len(rows), len(pairs)), np.nan)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core.text import number_text, with_unit
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.generalization.depth import EARLIER
+from bayesgeom.generalization.model_errors import EARLIER
 from bayesgeom.results.estimate import Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of

@@ -13,6 +13,7 @@ from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -147,9 +148,11 @@ def relabeling_report(
     """
     along, gap = after.kl_bits - before.kl_bits, _by_sequence(stuck.kl_bits - before.kl_bits)
 
-    def estimate(per_sequence: Float[np.ndarray, " sequence"], stuck_at: float | None = None) -> Estimate:
+    def estimate(
+        per_sequence: Float[np.ndarray, " sequence"], stuck_at: float | None = None, bounds: Bounds = UNBOUNDED
+    ) -> Estimate:
         level = () if stuck_at is None else (Baseline.of("baseline", STUCK, stuck_at),)
-        return mean_estimate(per_sequence, seed=seed, baselines=level)
+        return mean_estimate(per_sequence, seed=seed, baselines=level, bounds=bounds)
 
     mean = estimate(_by_sequence(along), float(gap.mean()))
     size = estimate(np.abs(_by_sequence(along)), float(np.abs(gap).mean()))
@@ -157,7 +160,7 @@ def relabeling_report(
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
     is_identical = not _by_sequence(along).any()
     ends = [(0.0, 0.0) if is_identical else (float(own.ends[0]), float(own.ends[1])) for own in (mean, size)]
-    missing = [own.why_not for own in (mean, size) if own.why_not]
+    missing = [str(own.reason_at()) for own in (mean, size) if own.is_withheld]
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     return RelabelingReport(
         verdict=verdict(ends[0], ends[1], bound),
@@ -167,7 +170,7 @@ def relabeling_report(
         kl_after_bits=Estimate.of(after.kl_bits.mean(), n=n),
         kl_difference_bits=mean,
         kl_difference_size_bits=size,
-        prediction_change=estimate(_change(before, after), float(_change(before, stuck).mean())),
+        prediction_change=estimate(_change(before, after), float(_change(before, stuck).mean()), (0.0, 1.0)),
         entropy_mae_difference_bits=estimate(_by_sequence(after.entropy_error_bits - before.entropy_error_bits)),
         sequence_correlation=Estimate.of(_correlation(one, other), n=n),
         kl_before_bits_by_sequence=one,

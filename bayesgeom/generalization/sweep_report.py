@@ -9,8 +9,7 @@ from jaxtyping import Float
 
 from bayesgeom.core.run import Behavior
 from bayesgeom.core.text import number_text
-from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
-from bayesgeom.generalization.curves import strongest
+from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate, stacked
 from bayesgeom.results.findings import numbers
@@ -209,8 +208,10 @@ def sweep_report(
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
         exact_floor_bits=np.array([floor_bits(of) for of in exact]),
         model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
-        exact_tokens=stacked([tokens_to_converge(of, threshold_bits) for of in exact]),
-        model_tokens=stacked([_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits) for of in own]),
+        exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
+        model_tokens=stacked(
+            [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
+        ),
         kl_bits=_with_shortcut([_UNKNOWN if v.own is None else _mean(v.own.kl_bits, seed) for v in found], kls),
         entropy_mae_bits=_with_shortcut(
             [

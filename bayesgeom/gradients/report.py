@@ -10,8 +10,7 @@ from torch import Tensor
 
 from bayesgeom.core.text import number_text
 from bayesgeom.gradients.capture import Targets
-from bayesgeom.gradients.identities import IDENTITIES
-from bayesgeom.gradients.tally import BIN_EDGES, OTHER, LayerTally
+from bayesgeom.gradients.tally import BIN_EDGES, IDENTITIES, OTHER, LayerTally
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
@@ -94,7 +93,7 @@ class GradientReport(Report):
         above = Estimate.of(self.correlation.value - level, (low - level, high - level), n=self.correlation.n)
         at, chosen = above.extreme("largest")
         own, (lo, hi) = self.correlation[at], [np.asarray(end + level[at]) for end in chosen.ends]
-        return at, replace(own, low=lo, high=hi, why_not=chosen.why_not or own.why_not)
+        return at, replace(own, low=lo, high=hi, reason=chosen.reason)
 
     def plot(self) -> "Figure":
         from bayesgeom.gradients.drawing import Binned, HeadMap, gradients_figure

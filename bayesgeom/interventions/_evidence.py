@@ -193,7 +193,6 @@ def decoded_r2(
 
 
 DRAWS = 1_000
-WHY_NOT = "too few sequences for an interval that covers"
 
 
 @final

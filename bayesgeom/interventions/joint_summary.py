@@ -16,14 +16,12 @@ from bayesgeom.interventions.joint_report import (
     JointInterventionReport,
     verdict_of,
 )
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import FEW_OR_BIASED
+from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
-from bayesgeom.stats.correlation import absolute_ends, ranks
+from bayesgeom.stats.correlation import absolute_interval, ranks
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 
-WHY_NO_CORRELATION = f"the interval of the correlation with its sign contains 0; or {FEW_OR_BIASED}"
 OWN, CEILING, FIRST_RANDOM = range(3)  # conditions of a set; the very first condition is the unedited model
 
 
@@ -80,7 +78,7 @@ def joint_report(scores: Scores, context: JointContext) -> JointInterventionRepo
         metrics=METRICS,
         targets=TARGETS,
         unedited_bits=_estimate([scores.bits[0]], scores, context)[0],
-        increase_bits=increase.with_ceiling([own[CEILING].sum(axis=0) / n for own in paired]),
+        increase_bits=with_ceiling(increase, [own[CEILING].sum(axis=0) / n for own in paired]),
         beyond_random_bits=beyond,
         axis_correlation=_order(scores, firsts, context),
         verdicts=tuple(verdicts),
@@ -116,21 +114,22 @@ def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Esti
         np.abs([_correlations(scores, first + FIRST_RANDOM + i, even)[0] for i in range(context.n_random)])
         for first in firsts
     ]
-    unedited, low, high = _bounded(scores, 0, context.seed)
+    unedited, low, high, _ = _bounded(scores, 0, context.seed)
     found = np.array([_bounded(scores, first, context.seed) for first in firsts])
     return Estimate.of(
         found[:, 0],
         (found[:, 1], found[:, 2]),
         n=n_kept,
         baselines=[_level(RANDOM, drawn), Baseline.of("baseline", UNEDITED, unedited, low=low, high=high)],
-        why_not=WHY_NO_CORRELATION,
+        reason=found[:, 3].astype(np.int64),
     )
 
 
 def _bounded(scores: Scores, condition: int, seed: int) -> tuple[Float64[np.ndarray, "layer target"], ...]:
-    """Return |ρ| with its interval, which is withheld where that of ρ is, or contains zero."""
+    """Return |ρ| with its interval and the numbers of reasons; it is withheld where that of ρ is."""
     rows = _correlations(scores, condition, jackknife_weights(scores.own_entropy.shape[1]))
-    return np.abs(rows[0]), *absolute_ends(*statistic_interval(rows, seed=seed, scale="correlation"))
+    found = absolute_interval(statistic_interval(rows, seed=seed, scale="correlation"))
+    return np.abs(rows[0]), found.lo, found.hi, found.code.astype(np.float64)
 
 
 def _correlations(

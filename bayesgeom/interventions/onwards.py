@@ -32,7 +32,7 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.hooked import edited_pass
 from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.pca import covariance
@@ -351,7 +351,7 @@ def _report(
         site=scrubber.site.name,
         subspace=scrubber.name,
         quantity=scrubber.quantity.label,
-        kl_increase_bits=Estimate.of(value, (low, high), n=n, baselines=controls).with_ceiling(ceiling),
+        kl_increase_bits=with_ceiling(Estimate.of(value, (low, high), n=n, baselines=controls), ceiling),
         stages=STAGES,
         r2=Estimate.of(r2),
         r2_excess=excess,

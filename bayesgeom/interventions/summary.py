@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.text import percent_text
-from bayesgeom.interventions._evidence import WHY_NOT, Erasure, Overlap
+from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.matching import SITE, WHOLE, Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.results.estimators import UNTRAINED, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.base import Subspace
@@ -118,11 +118,11 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         quantity=context.quantity,
         where=f"{context.where}; {scores.controls_text}",
         bands=context.bands,
-        movement=movement.own.with_ceiling(movement.ceiling),
+        movement=with_ceiling(movement.own, movement.ceiling),
         indirect_movement=movement.indirect,
         effects=EFFECTS,
-        change_bits=stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]).with_ceiling(
-            np.stack(ceilings)
+        change_bits=with_ceiling(
+            stacked([shift.own, kl.own, error.own, removal, shift.indirect, kl.indirect]), np.stack(ceilings)
         ),
         unedited_bits=scores.unedited,
         sources=SOURCES,
@@ -388,5 +388,4 @@ def _share(context: Context) -> Estimate:
     if overlaps:
         highest = np.stack([unknown, unknown, most])
         levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), high=highest))
-    ends = np.full((3, *inside.shape), np.nan)
-    return Estimate.of(np.stack([variance, outside, inside]), (ends, ends), baselines=levels, why_not=WHY_NOT)
+    return Estimate.of(np.stack([variance, outside, inside]), baselines=levels)

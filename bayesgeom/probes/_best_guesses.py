@@ -93,17 +93,16 @@ def guess_scores(
     for readout in readouts:
         n_hits = (readout.hits & is_counted).sum(axis=2, dtype=np.float64)
         everything = _ratio(n_hits.sum(axis=1), n_points.sum(axis=1))
-        interval = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed)
-        rows.append((everything[:, 0], interval.lo, interval.hi, everything[:, 1:].mean(axis=1)))
-    value, low, high, level = (np.stack(column) for column in zip(*rows, strict=True))
-    return CloudScores(value=value, low=low, high=high, level=level), commonest(targets, is_counted)
+        found = ratio_interval(n_hits[:, :, 0].T, n_points[:, :, 0].T, seed=seed, bounds=(0.0, 1.0))
+        rows.append((everything[:, 0], found.lo, found.hi, found.code, everything[:, 1:].mean(axis=1)))
+    value, low, high, code, level = (np.stack(column) for column in zip(*rows, strict=True))
+    return CloudScores(value=value, low=low, high=high, code=code, level=level), commonest(targets, is_counted)
 
 
 def _scored(
     value: Float64[np.ndarray, "*cloud"], interval: Interval, level: Float64[np.ndarray, "*cloud"]
 ) -> CloudScores:
-    low, high = interval
-    return CloudScores(value=value, low=low, high=high, level=level)
+    return CloudScores(value=value, low=interval.lo, high=interval.hi, code=interval.code, level=level)
 
 
 def _resampled_silhouettes(

@@ -7,6 +7,7 @@ References:
     Björck & Golub 1973 (principal angles).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import left_out_silhouettes, point_silhouettes
@@ -96,7 +98,7 @@ class Separation:
     silhouettes: Float64[np.ndarray, " labeling"]
     angles: Float64[np.ndarray, " labeling"]
     shares: Float64[np.ndarray, "labeling group"]
-    share_ends: Float64[np.ndarray, "2 group"]
+    share_ends: Float64[np.ndarray, "3 group"]  # both ends, then the numbers of reasons
     gain_ends: Float64[np.ndarray, "2 group"]
 
 
@@ -132,21 +134,21 @@ def separation(
     )
 
 
-def _share_ends(members: Float64[Tensor, "point d"], preparation: Preparation, width: int) -> tuple[float, float]:
-    """Return the interval of a group's share of variance in its plane, which is refitted without each sequence.
+def _share_ends(members: Float64[Tensor, "point d"], preparation: Preparation, width: int) -> tuple[float, ...]:
+    """Return the interval of a group's share of variance in its plane, and the number of its reason.
 
-    `width` is the dimension of the vectors, which may be given in coordinates of their span.
+    The plane is refitted without each sequence. `width` is the dimension of the vectors, which may be given in
+    coordinates of their span.
     """
-    unknown = float("nan"), float("nan")
     if len(members) <= RANK:
-        return unknown
+        return math.nan, math.nan, Reason.FEW
     cloud = preparation.prepared(members)
     if len(cloud) < cloud.shape[1]:
         cloud = span_coordinates(cloud)
     variances, axes = cloud_axes(cloud)
     if float(variance_shares(variances)[0]) <= ABOVE_GAUSSIAN * gaussian_first_share(len(cloud), width):
-        return unknown
+        return math.nan, math.nan, Reason.FLAT
     plane, weights = axes[:, :RANK].numpy(), jackknife_weights(len(cloud))
     rows = refitted_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=1)
-    lo, hi = statistic_interval(rows, seed=preparation.seed, scale="share")
-    return float(lo), float(hi)
+    found = statistic_interval(rows, seed=preparation.seed, scale="share")
+    return float(found.lo), float(found.hi), float(found.code)

@@ -14,6 +14,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -32,6 +33,7 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.extremes import remark_of
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -174,7 +176,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             n = min(n, max(MIN_SEQUENCES, MAX_WEIGHTS // run.at(PATTERN)[:, :1].numel()))
         trials, weights = run.trials.rows(slice(0, n)), jackknife_weights(n)
         sums = torch.stack([SUMS.at(run, layer, n) for layer in range(run.spec.n_layers)], dim=1).double().cpu().numpy()
-        bits, share = sums[..., 0], sums[..., 1]
+        bits, shares = sums[..., 0], sums[..., 1]
         visible = trials.visible()
         has_choice = (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
         agreement = agreement_of(sums[..., 2:], trials, visible)
@@ -182,20 +184,25 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
         over = np.full_like(over, np.nan) if agreement.note else over
 
-        def estimate(draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline) -> Estimate:
-            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines)
+        def estimate(
+            draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline, bounds: Bounds = UNBOUNDED
+        ) -> Estimate:
+            return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
+
+        share = partial(estimate, bounds=(0.0, 1.0))
 
         of = _scalars(entropy.mean(axis=2), consistency)
         uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
         other = agreement.shuffled.mean(axis=0)
         widest = Baseline.of("chance", UNIFORM, most := float(visible.sum(dim=-1).double().log2().mean()))
+        no_more = Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
         fresh_layers = of_untrained([own.entropy_bits_by_layer.value for own in untrained])
         return AttentionEntropyReport(
             entropy_bits=within(
                 estimate(entropy, widest, *of_untrained([c.entropy_bits.value for c in untrained])), 0, most
             ),
-            entropy_share=estimate(
-                _drawn(weights, share, has_choice),
+            entropy_share=share(
+                _drawn(weights, shares, has_choice),
                 Baseline.of("chance", UNIFORM, 1.0),
                 *of_untrained([copy.entropy_share.value for copy in untrained]),
             ),
@@ -205,19 +212,17 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
                 Baseline.of("chance", "uniform in every layer", 0.0),
                 *of_untrained([float(copy.reduction) for copy in untrained]),
             ),
-            consistency=estimate(
+            consistency=share(
                 consistency,
                 uniform,
                 Baseline.of("permutation", OTHER, other),
                 *of_untrained([copy.consistency.value for copy in untrained]),
             ),
-            consistency_last_layer=estimate(
+            consistency_last_layer=share(
                 of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())
             ),
-            consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0)),
-            consistency_over_other_last_layer=estimate(
-                over[:, -1].mean(axis=1), Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
-            ),
+            consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0), bounds=(-1.0, 1.0)),
+            consistency_over_other_last_layer=estimate(over[:, -1].mean(axis=1), no_more, bounds=(-1.0, 1.0)),
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),
             most_possible_consistency=agreement.ceiling,

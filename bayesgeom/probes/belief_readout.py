@@ -44,7 +44,7 @@ from bayesgeom.probes.belief_report import (
     window_levels,
 )
 from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
-from bayesgeom.results.estimators import FEW_OR_BIASED, of_untrained
+from bayesgeom.results.estimators import of_untrained
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.stats.pca import leading_coordinates
@@ -211,18 +211,18 @@ def _estimate(
     parts: Sequence[CloudScores], level: tuple[Kind, str], copies: Sequence[Values], *others: Baseline, n: int
 ) -> Estimate:
     """Build one metric's estimate: its level has this kind and name, then untrained networks and other baselines."""
-    value, low, high, found = _stacked(parts)
+    value, low, high, code, found = _stacked(parts)
     return Estimate.of(
         value,
         (low, high),
         n=n,
         baselines=known(Baseline.of(*level, found), *of_untrained(copies), *others),
-        why_not=FEW_OR_BIASED,
+        reason=code,
     )
 
 
-def _stacked(parts: Sequence[CloudScores]) -> list[Values]:
-    columns = zip(*((own.value, own.low, own.high, own.level) for own in parts), strict=True)
+def _stacked(parts: Sequence[CloudScores]) -> list[Any]:
+    columns = zip(*((own.value, own.low, own.high, own.code, own.level) for own in parts), strict=True)
     return [np.stack(column) for column in columns]
 
 
@@ -308,10 +308,10 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
         mapped.append(summary(read, targets, held_out, seed=seed).r2)
         plain.append(unfitted_r2(beliefs[:, len(exact) - n_held_out :].cpu().numpy(), targets, seed))
     n = len(trials)
-    (plain_r2, *plain_ends, _), (map_r2, *map_ends, _) = _stacked(plain), _stacked(mapped)
+    (plain_r2, *ends, plain_code, _), (map_r2, *map_ends, map_code, _) = _stacked(plain), _stacked(mapped)
     return _Windows(
-        r2=Estimate.of(plain_r2, (plain_ends[0], plain_ends[1]), n=n),
-        map_r2=Estimate.of(map_r2, (map_ends[0], map_ends[1]), n=n),
+        r2=Estimate.of(plain_r2, (ends[0], ends[1]), n=n, reason=plain_code),
+        map_r2=Estimate.of(map_r2, (map_ends[0], map_ends[1]), n=n, reason=map_code),
         names=tuple(map(str, widths)),
     )
 

@@ -24,7 +24,7 @@ from bayesgeom.core.run import Behavior, Run
 from bayesgeom.core.text import percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.estimators import of_untrained, stacked
+from bayesgeom.results.estimators import mean_estimate, of_untrained, stacked, with_interval
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -50,6 +50,7 @@ N_EXAMPLES = 4
 CONSTANT = "constant"
 NOTED_OFF_ANSWER = 0.05  # mean off-answer probability from which a note says that KL and entropy leave it out
 SOURCES = ("exact", "model")
+_SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
 
 
@@ -223,7 +224,9 @@ class Calibration(Probe[CalibrationReport]):
         fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
         scores = sequence_scores(run.behavior)
         error, kl_error, scalars = _estimates(seen, errors, scores, run.seed)
-        exactly = Estimate.of(run.exact_behavior.correct.mean(dtype=np.float64), n=run.n)
+        best = run.exact_behavior.correct
+        exactly = mean_estimate(best.mean(axis=1, dtype=np.float64), seed=run.seed, bounds=(0.0, 1.0))
+        exactly = replace(exactly, value=np.asarray(best.mean(dtype=np.float64)))
         return CalibrationReport(
             entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=(*_baselines(error_of), *fresh_error)),
             kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl), *fresh_kl)),
@@ -307,14 +310,17 @@ def _estimates(
     scalars = {"entropy_mae_bits": errors, "accuracy": seen["correct"]}
     scalars |= {name: seen[name] for name in ("kl_bits", "total_variation", "off_answer_prob")}
     means = scores[:, [SCORES.index(name) for name in scalars]]
-    found = mean_interval(np.concatenate([errors, seen["kl_bits"], means], axis=1), seed=seed)
     n, n_pos = errors.shape
-    profiles = [
-        Estimate.of(values.mean(axis=0), (found.lo[at : at + n_pos], found.hi[at : at + n_pos]), n=n)
-        for values, at in ((errors, 0), (seen["kl_bits"], n_pos))
-    ]
+    most = np.full(2 * n_pos + len(scalars), np.inf)
+    most[[2 * n_pos + at for at, name in enumerate(scalars) if name in _SHARES]] = 1.0
+    found = mean_interval(np.concatenate([errors, seen["kl_bits"], means], axis=1), seed=seed, bounds=(0.0, most))
+
+    def estimate(values: Float64[np.ndarray, "sequence *rest"], at: slice | int) -> Estimate:
+        return Estimate.of(values.mean(axis=0), (found.lo[at], found.hi[at]), n=n, reason=found.code[at])
+
+    profiles = [estimate(values, slice(at, at + n_pos)) for values, at in ((errors, 0), (seen["kl_bits"], n_pos))]
     numbers = {
-        name: Estimate.of(values.mean(), (found.lo[at], found.hi[at]), n=n, why_not=found.why_not((at,)))
+        name: replace(estimate(values.mean(axis=1), at), value=np.asarray(values.mean()))
         for at, (name, values) in enumerate(scalars.items(), start=2 * n_pos)
     }
     return profiles[0], profiles[1], numbers
@@ -340,10 +346,14 @@ def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
             "effective_memory_symbols": Estimate.of(np.nan),
         }
     equal, n = Baseline.of("baseline", "equal to the window observer", 0.0), run.n
-    low, high = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
+    ends = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
+    is_exact = ~run.windows.kl_bits.any(axis=2)  # the observer is the exact filter, up to rounding
+    ends = replace(ends, lo=np.where(is_exact, 0.0, ends.lo), hi=np.where(is_exact, 0.0, ends.hi))
     return {
-        "window_kl_bits": Estimate.of(found.kl_bits, (low, high), n=n),
-        "window_gain_bits": Estimate.of(found.gain_bits, found.gain_ends, n=n, baselines=[equal]),
+        "window_kl_bits": with_interval(found.kl_bits, ends, n=n),
+        "window_gain_bits": Estimate.of(
+            found.gain_bits, found.gain_ends, n=n, baselines=[equal], reason=found.gain_code
+        ),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),
         "effective_memory_symbols": Estimate.of(found.symbols, found.symbols_ends, n=n),

@@ -24,7 +24,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.probes._separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
-from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained, smooth_estimate
+from bayesgeom.results.estimators import UNTRAINED, of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
@@ -144,7 +144,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         )
         n, mixed = len(labels), shares[:, 1:].mean(axis=1)
         rows = np.stack([own.silhouette_rows for own in layers], axis=1)
-        share_low, share_high = np.stack([own.share_ends for own in layers], axis=1)
+        share_low, share_high, code = np.stack([own.share_ends for own in layers], axis=1)
         gain_low, gain_high = np.stack([own.gain_ends for own in layers], axis=1)
         silhouette_levels = (
             _of_exchanges(EXCHANGED, silhouettes),
@@ -166,7 +166,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
             silhouette=smooth_estimate(rows, seed=run.seed, n=n, baselines=silhouette_levels),
             angle_degrees=Estimate.of(angles[:, 0], n=n, baselines=angle_levels),
             pc12_share=Estimate.of(
-                shares[:, 0], (share_low, share_high), n=n, baselines=share_levels, why_not=FLAT_OR_BIASED
+                shares[:, 0], (share_low, share_high), n=n, baselines=share_levels, reason=code.astype(np.int64)
             ),
             pc12_gain=Estimate.of(
                 shares[:, 0] - mixed, (gain_low, gain_high), resampled="mixed samples", baselines=gain_levels

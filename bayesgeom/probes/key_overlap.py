@@ -10,32 +10,34 @@ References:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes._key_views import View, key_views
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.probes.key_report import (
     LEVELS,
     RANDOM_DIRECTIONS,
     RANDOM_W_K,
-    WHY_NOT,
     KeyOverlapReport,
+    is_of_weights,
 )
 from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.results.estimators import UNTRAINED, with_interval
 from bayesgeom.stats.bootstrap import (
     jackknife_bias,
     jackknife_weights,
     percentile_interval,
 )
+from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.overlap import (
     frame_chances,
     frame_statistics,
@@ -69,6 +71,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         rows = np.stack([view.rows for view in views], axis=2)
+        is_exact = np.array([is_of_weights(view.name) for view in views])
         kink, noise = (np.stack(own, axis=1) for own in zip(*((v.kink, v.noise) for v in views), strict=True))
         levels = np.stack([_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)])
 
@@ -85,12 +88,12 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
             levels_of_untrained = _untrained(views, untrained)[i]
             heads = _of_heads(levels[:, i], levels_of_untrained)
-            ends = _bounds(values, rows[:, i], kink[i], noise[i], run.seed)
-            found = Estimate.of(values, ends, n=n, baselines=heads, why_not=WHY_NOT)
+            found = _bounds(values, rows[:, i], kink[i], noise[i], run.seed, is_exact[:, None, None])
+            by_head = with_interval(values, found, n=n, baselines=heads)
             mean = values.mean(axis=-1)
             of_rows, of_kink, of_noise = (own.mean(axis=-1) for own in (rows[:, i], kink[i], noise[i]))
-            ends = _bounds(mean, of_rows, of_kink, of_noise, run.seed)
-            return found, Estimate.of(mean, ends, n=n, baselines=_of_means(levels[:, i]), why_not=WHY_NOT)
+            found = _bounds(mean, of_rows, of_kink, of_noise, run.seed, is_exact[:, None])
+            return by_head, with_interval(mean, found, n=n, baselines=_of_means(levels[:, i]))
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
         centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
@@ -134,17 +137,20 @@ def _bounds(
     kink: Float[np.ndarray, "*rest"],
     noise: Float[np.ndarray, "*rest"],
     seed: int,
-) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Return the interval of the overlap, corrected for bias; the overlap itself if it is exact.
+    is_exact: Bool[np.ndarray, "*#rest"],
+) -> Interval:
+    """Return the interval of the overlap, corrected for bias; the overlap itself if it is exact, as that of weights.
 
     It is withheld where a bias is larger than the uncertainty, and where sampling noise is a large part of the mean
     keys: no correction of first order suffices there.
     """
-    lo, hi = (np.where(noise > MAX_NOISE, np.nan, end) for end in mean_overlap_interval(rows, kink, seed=seed))
-    is_same = (np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2)
-    is_inside = (lo < values) & (values < hi)  # rows are in the activations' precision, values in double
-    lo, hi = (np.where(is_same, values, np.where(is_inside, end, np.nan)) for end in (lo, hi))
-    return lo, hi
+    found = mean_overlap_interval(rows, kink, seed=seed)
+    is_same = is_exact | ((np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2))
+    is_inside = (found.lo < values) & (values < found.hi)  # rows are in the activations' precision, values in double
+    code = np.where(np.isfinite(found.lo) & ~is_inside, int(Reason.BIASED), found.code)
+    code = np.where(noise > MAX_NOISE, int(Reason.NOISE), code)
+    lo, hi = (np.where(is_same, values, np.where(code == Reason.NONE, end, np.nan)) for end in (found.lo, found.hi))
+    return replace(found, lo=lo, hi=hi, code=np.where(is_same, int(Reason.NONE), code))
 
 
 def _levels(

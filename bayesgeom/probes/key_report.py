@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes._key_views import COLUMNS, WEIGHTS
-from bayesgeom.results.estimate import NO, UNDECIDED, YES, Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.estimators import FEW_OR_BIASED, UNTRAINED
+from bayesgeom.results.estimate import Estimate, Quantity, Share, Signed, Unit
+from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
-NO_SAMPLING = "the value is exact, since keys from the weights involve no sampling of sequences"
 ROUNDING = 1e-6  # of exact values: two keys without their mean are opposite, like two random directions
 HEADS_DIFFER = "some heads are within the range of a baseline, or heads are on both sides of one"
-WHY_NOT = f"mean keys are noise in part; or {FEW_OR_BIASED}"
 _RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
+
+
+def is_of_weights(view: str) -> bool:
+    """Return whether a view's keys are computed from the weights, so that their overlap is exact."""
+    return view == COLUMNS or view.endswith(f" / {WEIGHTS}")
 
 
 @final
@@ -93,7 +97,7 @@ class KeyOverlapReport(Report):
 
     def is_exact(self, view: int) -> bool:
         """Return whether the view's keys are computed from the weights, so that no interval over sequences exists."""
-        return self.views[view] == COLUMNS or self.views[view].endswith(f" / {WEIGHTS}")
+        return is_of_weights(self.views[view])
 
     def level(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
         """Return the expectation of a level by its name; NaN where the level is not known."""
@@ -144,8 +148,8 @@ class KeyOverlapReport(Report):
         is_known = {name: np.isfinite(own).any() for name, own in levels.items()}
         known = [self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS if is_known[name]]
         if known and all((heads == -1).all() for heads in known):
-            return YES
-        return NO if any((heads == 1).all() for heads in known) else UNDECIDED
+            return Verdict.YES
+        return Verdict.NO if any((heads == 1).all() for heads in known) else Verdict.UNDECIDED
 
     def in_words(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
         """Return the verdicts of one view and layer in words: heads below, at or above each known level."""
@@ -183,9 +187,8 @@ class KeyOverlapReport(Report):
             found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
         if found.verdict and (self.is_exact(view) or np.isfinite(found.low)):
             verdict = self.verdict_of_heads(view, layer, is_centered=is_centered)
-            found = replace(found, verdict=verdict, caveat=HEADS_DIFFER if verdict == UNDECIDED else "")
-        is_withheld = self.is_exact(view) and found.no_interval
-        return replace(found, no_interval=NO_SAMPLING) if is_withheld else found
+            found = replace(found, verdict=verdict, caveat=HEADS_DIFFER if verdict == Verdict.UNDECIDED else "")
+        return found
 
     def _sentence(self, view: int, layer: int, *, is_centered: bool) -> str:
         """Return how many heads lie below, at and above each level, as a sentence; "" where the value is unknown."""

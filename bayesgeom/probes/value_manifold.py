@@ -21,15 +21,17 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
 from bayesgeom.core.trials import Trials
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.estimators import FLAT_OR_BIASED, UNTRAINED, of_untrained
+from bayesgeom.results.estimators import UNTRAINED, of_untrained, with_interval
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
-from bayesgeom.stats.correlation import absolute_ends
+from bayesgeom.stats.correlation import absolute_interval
+from bayesgeom.stats.intervals import no_interval
 from bayesgeom.stats.manifold import (
     CloudStatistics,
     EntropyScale,
@@ -55,7 +57,6 @@ UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "
 _UNIDENTIFIED = f"{UNIDENTIFIED}: entropy is a function of position"
 SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
-NO_ENDS = "the interval of the correlation with its sign was not made here, is withheld, or contains 0"
 _OVERALL, _WITHIN = range(2)
 _RELATIONS = ("spearman", "partial_spearman")  # of a cloud, in the same order
 _CURVE, _READ_OUT = "share on a smooth curve in entropy", "R² of a linear read-out of entropy"
@@ -357,14 +358,15 @@ def _shares(
             known_spread = None if spread is None else spread.cpu().numpy()
             cumulated = refitted_axis_shares(points, axes, few, covariance=known_spread).cumsum(axis=1)
             shares[:, :, row, layer] = cumulated[:, [0, -1]]
-    first, both = np.stack([*statistic_interval(shares, seed=seed, scale="share")], axis=1)
+    found = statistic_interval(shares, seed=seed, scale="share")
+    code = np.where(np.isnan(shares[0]), int(Reason.FLAT), found.code)
     alone = Baseline.of("chance", GAUSSIAN, gaussian)
     of_one = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
     of_both = of_untrained([copy.pc12_share.value for copy in copies])
     one, two = (_shape(clouds, name) for name in ("pc1_share", "pc12_share"))
     return (
-        Estimate.of(one, (first[0], first[1]), n=n, baselines=of_one, why_not=FLAT_OR_BIASED),
-        Estimate.of(two, (both[0], both[1]), n=n, baselines=of_both, why_not=FLAT_OR_BIASED),
+        Estimate.of(one, (found.lo[0], found.hi[0]), n=n, baselines=of_one, reason=code[0]),
+        Estimate.of(two, (found.lo[1], found.hi[1]), n=n, baselines=of_both, reason=code[1]),
     )
 
 
@@ -374,30 +376,34 @@ def _ordered(
     entropy: Float64[np.ndarray, "sequence position"],
     copies: Sequence[ValueManifoldReport],
 ) -> tuple[Estimate, Estimate, Estimate]:
-    """Return |Spearman|, signed Spearman and p-values; intervals in the last layer of the shown sites."""
+    """Return |Spearman|, signed Spearman and p-values.
+
+    Intervals are at the shown sites: in the last layer from all groups of the jackknife, before it from 20.
+    """
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
     rng = np.random.default_rng(run.seed)
     as_found = np.arange(n)
     orders = np.stack([as_found, *(rng.permutation(n) for _ in range(PERMUTATIONS))])
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
-    low, high = np.full_like(signed, np.nan), np.full_like(signed, np.nan)
-
     firsts = np.stack([[cloud.first.reshape(level.shape) for cloud in layers] for layers in clouds.values()])
     found = order_under_permutation(firsts, entropy, level, orders)
     for ordering, name in enumerate(_RELATIONS):
         signed[ordering], permuted = found[name][0], found[name][1:]
         p[ordering] = permutation_p(signed[ordering], permuted)
-    for row in (row for row, site in enumerate(clouds) if site in _SHOWN):
-        drawn = resampled_order(firsts[row, -1], entropy, level, jackknife_weights(n))
-        for ordering, name in enumerate(_RELATIONS):
-            ends = statistic_interval(drawn[name], seed=run.seed, scale="correlation")
-            low[ordering, row, -1], high[ordering, row, -1] = ends
+    ends = no_interval(signed.shape, n, Reason.NOT_COMPUTED)
+    for row, layer in ((row, layer) for row, site in enumerate(clouds) if site in _SHOWN for layer in range(n_layers)):
+        weights = jackknife_weights(n) if layer == n_layers - 1 else jackknife_weights(n, most=GROUPS)
+        drawn = resampled_order(firsts[row, layer], entropy, level, weights)
+        rows = np.stack([drawn[name] for name in _RELATIONS], axis=1)
+        found_here = statistic_interval(rows, seed=run.seed, scale="correlation")
+        for whole, own in ((ends.lo, found_here.lo), (ends.hi, found_here.hi), (ends.code, found_here.code)):
+            whole[:, row, layer] = own
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
     shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
     levels = known(shuffle, *of_untrained([copy.spearman.value for copy in copies]))
-    absolute = Estimate.of(np.stack(size), absolute_ends(low, high), n=n, why_not=NO_ENDS, baselines=levels)
-    return absolute, Estimate.of(signed, (low, high), n=n), Estimate.of(p, n=n)
+    absolute = with_interval(np.stack(size), absolute_interval(ends), n=n, baselines=levels)
+    return absolute, with_interval(signed, ends, n=n), Estimate.of(p, n=n)
 
 
 def _shown(

@@ -11,7 +11,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.core.text import percent_text
-from bayesgeom.results.estimate import NOT_ESTIMATED
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import Headline
@@ -164,7 +164,7 @@ class Diagnosis(Mapping[str, Report]):
         partly = self.provenance.get(LAYERS) or {}
         notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
         notes += [f"not applicable to this task: {', '.join(self.inapplicable)}"] * bool(self.inapplicable)
-        without = [(name, own) for name, own in lines if own.no_interval not in ("", NOT_ESTIMATED)]
+        without = [(name, own) for name, own in lines if own.no_interval and own.reason != Reason.NOT_COMPUTED]
         notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in without]
         told = {f"{name}: {text}": name for name, report in self.reports.items() if (text := report.conclusion())}
         leading = [numbers(lines[0][1])] if told and next(iter(self)) not in told.values() else []  # such as the KL
@@ -184,16 +184,19 @@ class Diagnosis(Mapping[str, Report]):
         """Show the figure of the first report with plotly."""
         self.plot().show()
 
-    def to_pandas(self, *, baselines: bool = False) -> "pd.DataFrame":
-        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
+    def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
+        """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.
 
         Args:
+            metric: Return the rows of this field alone, of every report that has it; None for all.
             baselines: Whether to add a row per baseline, identified by `role` and `baseline_name`.
 
         Returns:
             The rows of all reports, one report after another.
         """
-        rows = [row for report in self.reports.values() for row in records_of(report, baselines=baselines)]
+        rows = [
+            row for report in self.reports.values() for row in records_of(report, baselines=baselines, metric=metric)
+        ]
         return frame(rows, self.provenance)
 
     def to_xarray(self) -> "xr.DataTree":

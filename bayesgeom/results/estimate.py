@@ -2,6 +2,7 @@
 
     report.kl_bits.value                  # array; of a scalar, float(report.kl_bits)
     report.kl_bits.low, report.kl_bits.high
+    report.kl_bits.reason                 # codes: which entries have no interval, or a conservative one, and why
     report.kl_bits.baselines              # predictors, untrained networks, random directions, permutations
     report.kl_bits.clears("lower")        # does the interval lie beyond every baseline?
 
@@ -16,22 +17,21 @@ from functools import partial
 from typing import Any, Literal, Self, final
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.stats.bounds import WHY_OUTSIDE, reaches_bound
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.stats.bounds import within_bounds
 from bayesgeom.stats.extremes import Extreme, extreme_interval
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
 KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
-YES, NO, UNDECIDED = "yes", "no", "undecided"
-NOT_ESTIMATED = "none is estimated"
 ROUNDING = 1e-6  # of a level: computed in float32 or by another processor, the same level differs by as much
-TOO_FEW = "too few sequences, or too few that differ, for one that covers"
 Values = Float[np.ndarray, "..."]
+Codes = Int[np.ndarray, "..."]
 
 
 @final
@@ -45,7 +45,7 @@ class Quantity:
         unit: Unit of the value, such as "bits"; "" for none.
         better: Which direction is better than a baseline; "" if neither is.
         label: Label in tables and figures.
-        range: Least and greatest possible value. Reports withhold intervals that reach its bounds: see `within`.
+        range: Least and greatest possible value. Intervals of reports end at its bounds: see `within`.
     """
 
     axes: str = ""
@@ -66,6 +66,19 @@ class Unit:
     """Unit of a plain array in a report's field, such as "bits"; "1" for counts, shares, indices and masks."""
 
     name: str
+
+
+@final
+@dataclass(frozen=True)
+class Coordinate:
+    """Marks a field with one entry per place on an axis as a coordinate of it, which tables show as a column.
+
+        layer: Annotated[Int[np.ndarray, " ablation"], Coordinate()]
+        kinds: Annotated[tuple[str, ...], "ablation", Coordinate()]
+
+    The column has the name of the field, without the final "s" of a tuple. A negative integer means that the place has
+    none, such as the head of an ablation of a whole layer.
+    """
 
 
 Share = partial(Quantity, range=(0.0, 1.0))  # also accuracies, probabilities and absolute cosines
@@ -129,9 +142,8 @@ class Estimate:
         resampled: The resampled units: "sequences", "trainings", …; "" without an interval.
         n: Number of these units; 0 if that does not apply.
         baselines: Levels that the value is compared with.
-        why_not: Why intervals are withheld: one reason for all entries with a known value but NaN ends (see
-            `is_withheld`); "" if there are none, or for the usual reason (`TOO_FEW`). Reasons of single entries begin
-            with the entry's name and a colon, and are joined by semicolons: see `reason_of`.
+        reason: The number of a `Reason` by entry: why a known value has no interval, or that its interval is
+            conservative; None where every known value has a usual interval, or none is estimated.
     """
 
     value: Values
@@ -140,7 +152,22 @@ class Estimate:
     resampled: str = ""
     n: int = 0
     baselines: tuple[Baseline, ...] = ()
-    why_not: str = ""
+    reason: Codes | None = None
+
+    def __post_init__(self) -> None:
+        """Give each entry a code that agrees with its interval, which `replace` may have changed."""
+        codes = None
+        if self.low is not None or self.reason is not None:
+            codes = np.array(
+                np.broadcast_to(0 if self.reason is None else self.reason, self.value.shape), dtype=np.int64
+            )
+            if self.low is not None:
+                is_known = ~np.isnan(self.value)
+                codes[~np.isnan(self.low) & (codes != Reason.CONSERVATIVE)] = Reason.NONE
+                is_without = np.isnan(self.low) & np.isin(codes, (Reason.NONE, Reason.CONSERVATIVE))
+                codes[is_without] = Reason.NONE
+                codes[is_without & is_known] = Reason.NOT_COMPUTED
+        object.__setattr__(self, "reason", codes if codes is not None and codes.any() else None)
 
     @classmethod
     def of(
@@ -151,7 +178,7 @@ class Estimate:
         resampled: str = "sequences",
         n: int = 0,
         baselines: Sequence[Baseline] = (),
-        why_not: str = "",
+        reason: Reason | Codes | None = None,
     ) -> Self:
         """Return an estimate of numbers or arrays; interval ends and baselines are broadcast to the value's shape.
 
@@ -161,7 +188,7 @@ class Estimate:
             resampled: The resampled units.
             n: Number of these units.
             baselines: Levels to compare with.
-            why_not: Why intervals are withheld.
+            reason: Why intervals are withheld, for all entries without one or by entry.
 
         Returns:
             The estimate, in float64.
@@ -182,7 +209,7 @@ class Estimate:
             resampled="" if interval is None else resampled,
             n=n,
             baselines=tuple(baseline.broadcast(own.shape) for baseline in baselines),
-            why_not=why_not,
+            reason=None if reason is None else np.asarray(reason, dtype=np.int64),
         )
 
     def __float__(self) -> float:
@@ -199,7 +226,8 @@ class Estimate:
         """Return the estimate of some entries, with their ends and baselines."""
         low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
         baselines = tuple(baseline[index] for baseline in self.baselines)
-        return replace(self, value=_array(self.value[index]), low=low, high=high, baselines=baselines)
+        reason = None if self.reason is None else np.asarray(self.reason[index])
+        return replace(self, value=_array(self.value[index]), low=low, high=high, baselines=baselines, reason=reason)
 
     def mapped(self, change: Callable[[Values], Values]) -> Self:
         """Return the estimate with its value, its ends and those of its baselines changed by a function.
@@ -212,8 +240,11 @@ class Estimate:
             return None if own is None else change(own)
 
         baselines = (replace(b, value=change(b.value), low=each(b.low), high=each(b.high)) for b in self.baselines)
+        value, reason = change(self.value), self.reason
+        if reason is not None and value.shape != reason.shape:
+            reason = np.nan_to_num(change(reason.astype(np.float64))).astype(np.int64)
         return replace(
-            self, value=change(self.value), low=each(self.low), high=each(self.high), baselines=tuple(baselines)
+            self, value=value, low=each(self.low), high=each(self.high), baselines=tuple(baselines), reason=reason
         )
 
     def __repr__(self) -> str:
@@ -241,6 +272,15 @@ class Estimate:
             return np.zeros(self.value.shape, dtype=bool)
         return np.asarray(np.isnan(self.low) & ~np.isnan(self.value))
 
+    def reason_at(self, index: tuple[int, ...] = ()) -> Reason:
+        """Return the reason of one entry.
+
+        Example:
+            >>> Estimate.of([0.5, 0.25], ([0.25, np.nan], [0.75, np.nan]), reason=Reason.HEAVY_TAIL).reason_at((1,))
+            <Reason.HEAVY_TAIL: 4>
+        """
+        return Reason.of(int(codes_of(self)[index]))
+
     def baseline(self, name: str) -> Baseline:
         """Return one of the baselines by name.
 
@@ -263,11 +303,6 @@ class Estimate:
         """The effect of the same edit on the whole activation; NaN without one."""
         found = next((own.value for own in self.baselines if own.kind == "ceiling"), None)
         return np.full(self.value.shape, np.nan) if found is None else found
-
-    def with_ceiling(self, ceiling: Any) -> Self:
-        """Return the same estimate with a ceiling, broadcast to the shape of the value."""
-        level = Baseline.of("ceiling", WHOLE, np.asarray(ceiling, dtype=np.float64)).broadcast(self.value.shape)
-        return replace(self, baselines=(*self.baselines, level))
 
     def hardest_baseline(self, better: Better) -> Baseline | None:
         """Return the strongest baseline of a scalar, or None. Unknown levels are left out.
@@ -310,8 +345,9 @@ class Estimate:
         at = tuple(int(index) for index in np.unravel_index(chosen, self.value.shape))
         if self.low is None or (own := self[at]).is_withheld:
             return at, self[at]
-        lo, hi, why_not = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n, count=count)
-        return at, replace(own, low=_array(lo), high=_array(hi), why_not=why_not)
+        lo, hi, reason = extreme_interval(self.value.ravel(), low.ravel(), high.ravel(), which, n=self.n, count=count)
+        code = codes_of(own) if reason == Reason.NONE else np.asarray(reason, dtype=np.int64)
+        return at, replace(own, low=_array(lo), high=_array(hi), reason=code)
 
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.
@@ -332,7 +368,7 @@ class Estimate:
             >>> own.clears("lower").tolist()
             ['yes', 'undecided']
         """
-        found = np.full(self.value.shape, UNDECIDED, dtype="<U9")
+        found = np.full(self.value.shape, str(Verdict.UNDECIDED), dtype="<U9")
         bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.compared]
         known = [bar for bar in bars if not np.isnan(bar).all()]
         if not known or not better:
@@ -344,36 +380,34 @@ class Estimate:
             hardest = np.fmax(hardest, sign * bar)
         with np.errstate(invalid="ignore"):
             has_bar, rounding = np.isfinite(hardest), ROUNDING * np.abs(hardest)
-            found[has_bar & (sign * near > np.fmax(hardest + rounding, least))] = YES
-            found[has_bar & (sign * far < hardest - rounding)] = NO
+            found[has_bar & (sign * near > np.fmax(hardest + rounding, least))] = str(Verdict.YES)
+            found[has_bar & (sign * far < hardest - rounding)] = str(Verdict.NO)
         return found
 
 
+def codes_of(own: Estimate) -> Codes:
+    """Return the number of each entry's `Reason`; 0 where there is none to state."""
+    return np.zeros(own.value.shape, dtype=np.int64) if own.reason is None else own.reason
+
+
+def with_ceiling(own: Estimate, ceiling: Any) -> Estimate:
+    """Return the same estimate with a ceiling, broadcast to the shape of the value."""
+    level = Baseline.of("ceiling", WHOLE, np.asarray(ceiling, dtype=np.float64)).broadcast(own.value.shape)
+    return replace(own, baselines=(*own.baselines, level))
+
+
 def within(own: Estimate, least: float, greatest: float) -> Estimate:
-    """Return an estimate without the intervals that reach a bound of its range; see `reaches_bound`.
+    """Return an estimate whose intervals end at the bounds of its range; those that reach one are conservative.
 
     Example:
         >>> found = within(Estimate.of(0.9, (0.85, 1.1)), 0.0, 1.0)
-        >>> found, found.why_not
-        (Estimate(0.9), "an end of the interval reaches a bound of the quantity's range")
+        >>> found, found.reason_at()
+        (Estimate(0.9 [0.85 … 1]), <Reason.CONSERVATIVE: 1>)
     """
-    is_out = reaches_bound(own.value, *own.ends, (least, greatest))
-    if not is_out.any():
+    low, high, is_reached = within_bounds(own.value, *own.ends, (least, greatest))
+    if not is_reached.any():
         return own
-    low, high = (np.where(is_out, np.nan, end) for end in own.ends)
-    other = f"; or {own.why_not or f'there are {TOO_FEW}'}" if (own.is_withheld & ~is_out).any() else ""
-    return replace(own, low=low, high=high, why_not=WHY_OUTSIDE + other)
-
-
-def reason_of(why_not: str, entry: str) -> str:
-    """Return the reason of one entry, if an estimate's `why_not` states it, else the whole text.
-
-    Example:
-        >>> reason_of("layer 0: the value is exact; layer 1: a value is missing", "layer 1")
-        'a value is missing'
-    """
-    own = (part.removeprefix(f"{entry}: ") for part in why_not.split("; ") if part.startswith(f"{entry}: "))
-    return next(own, why_not)
+    return replace(own, low=low, high=high, reason=np.where(is_reached, int(Reason.CONSERVATIVE), codes_of(own)))
 
 
 def _array(value: Any) -> Values:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.results.estimate import TOO_FEW, Baseline, Estimate
+from bayesgeom.results.estimate import Baseline, Estimate, codes_of
 from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
-from bayesgeom.stats.intervals import BIASED, FINE, MISSING, WHY_BIASED, Interval, Scale
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
 UNTRAINED = "untrained networks"
-FEW_OR_BIASED = f"{WHY_BIASED}; or there are {TOO_FEW}"  # entries of one estimate that have several reasons
-FLAT_OR_BIASED = f"PC1 cannot be distinguished from the next component; or {FEW_OR_BIASED}"  # of shares of variance
 
 
 def mean_estimate(
@@ -20,9 +18,10 @@ def mean_estimate(
     seed: int,
     baselines: Sequence[Baseline] = (),
     resampled: str = "sequences",
+    bounds: Bounds = UNBOUNDED,
 ) -> Estimate:
-    """Return the mean over sequences with its bootstrap-t interval."""
-    found = mean_interval(per_sequence, seed=seed)
+    """Return the mean over sequences with its bootstrap-t interval; `bounds` are those of a value."""
+    found = mean_interval(per_sequence, seed=seed, bounds=bounds)
     return with_interval(
         per_sequence.mean(axis=0), found, n=len(per_sequence), baselines=baselines, resampled=resampled
     )
@@ -35,9 +34,13 @@ def smooth_estimate(
     n: int,
     baselines: Sequence[Baseline] = (),
     scale: Scale = "plain",
+    bounds: Bounds = UNBOUNDED,
 ) -> Estimate:
-    """Return a smooth statistic with its interval, from its values under `jackknife_weights(n)`."""
-    found = statistic_interval(replicates, seed=seed, scale=scale)
+    """Return a smooth statistic with its interval, from its values under `jackknife_weights(n)`.
+
+    `bounds` are those of a mean over sequences: see `statistic_interval`.
+    """
+    found = statistic_interval(replicates, seed=seed, scale=scale, bounds=bounds)
     return with_interval(replicates[0], found, n=n, baselines=baselines)
 
 
@@ -49,28 +52,9 @@ def with_interval(
     baselines: Sequence[Baseline] = (),
     resampled: str = "sequences",
 ) -> Estimate:
-    """Return an estimate with this interval, and the reason where it is withheld."""
-    low, high = interval
-    return Estimate.of(value, (low, high), n=n, baselines=baselines, resampled=resampled, why_not=why_not_of(interval))
-
-
-def why_not_of(interval: Interval) -> str:
-    """Return why entries have no interval: of a scalar its own reason, of an array one for all entries.
-
-    Returns:
-        "" if every entry has an interval, and for an array without biased entries, whose reason is the usual one.
-
-    Example:
-        >>> from bayesgeom.stats.intervals import no_interval
-        >>> why_not_of(no_interval((2,), n=31, code=BIASED))
-        'the estimated bias is larger than the uncertainty, so its correction is not reliable'
-    """
-    if interval.code.ndim == 0:
-        return interval.why_not()
-    is_biased, has_one = interval.code == BIASED, np.isin(interval.code, (FINE, MISSING))
-    if not is_biased.any():
-        return ""
-    return WHY_BIASED if (is_biased | has_one).all() else FEW_OR_BIASED
+    """Return an estimate with this interval, and the reason of each entry whose interval is withheld."""
+    ends = (interval.lo, interval.hi)
+    return Estimate.of(value, ends, n=n, baselines=baselines, resampled=resampled, reason=interval.code)
 
 
 def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str = UNTRAINED) -> tuple[Baseline, ...]:
@@ -82,7 +66,7 @@ def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str 
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:
-    """Stack estimates of one shape along a new first axis.
+    """Stack estimates of one shape along a new first axis; each entry keeps its reason.
 
     Baselines and interval ends that only some of them have are NaN for the others.
 
@@ -106,12 +90,11 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         return Baseline.of(kinds[name], name, value, low=low, high=high)
 
     low, high = along([own.low for own in found]), along([own.high for own in found])
-    reasons = {own.why_not for own in found if own.why_not}
     return Estimate.of(
         np.stack([own.value for own in found]),
         None if low is None or high is None else (low, high),
         resampled=next((own.resampled for own in found if own.resampled), ""),
         n=max(own.n for own in found),
         baselines=[baseline(name) for name in kinds] if baselines is None else baselines,
-        why_not=reasons.pop() if len(reasons) == 1 else "",
+        reason=np.stack([codes_of(own) for own in found]),
     )

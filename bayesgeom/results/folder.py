@@ -64,7 +64,7 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
     """Return the reports of these kinds in a folder, the other JSON content, and the names of unknown kinds.
 
     Raises:
-        OutputFault: The folder has no complete report, one with wrong fields, or a provenance of another form.
+        OutputFault: The folder has no complete report, one with fields of other types, or a provenance of another form.
     """
     parts, extra = storage.read(path)
     if "skipped" not in extra or not _is_provenance(extra.get(storage.ORIGIN)):
@@ -72,14 +72,17 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
     if not storage.fits((extra["skipped"], extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
         raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
     unknown = tuple(sorted(parts.keys() - kinds.keys()))
-    reports: dict[str, R] = {}
+    reports, notes = dict[str, R](), dict[str, dict[str, list[str]]]()
     for key, (scalars, arrays) in parts.items():
         if key in unknown:
             continue
         where = f"{path}: report {key!r}"
-        values = storage.fields_of(kinds[key], scalars, arrays, where)
+        values, noted = storage.completed(kinds[key], storage.fields_of(kinds[key], scalars, arrays, where))
+        notes |= {key: noted} if noted else {}
         storage.check_fields(kinds[key], values, where)
         reports[key] = kinds[key](**values)
+    if notes:
+        extra = {**extra, storage.ORIGIN: {**extra[storage.ORIGIN], storage.OTHER_VERSION: notes}}
     return reports, extra, unknown
 
 
@@ -89,7 +92,7 @@ def _is_provenance(stored: object) -> bool:
         case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
             return all(storage.fits(rest[key], hint) for key, hint in _PROVENANCE.items() if key in rest)
         case {}:
-            return stored == {}
+            return stored.keys() <= {storage.OTHER_VERSION}
     return False
 
 

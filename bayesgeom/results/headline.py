@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Self, final
 
 from bayesgeom.core.text import interval_text, measured_text, number_text
+from bayesgeom.core.verdict import Reason
 
 MOST = ", most"  # at the end of a baseline's name if only the largest of its draws is stored
+CONSERVATIVE = "≥ 95 %: "  # before a conservative interval
 MEAN = ", mean "  # before the mean of a baseline whose range decides
 
 
@@ -26,7 +28,7 @@ class Headline:
             value; NaN without a baseline.
         bound: "≤ " or "≥ " where `baseline` is the end of a range, such as the largest of several draws; else "".
         baseline_name: Its name, and the other baselines: level and name, the stronger first.
-        no_interval: Why the interval is withheld; "" where it is not.
+        reason: Why the interval is withheld, or that it is conservative.
         verdict: Whether the interval lies beyond every baseline: "yes", "no", "undecided", or "" without baselines.
         caveat: What `verdict` does not cover, as a clause; tables mark it with *. Of a `ruling`: a remark below it.
         finding: What the number shows, in a sentence; pages open with the headlines that have one.
@@ -45,7 +47,7 @@ class Headline:
     baseline: float = math.nan
     bound: str = ""
     baseline_name: str = ""
-    no_interval: str = ""
+    reason: Reason = Reason.NONE
     verdict: str = ""
     caveat: str = ""
     finding: str = ""
@@ -75,8 +77,19 @@ class Headline:
 
     @property
     def interval(self) -> str:
-        """Both ends; "" without an interval."""
-        return "" if math.isnan(self.low) else interval_text(self.low, self.high)
+        """Both ends, with a mark before those of a conservative interval; "" without an interval."""
+        mark = CONSERVATIVE * self.is_conservative
+        return "" if math.isnan(self.low) else f"{mark}{interval_text(self.low, self.high)}"
+
+    @property
+    def no_interval(self) -> str:
+        """The label of the reason why there is no interval; "" where there is one, or none is to be expected."""
+        return self.reason.label if math.isnan(self.low) and self.reason != Reason.CONSERVATIVE else ""
+
+    @property
+    def is_conservative(self) -> bool:
+        """Whether the interval covers more than 95 %."""
+        return self.reason == Reason.CONSERVATIVE
 
     @property
     def has_baseline(self) -> bool:

@@ -18,11 +18,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
+import numpy as np
+
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results import storage
-from bayesgeom.results.estimate import NOT_ESTIMATED, TOO_FEW, Baseline, Better, Estimate, within
+from bayesgeom.results.estimate import Baseline, Better, Estimate, within
 from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
 from bayesgeom.results.headline import MEAN, MOST, Headline
 from bayesgeom.results.page import display_in_notebook, notebook_html, page_of
@@ -59,8 +62,30 @@ class Report(ABC):
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Keep equality by value: that of dataclasses cannot compare arrays."""
+        super().__init_subclass__(**arguments)
+        for name in ("__eq__", "__hash__"):
+            setattr(cls, name, vars(Report)[name])
+
+    @final
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other is a report of the same kind with the same values, apart from the provenance."""
+        if type(self) is not type(other):
+            return NotImplemented
+        (scalars, arrays), (theirs, their_arrays) = parts_of(self), parts_of(other)
+        if arrays.keys() != their_arrays.keys() or storage.hashed(scalars, {}) != storage.hashed(theirs, {}):
+            return False
+        return all(
+            np.array_equal(own, their_arrays[name], equal_nan=own.dtype.kind == "f") for name, own in arrays.items()
+        )
+
+    @final
+    def __hash__(self) -> int:
+        return hash((self.name, self.n))
+
     def __post_init__(self) -> None:
-        """Withhold intervals that leave the range of their quantity; check that axes of one name have the same length.
+        """Let intervals end at the range of their quantity; check that axes of one name have the same length.
 
         Raises:
             ValueError: They do not, or an estimate has another number of axes than its annotation.
@@ -138,17 +163,23 @@ class Report(ABC):
         self.plot().show()
 
     @final
-    def to_pandas(self, *, baselines: bool = False) -> "pd.DataFrame":
-        """Return one tidy row per entry: model, checkpoint, task, then the columns of `Record`.
+    def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
+        """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.
 
         Args:
+            metric: Return the rows of this field alone; None for all.
             baselines: Whether to add a row per baseline, identified by `role` and `baseline_name`. Otherwise each entry
                 has one row, which includes its strongest baseline.
 
         Returns:
             The table; fields whose axes have no names, such as point clouds, are left out.
+
+        Raises:
+            InvalidArgument: The report has no such field.
         """
-        return frame(records_of(self, baselines=baselines), self.provenance)
+        if metric is not None:
+            storage.value_of(self, metric)  # which names the fields that there are
+        return frame(records_of(self, baselines=baselines, metric=metric), self.provenance)
 
     @final
     def to_xarray(self) -> "xr.Dataset":
@@ -275,8 +306,15 @@ def headline_of(
         bound=bound,
         baseline_name=names,
         verdict=str(own.clears(quantity.better)) if has_verdict else "",
-        no_interval=(own.why_not or TOO_FEW) if own.is_withheld else NOT_ESTIMATED * (has_verdict and own.low is None),
+        reason=_reason(own, is_expected=has_verdict),
     )
+
+
+def _reason(own: Estimate, *, is_expected: bool) -> Reason:
+    """Return why a scalar has no interval, or that it is conservative; nothing for a missing value."""
+    if np.isnan(own.value):
+        return Reason.NONE
+    return Reason.NOT_COMPUTED if is_expected and own.low is None else own.reason_at()
 
 
 def ceiling_of(report: Report, metric: str, at: tuple[int, ...], label: str) -> Headline:

@@ -24,11 +24,21 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import put_back, write_arrays
 from bayesgeom.core.reading import decoded, encoded, read_json
 from bayesgeom.core.text import shown
-from bayesgeom.results.estimate import KINDS, Baseline, Estimate, Quantity, Unit
+from bayesgeom.core.verdict import Reason
+from bayesgeom.results.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
 
-SCHEMA = 3  # 2: a hash over JSON and arrays; 3: numbers are estimates
+SCHEMA, OLDEST = 4, 3  # 2: a hash over JSON and arrays; 3: numbers are estimates; 4: a reason by entry, as a code
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 HASH, ORIGIN = "hash", "provenance"
+OTHER_VERSION = "other_version"  # key of the provenance: by report, the fields that a file lacks or that are ignored
+_REASONS = {  # of files of schema 3, whose reason is a text for all entries
+    "heavy tail": Reason.HEAVY_TAIL,
+    "sequences differ": Reason.FEW_DIFFER,
+    "are needed": Reason.FEW,
+    "at 0 or at 1": Reason.CONSTANT,
+    "estimated bias": Reason.BIASED,
+    "one training": Reason.ONE_TRAINING,
+}
 _IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
 _LEVELS = ("value", "low", "high")
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report
@@ -72,9 +82,10 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
     if schema > SCHEMA:
         raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    if schema < SCHEMA:
+    if schema < OLDEST:
         raise OutputFault(
-            f"{path} has schema {schema}; this bayesgeom reads schema {SCHEMA}. Run the command that made it again."
+            f"{path} has schema {schema}; this bayesgeom reads schemas {OLDEST} to {SCHEMA}. "
+            "Run the command that made it again."
         )
     stated = stored.pop(HASH, None)
     if stated != hashed(stored, arrays):
@@ -111,11 +122,15 @@ def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[
                 found[part], arrays[f"{key}.{part}"] = _IN_ARRAYS, np.ascontiguousarray(values)
         return found
 
+    reason: int | str | None = None
+    if estimate.reason is not None:
+        reason = int(estimate.reason) if estimate.reason.ndim == 0 else _IN_ARRAYS
+        arrays |= {f"{name}.reason": np.ascontiguousarray(estimate.reason)} if reason == _IN_ARRAYS else {}
     scalars = {
         **stored(estimate, name),
         "resampled": estimate.resampled,
         "n": estimate.n,
-        "why_not": estimate.why_not,
+        "reason": reason,
         "baselines": [
             {"kind": own.kind, "name": own.name, **stored(own, f"{name}.{index}")}
             for index, own in enumerate(estimate.baselines)
@@ -125,18 +140,18 @@ def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[
 
 
 def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where: str) -> Estimate:
-    """Return the estimate from the result of `estimate_parts`.
+    """Return the estimate from the result of `estimate_parts`; parts of another version are ignored.
 
     Raises:
-        OutputFault: A part is missing, unknown or of another form.
+        OutputFault: A part is missing or of another form.
     """
     form = f"{where}: field {name!r} holds no estimate"
-    wanted = {*_LEVELS, "resampled", "n", "why_not", "baselines"}
-    is_known = isinstance(stored, Mapping) and stored.keys() == wanted
+    wanted = {*_LEVELS, "resampled", "n", "baselines"}
+    is_known = isinstance(stored, Mapping) and wanted <= stored.keys()
     if not is_known or not fits(stored["baselines"], tuple[Mapping[str, Any], ...]):
         raise OutputFault(f"{form}: its parts are not {', '.join(sorted(wanted))}.")
-    if not fits((stored["resampled"], stored["n"], stored["why_not"]), tuple[str, int, str]):
-        raise OutputFault(f"{form}: resampled, n or why_not is of another type.")
+    if not fits((stored["resampled"], stored["n"]), tuple[str, int]):
+        raise OutputFault(f"{form}: resampled or n is of another type.")
 
     def level(own: Mapping[str, Any], key: str, part: str) -> np.ndarray:
         value = own[part]
@@ -164,9 +179,26 @@ def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where:
         **whole,
         resampled=stored["resampled"],
         n=stored["n"],
-        why_not=stored["why_not"],
+        reason=_reason_of(stored, arrays.get(f"{name}.reason"), whole["value"].shape, form),
         baselines=tuple(baselines),
     )
+
+
+def _reason_of(
+    stored: Mapping[str, Any], array: np.ndarray | None, shape: tuple[int, ...], form: str
+) -> np.ndarray | None:
+    """Return the codes of an estimate; those of schema 3 from its text, where it is about all entries."""
+    if "reason" not in stored:
+        text = str(stored.get("why_not", ""))
+        known = [code for part, code in _REASONS.items() if part in text and "; " not in text]
+        return np.full(shape, int(known[0] if known else Reason.NOT_STORED)) if stored["low"] is not None else None
+    codes = array if stored["reason"] == _IN_ARRAYS else stored["reason"]
+    if codes is None and stored["reason"] is None:
+        return None
+    known_codes = [int(code) for code in Reason]
+    if codes is None or not np.isin(codes, known_codes).all() or np.shape(codes) != shape:
+        raise OutputFault(f"{form}: its reason is not the number of a code for each entry.")
+    return np.asarray(codes, dtype=np.int64)
 
 
 def quantity_of(hint: Any) -> Quantity | None:
@@ -192,6 +224,14 @@ def axes_of(kind: type) -> dict[str, tuple[str, ...]]:
     """Return the axes of every array and every estimate with axes, in order, from its annotation."""
     hints = ((own.name, own.type) for own in fields(kind))
     return {name: _axes(hint) for name, hint in hints if _axes(hint) or _array(hint) is not None}
+
+
+def coordinates_of(kind: type) -> dict[str, str]:
+    """Return the axis of each field of a report class that is marked as a `Coordinate` of it."""
+    marked = [
+        own for own in fields(kind) if any(isinstance(part, Coordinate) for part in typing.get_args(own.type)[1:])
+    ]
+    return {own.name: (*_axes(own.type), *_along(own.type))[0] for own in marked}
 
 
 def value_of(report: object, name: str) -> Any:
@@ -253,23 +293,62 @@ def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.nd
     return found
 
 
+def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return the fields of a report of another version: those it lacks are missing values, unknown ones are left out.
+
+    Args:
+        kind: The report class.
+        values: Field values by name.
+
+    Returns:
+        The field values, and the names of fields that the file lacks and of those that are ignored; empty without any.
+    """
+    hints = {own.name: own.type for own in _stored(kind)}
+    optional = {own.name for own in _stored(kind) if own.default is not MISSING or own.default_factory is not MISSING}
+    lacks, ignored = sorted(hints.keys() - values.keys()), sorted(values.keys() - hints.keys())
+    found = {name: value for name, value in values.items() if name in hints}
+    sizes: dict[str, int] = {}
+    for name, value in found.items():
+        array = value.value if isinstance(value, Estimate) else value
+        sizes |= dict(zip(_axes(hints[name]), np.shape(array), strict=False)) if isinstance(array, np.ndarray) else {}
+        if isinstance(value, tuple) and name.endswith("s"):
+            sizes.setdefault(name.removesuffix("s"), len(value))
+    found |= {name: _not_stored(name, hints[name], sizes) for name in lacks if name not in optional}
+    return found, {what: names for what, names in (("lacks", lacks), ("ignored", ignored)) if names}
+
+
+def _not_stored(name: str, hint: Any, sizes: Mapping[str, int]) -> Any:
+    """Return the value of a field that a file lacks: NaN, −1 for integers, or nothing."""
+    shape = tuple(sizes.get(axis, 0) for axis in _axes(hint))
+    if quantity_of(hint) is not None:
+        return Estimate.of(np.full(shape, np.nan), reason=Reason.NOT_STORED)
+    if (array := _array(hint)) is not None:
+        kinds = array.dtypes if isinstance(array.dtypes, list | tuple) else ()
+        return np.zeros(shape, bool) if "bool" in kinds else np.full(shape, np.nan if "float64" in kinds else -1)
+    own = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    if (typing.get_origin(own) or own) is tuple:
+        along = " ".join(_along(hint)).split() or [name.removesuffix("s")]
+        return tuple("" for _ in range(math.prod(sizes.get(axis, 0) for axis in along)))
+    if typing.get_origin(own) is typing.Literal:
+        return typing.get_args(own)[0]
+    origin = typing.get_origin(own) or own
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {}
+    return {str: "", bool: False, int: -1, float: math.nan}.get(origin)
+
+
 def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
-    """Check fields against the annotations of a report class: names, types, and array axes that agree.
+    """Check fields against the annotations of a report class: types, and array axes that agree.
 
     Args:
         kind: A dataclass.
-        values: Field values by name.
+        values: Field values by name, as `completed` returns them.
         where: How messages begin.
 
     Raises:
-        OutputFault: A field is missing, unknown, or has another type than its annotation.
+        OutputFault: A field has another type than its annotation.
     """
     hints = {own.name: own.type for own in _stored(kind)}
-    optional = {own.name for own in _stored(kind) if own.default is not MISSING}
-    if missing := sorted(hints.keys() - values.keys() - optional):
-        raise OutputFault(f"{where} lacks the fields {', '.join(missing)}: another version wrote it. Make it again.")
-    if unknown := sorted(values.keys() - hints.keys()):
-        raise OutputFault(f"{where} has unknown fields {', '.join(unknown)}: another version wrote it. Make it again.")
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise OutputFault(f"{where}: field {name!r} holds {_described(value)}, which is not {_named(hints[name])}.")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from bayesgeom.core.columns import narrow, wrapped
-from bayesgeom.results.estimate import UNDECIDED
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.results.headline import MEAN, Headline
 
 LINES = 24  # of what `print(result)` shows, at most 100 columns wide
@@ -13,7 +13,7 @@ _HEAD = ("measured", "value", "95 % interval", "baseline", "beats")
 _RULED = (*_HEAD[:-1], "verdict")  # of reports that state verdicts of their own
 _NOTED = 5  # lines of notes below the table
 _ABOVE = 11  # lines of title and verdicts above it
-_SHORT = {UNDECIDED: "?"}
+_SHORT: dict[str, str] = {Verdict.UNDECIDED: "?"}
 _BEATS = {**_SHORT, "yes": "beats", "no": "does not beat"}  # next to verdicts of other kinds
 _LAYER = re.compile(r"\blayers? \d|\bL\d+\b")
 _COUNTED = "layers are counted from 0, as in TransformerLens; positions from 1"
@@ -42,7 +42,7 @@ def summary(
     for before, (name, line) in zip(former, lines, strict=False):
         rows.append((("" if name == before else name,) if has_names else ()) + _cells(line, is_ruled=is_ruled))
     notes = [*dict.fromkeys(f"*: {line.caveat}" for _, line in lines if line.verdict and line.caveat), *notes]
-    if any(line.verdict == UNDECIDED and not (line.caveat or line.ruling) for _, line in lines):
+    if any(line.verdict == Verdict.UNDECIDED and not (line.caveat or line.ruling) for _, line in lines):
         notes = [*notes, "?: undecided, because the interval includes a baseline or is missing"]
     if any(_LAYER.search(text) for text in (*sentences, *(line.label for _, line in lines))):
         notes = [*notes, _COUNTED]

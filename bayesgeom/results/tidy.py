@@ -1,17 +1,24 @@
-"""The tidy table: one row per entry of every number in a report, and optionally one per baseline."""
+"""The tidy table: one row per entry of every number in a report, and optionally one per baseline.
+
+Every axis of a quantity is a column. Layers, heads and positions are integers, the indices of arrays from 0. Any other
+axis has the names of its entries, as integers if all of them are. Fields marked as a `Coordinate` of an axis are also
+columns: rows of an ablation have layer and head of the ablated component.
+"""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity
 from bayesgeom.results.section import Reported
-from bayesgeom.results.storage import axes_of, quantities_of, values_of
+from bayesgeom.results.storage import axes_of, coordinates_of, quantities_of, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,29 +26,30 @@ if TYPE_CHECKING:
 
 ESTIMATE = "estimate"
 _ENDS = ("value", "low", "high")
-COLUMN_OF_AXIS = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}
+INDICES = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}  # axes and their columns
+Place = int | str | None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One row. Layers, heads and positions are indices of arrays, from 0; `variant` names the entry along other axes.
+    """One row. `places` names the entry: an index or a name by column, such as layer, head, site or ablation.
 
     `baseline` is the value of the strongest baseline, `baseline_low` and `baseline_high` are the ends of its range if
     it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate". In rows of baselines
-    it is the kind of the baseline, whose level is in `value`, `low` and `high`.
+    it is the kind of the baseline, whose level is in `value`, `low` and `high`. `reason` is the label of a code, why
+    there is no interval; "" where there is one, or none is estimated.
     """
 
     probe: str
     metric: str
     unit: str = ""
-    variant: str | None = None
-    layer: int | None = None
-    head: int | None = None
-    position: int | None = None
+    places: Mapping[str, Place] = field(default_factory=dict)
     value: float
     low: float = math.nan
     high: float = math.nan
+    reason: str = ""
+    conservative: bool = False
     baseline: float = math.nan
     baseline_low: float = math.nan
     baseline_high: float = math.nan
@@ -49,6 +57,10 @@ class Record:
     baseline_kind: str = ""
     role: str = ESTIMATE
     n: int
+
+    def place(self, column: str) -> Place:
+        """Return the index or the name of the entry along an axis; None if its quantity has no such axis."""
+        return self.places.get(column)
 
 
 def records_of(report: Reported, *, baselines: bool = False, metric: str | None = None) -> list[Record]:
@@ -64,11 +76,13 @@ def records_of(report: Reported, *, baselines: bool = False, metric: str | None 
     for name, quantity in declared.items():
         if metric in (None, name) and _is_labeled(values_by_field, quantity.dims):
             rows.extend(_of_estimate(report, name, quantity, baselines=baselines))
+    hidden = coordinates_of(type(report))
     for name, axes in axes_of(type(report)).items():
-        if metric in (None, name) and name not in declared and _is_labeled(values_by_field, axes):
-            values = values_by_field[name]
+        is_number = name not in declared and name not in hidden
+        if metric in (None, name) and is_number and _is_labeled(values_by_field, axes):
+            values, places = values_by_field[name], _places(report, axes)
             rows.extend(
-                _row(report, name, value=float(values[index]), **_place(values_by_field, axes, index))
+                _row(report, name, value=float(values[index]), places=places(index))
                 for index in itertools.product(*map(range, values.shape))
             )
     return [row for row in rows if metric in (None, row.metric)]
@@ -78,35 +92,44 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
     """Return rows as a table, with model, checkpoint and task as first columns if they are known."""
     import pandas as pd
 
-    columns = [field.name for field in dataclasses.fields(Record)]
-    table = pd.DataFrame([dataclasses.astuple(record) for record in records], columns=columns)
-    table = table.astype({"layer": "Int64", "head": "Int64", "position": "Int64"})
+    fixed = [each.name for each in dataclasses.fields(Record) if each.name != "places"]
+    named = dict.fromkeys((*dict.fromkeys(INDICES.values()), *(column for row in records for column in row.places)))
+    taken = {*fixed, "model", "checkpoint", "task"}
+    at, renamed = fixed.index("unit") + 1, {name: f"{name}_axis" if name in taken else name for name in named}
+    table = pd.DataFrame({name: [vars(record)[name] for record in records] for name in fixed[:at]})
+    for name, column in renamed.items():
+        values = [record.places.get(name) for record in records]
+        is_whole = name in INDICES.values() or not any(isinstance(value, str) for value in values)
+        table[column] = pd.array(values, dtype="Int64") if is_whole else pd.Series(values, dtype=object)
+    for name in fixed[at:]:
+        table[name] = [vars(record)[name] for record in records]
     model = provenance.get("model", {})
     first = {"model": model.get("architecture"), "checkpoint": model.get("name"), "task": provenance.get("task_label")}
-    for at, (column, value) in enumerate(first.items()):
-        table.insert(at, column, value)
+    for place, (column, value) in enumerate(first.items()):
+        table.insert(place, column, value)
     return table
 
 
 def _is_labeled(values_by_field: Mapping[str, Any], axes: Sequence[str]) -> bool:
     """Return whether every axis is a column of the table, or has names for its entries."""
-    return all(axis in COLUMN_OF_AXIS or f"{axis}s" in values_by_field for axis in axes)
+    return all(axis in INDICES or f"{axis}s" in values_by_field for axis in axes)
 
 
 def _of_estimate(report: Reported, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
-    values_by_field = values_of(report)
-    whole: Estimate = values_by_field[metric]
-    (low, high), hardest = whole.ends, _hardest(whole, quantity.better)
+    whole: Estimate = values_of(report)[metric]
+    (low, high), hardest, places = whole.ends, _hardest(whole, quantity.better), _places(report, quantity.dims)
     levels = [_levels(own, whole.value.shape) for own in whole.baselines]
     for index in np.ndindex(whole.value.shape):
-        at = {"unit": quantity.unit, "n": whole.n or report.n, **_place(values_by_field, quantity.dims, index)}
+        at = {"unit": quantity.unit, "n": whole.n or report.n, "places": places(index)}
         ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
+        is_conservative = whole.reason_at(index) == Reason.CONSERVATIVE
+        stated = {"conservative": is_conservative, "reason": "" if is_conservative else str(whole.reason_at(index))}
         baseline: dict[str, Any] = {}
         if (chosen := int(hardest[index])) >= 0:
             own, columns = whole.baselines[chosen], ("baseline", "baseline_low", "baseline_high")
             baseline = {"baseline_name": own.name, "baseline_kind": own.kind}
             baseline |= {column: float(end[index]) for column, end in zip(columns, levels[chosen], strict=True)}
-        yield _row(report, metric, **at, **ends, **baseline)
+        yield _row(report, metric, **at, **ends, **stated, **baseline)
         for own, ends_of in zip(whole.baselines, levels, strict=True) if baselines else ():
             known = dict(zip(_ENDS, (float(end[index]) for end in ends_of), strict=True))
             yield _row(report, metric, **at, **known, baseline_name=own.name, role=own.kind)
@@ -134,9 +157,27 @@ def _row(report: Reported, metric: str, **known: Any) -> Record:
     return Record(probe=report.name, metric=metric, **({"n": report.n} | known))
 
 
-def _place(values_by_field: Mapping[str, Any], axes: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
-    """Return layer, head and position of an entry, and its names along all other axes."""
-    place = dict(zip(axes, index, strict=True))
-    labels = [values_by_field[f"{axis}s"][i] for axis, i in place.items() if axis not in COLUMN_OF_AXIS]
-    columns = {COLUMN_OF_AXIS[axis]: i for axis, i in place.items() if axis in COLUMN_OF_AXIS}
-    return {"variant": " / ".join(labels) or None, **columns}
+def _places(report: Reported, axes: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Place]]:
+    """Return a function of an index along some axes: its columns, with indices, names and coordinates."""
+    values_by_field, columns = values_of(report), list[tuple[int, str, Sequence[Place] | None]]()
+    for at, axis in enumerate(axes):
+        names = None if axis in INDICES else _as_integers(values_by_field[f"{axis}s"])
+        columns.append((at, INDICES.get(axis, axis), names))
+        along = [name for name, own in coordinates_of(type(report)).items() if own == axis]
+        columns += [(at, _column(name, own := values_by_field[name]), _coordinate(own)) for name in along]
+    return lambda index: {column: index[at] if names is None else names[index[at]] for at, column, names in columns}
+
+
+def _column(name: str, values: object) -> str:
+    return name.removesuffix("s") if isinstance(values, tuple) else name
+
+
+def _coordinate(values: Any) -> Sequence[Place]:
+    if isinstance(values, tuple):
+        return values
+    return [None if value < 0 else int(value) for value in values.tolist()]
+
+
+def _as_integers(names: Sequence[str]) -> Sequence[Place]:
+    """Return names as integers if all of them are written as integers, such as training steps."""
+    return [int(name) for name in names] if all(re.fullmatch(r"0|[1-9]\d*", name) for name in names) else names

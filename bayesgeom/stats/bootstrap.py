@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64, Shaped
 from scipy.special import stdtrit  # scipy.stats takes a second to load
 
 from bayesgeom.stats.intervals import LEVEL as LEVEL_OF_AN_END
-from bayesgeom.stats.intervals import Interval, Scale, bootstrap_t, jackknife_interval
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale, bootstrap_t, jackknife_interval
 
 LEVEL = 0.95
 _ROUNDING = 16 * np.finfo(np.float64).eps  # of the terms: sums of up to 2¹⁶ of them err by less
@@ -117,10 +117,11 @@ def mean_interval(
     draws: int = DRAWS,
     level: float = LEVEL_OF_AN_END,
     terms: float = 1.0,
+    bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the bootstrap-t interval of the mean over sequences, 95 % by default; iterating gives both ends.
 
-    If the sample is too small or too skewed for an interval that covers, the ends are NaN and `why_not` gives the
+    If the sample is too small or too skewed for an interval that covers, the ends are NaN and `code` gives the
     reason.
 
     Args:
@@ -130,6 +131,7 @@ def mean_interval(
         level: Probability with which each end may be wrong.
         terms: Size of the terms of which a value is the sum, such as bits or probabilities. Values that differ by less
             than about 4e-15 times this size differ by rounding alone and count as equal; 0 to count them as different.
+        bounds: Least and greatest possible value, so that a mean of which few values differ has an interval.
 
     Example:
         >>> lo, hi = mean_interval(np.random.default_rng(0).exponential(size=200), seed=0)
@@ -137,7 +139,9 @@ def mean_interval(
         True
     """
     ones = np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1)))
-    return ratio_interval(per_sequence, ones, seed=seed, draws=draws, level=level, terms=terms)
+    above, below = _in_units(per_sequence), _in_units(ones)
+    weights = bootstrap_weights(len(above), seed=seed, draws=draws)
+    return bootstrap_t(above, below, weights, level=level, terms=terms, bounds=bounds)
 
 
 def seed_interval(
@@ -162,19 +166,18 @@ def ratio_interval(
     *,
     seed: int,
     draws: int = DRAWS,
-    level: float = LEVEL_OF_AN_END,
-    terms: float = 0.0,
     is_positive: bool = False,
+    bounds: Bounds = UNBOUNDED,
 ) -> Interval:
-    """Return the bootstrap-t interval of Σ numerator / Σ denominator, 95 % by default; both are resampled together.
+    """Return the bootstrap-t interval of Σ numerator / Σ denominator; both are resampled together.
 
-    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`. `terms` is as in
-    `bootstrap_t`; 0, because numerators have any unit. `is_positive` says that neither is ever negative: the lower end
-    is then positive. Without it, the lower end of a ratio with unequal denominators can lie below 0.
+    An R² on held-out sequences with the map fixed is 1 minus such a ratio: see `r2_interval`. `is_positive` says that
+    neither is ever negative: the lower end is then positive. Without it, the lower end of a ratio with unequal
+    denominators can lie below 0. `bounds` is as in `mean_interval`, where all denominators are equal.
     """
     above, below = _in_units(numerator), _in_units(denominator)
     weights = bootstrap_weights(len(above), seed=seed, draws=draws)
-    return bootstrap_t(above, below, weights, level=level, terms=terms, is_positive=is_positive)
+    return bootstrap_t(above, below, weights, is_positive=is_positive, bounds=bounds)
 
 
 def r2_interval(
@@ -194,7 +197,12 @@ def r2_interval(
 
 
 def statistic_interval(
-    replicates: Float[np.ndarray, "replicate *rest"], *, seed: int, scale: Scale = "plain", draws: int = DRAWS
+    replicates: Float[np.ndarray, "replicate *rest"],
+    *,
+    seed: int,
+    scale: Scale = "plain",
+    draws: int = DRAWS,
+    bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the 95 % interval of a smooth nonlinear statistic, from its values under `jackknife_weights(n)`.
 
@@ -206,6 +214,7 @@ def statistic_interval(
         scale: "plain", or the range of the statistic, to work on a more normal scale: "share" (0 to 1) or
             "correlation" (−1 to 1).
         draws: Number of resamples.
+        bounds: Of a mean over sequences, the least and the greatest possible value; see `mean_interval`.
 
     Example:
         >>> x, y = np.random.default_rng(0).normal(size=(2, 200))
@@ -218,7 +227,8 @@ def statistic_interval(
         True
     """
     groups = len(replicates) - 1
-    return jackknife_interval(replicates, bootstrap_weights(groups, seed=seed, draws=draws), scale=scale)
+    weights = bootstrap_weights(groups, seed=seed, draws=draws)
+    return jackknife_interval(replicates, weights, scale=scale, bounds=bounds)
 
 
 def linearized_draws(

@@ -23,10 +23,10 @@ from typing import Literal, SupportsFloat
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.verdict import Reason
+
 Extreme = Literal["largest", "smallest"]
 LEAST_PER_ENTRY = 4  # sequences: with fewer, ends so far out cover too seldom for skewed effects
-WHY_MANY = "chosen from too many entries for so small a sample"
-WHY_HIDDEN = "an entry that it was compared with has no interval"
 _TAIL, _CHOSEN_TAIL = 0.025, 0.05  # of an interval of its own, and of the end that the choice biases
 
 
@@ -38,8 +38,8 @@ def extreme_interval(
     *,
     n: int,
     count: int = 0,
-) -> tuple[float, float, str]:
-    """Return a 95 % interval of the largest (smallest) true value, which allows for the choice, or why there is none.
+) -> tuple[float, float, Reason]:
+    """Return a 95 % interval of the largest (smallest) true value, which allows for the choice.
 
     Args:
         value: Estimates; NaN for entries that were not measured, which are left out.
@@ -50,29 +50,29 @@ def extreme_interval(
         count: Number of entries among which the extreme was found, if it is not that of the measured ones.
 
     Returns:
-        Both ends and "". NaN and the reason if a measured entry has no interval, or with too few units for so many
-        entries. NaN and "" without entries.
+        Both ends and `Reason.NONE`. NaN and the reason if a measured entry has no interval, or with too few units for
+        so many entries. NaN and `Reason.NONE` without entries.
 
     Example:
         >>> value, low, high = np.array([[0.5, 0.4, 0.1], [0.25, 0.3, 0.05], [0.75, 0.5, 0.15]])
         >>> [round(end, 3) for end in extreme_interval(value, low, high, "largest", n=64)[:2]]
         [0.25, 0.75]
         >>> extreme_interval(value, low, high, "largest", n=3)
-        (nan, nan, 'chosen from too many entries for so small a sample')
+        (nan, nan, <Reason.MANY: 11>)
     """
     if which == "smallest":
-        lo, hi, why_not = extreme_interval(-value, -high, -low, "largest", n=n, count=count)
-        return -hi, -lo, why_not
+        lo, hi, reason = extreme_interval(-value, -high, -low, "largest", n=n, count=count)
+        return -hi, -lo, reason
     known = ~np.isnan(value)
     count = count or int(known.sum())
     is_hidden, is_small = bool(np.isnan((low + high)[known]).any()), count > 1 and n < LEAST_PER_ENTRY * count
     if not known.any() or is_hidden or is_small:
-        return math.nan, math.nan, WHY_HIDDEN if is_hidden else WHY_MANY if is_small else ""
+        return math.nan, math.nan, Reason.HIDDEN if is_hidden else Reason.MANY if is_small else Reason.NONE
     lower, times = low[known], _times(count)
     if times > 1:  # at 1 the ends stay as they are, to the last digit
         lower = value[known] - _farther((value - low)[known], (high - value)[known], times)
     chosen = int(value[known].argmax())
-    return min(float(lower.max()), float(low[known][chosen])), float(high[known].max()), ""
+    return min(float(lower.max()), float(low[known][chosen])), float(high[known].max()), Reason.NONE
 
 
 def remark_of(low: SupportsFloat, count: int) -> str:

@@ -11,11 +11,13 @@ at a lower level (`tail_level`) and moved further out (`tail_stretch`). `tail_we
 the bulk of the values and hardly on whether the largest one is in the sample. Binary values, such as correct and wrong,
 get Wilson's score interval, because resamples of them are too coarse.
 
-An interval of a mean is withheld for one of two reasons. Both rules were chosen to preserve the coverage of the
-intervals that are shown. (a) The tail is heavier than any on which coverage was measured. A stricter rule would lower
-coverage: it would select samples of a heavy-tailed population that look light-tailed, and these underestimate the mean.
-(b) Fewer than 8 sequences differ from the median. This rule selects samples that overestimate the rate of rare errors,
-so just above the limit both ends are taken at a lower level, `FEW_LEVEL`.
+An interval is withheld only where it would be too narrow. (a) The tail is heavier than any on which coverage was
+measured. A stricter rule would lower coverage: it would select samples of a heavy-tailed population that look
+light-tailed, and these underestimate the mean. (b) Fewer than 8 sequences differ from the median. This rule selects
+samples that overestimate the rate of rare errors, so just above the limit both ends are taken at a lower level,
+`FEW_LEVEL`. If the values have a range, there is an interval also below that limit: at most a share p of all sequences
+differs from the median m, by Clopper and Pearson, so the mean lies within m − p (m − least) … m + p (greatest − m). It
+allows for the worst case, and its code is `Reason.CONSERVATIVE`.
 
 The interval of another statistic, from the jackknife, is corrected for bias. It is also withheld where the correction
 is larger than the uncertainty. With nearly parallel keys such intervals hold 2 % of true mean |cosines| at n = 64.
@@ -28,6 +30,7 @@ models, with other seeds than those of `benchmarks/interval_coverage.py`, which 
 
 References:
     Wilson 1927, JASA 22 (the score interval of a proportion).
+    Clopper & Pearson 1934, Biometrika 26 (the exact interval of a proportion; with no exception, the rule of three).
     Efron & Tibshirani 1993, chapters 11 (jackknife) and 12.5 (bootstrap-t).
     Hill 1975, Annals of Statistics 3(5) (the tail index that `tail_weight` is a variant of).
 """
@@ -38,9 +41,10 @@ from typing import Literal, final
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
-from scipy.special import expit, logit, ndtri
+from scipy.special import betaincinv, expit, logit, ndtri
 
 from bayesgeom.core.batching import even_slices
+from bayesgeom.core.verdict import Reason
 
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer do not determine the spread
@@ -54,12 +58,11 @@ _STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # tail weight where t starts to
 _SOONER, _SHORT = 0.8, 0.4  # the same start and range in small samples, where t of a lighter tail grows, too
 _COLUMNS = 1_024  # processed together
 _ROUNDING = 1e-12  # of the largest value
-WHY_BIASED = "the estimated bias is larger than the uncertainty, so its correction is not reliable"
 _UNIT_ROUNDING = 16 * float(np.finfo(np.float64).eps)  # bounds the error of sums of terms of size 1 (a few roundings)
 
 Scale = Literal["plain", "correlation", "share"]
-
-FINE, MISSING, CONSTANT, FEW, HEAVY, BIASED = range(6)
+Bounds = tuple[float | np.ndarray, float | np.ndarray]  # least and greatest possible value, of all or of every column
+UNBOUNDED: Bounds = (-np.inf, np.inf)
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -83,7 +86,7 @@ class Interval:
     Args:
         lo: Lower ends.
         hi: Upper ends.
-        code: Why an interval is withheld; `FINE` where it is not.
+        code: The number of a `Reason`, by entry: why an interval is withheld, or that it is conservative.
         n_different: Sequences (or groups of them) that differ from the median.
         n: Number of sequences, or of groups of them if there are many.
     """
@@ -97,51 +100,22 @@ class Interval:
     def __iter__(self) -> Iterator[Float[np.ndarray, "..."]]:
         return iter((self.lo, self.hi))
 
-    def why_not(self, at: tuple[int, ...] = ()) -> str:
-        """Return the reason why entry `at` has no interval, or "" if it has one.
+    def reason(self, at: tuple[int, ...] = ()) -> Reason:
+        """Return why entry `at` has no interval, or that its interval is conservative.
 
         Example:
             >>> from bayesgeom.stats.bootstrap import mean_interval
-            >>> mean_interval(np.array([0.0] * 61 + [1.0] * 3), seed=0).why_not()
-            '3 of 64 sequences differ from the rest, and at least 8 must'
+            >>> mean_interval(np.array([0.0] * 61 + [1.0] * 3), seed=0).reason()
+            <Reason.FEW_DIFFER: 3>
         """
-        different, n = int(self.n_different[at]), self.n
-        match int(self.code[at]):
-            case code if code == FINE:
-                return ""
-            case code if code == CONSTANT:
-                return f"all {n:,} sequences are at 0 or at 1: how rare an exception is, is unknown"
-            case code if code == FEW and n <= MIN_DIFFERENT:
-                return f"{n} sequence{'s' * (n != 1)}, and more than {MIN_DIFFERENT} are needed"
-            case code if code == FEW:
-                return f"{different:,} of {n:,} sequences differ from the rest, and at least {MIN_DIFFERENT} must"
-            case code if code == HEAVY:
-                return f"a few of {n:,} sequences carry the mean (heavy tail), so that more sequences are needed"
-            case code:
-                return WHY_BIASED if code == BIASED else "a value is missing"
+        return Reason.of(int(self.code[at]))
 
 
-def no_interval(shape: tuple[int, ...], n: int, code: int = FEW) -> Interval:
+def no_interval(shape: tuple[int, ...], n: int, code: Reason = Reason.FEW) -> Interval:
     """Return NaN for every entry, with one reason."""
     unknown = np.full(shape, np.nan)
-    zeros, codes = np.zeros(shape, dtype=np.int64), np.full(shape, code, dtype=np.int64)
-    return Interval(lo=unknown, hi=unknown, code=codes, n_different=zeros, n=n)
-
-
-def withheld(intervals: Mapping[str, Interval]) -> dict[str, str]:
-    """Return, by metric, why it has no interval; for an array, the number of entries and the first one's reason.
-
-    Example:
-        >>> withheld({"kl_bits": no_interval((), n=5)})
-        {'kl_bits': '5 sequences, and more than 8 are needed'}
-    """
-    found = {}
-    for name, interval in intervals.items():
-        places = np.argwhere(interval.code != FINE)
-        if len(places):
-            why, n = interval.why_not(tuple(map(int, places[0]))), interval.code.size
-            found[name] = why if interval.code.ndim == 0 else f"{len(places):,} of {n:,} entries; the first: {why}"
-    return found
+    zeros, codes = np.zeros(shape, dtype=np.int64), np.full(shape, int(code), dtype=np.int64)
+    return Interval(lo=unknown, hi=unknown.copy(), code=codes, n_different=zeros, n=n)
 
 
 def bootstrap_t(
@@ -152,6 +126,7 @@ def bootstrap_t(
     level: float = LEVEL,
     terms: float = 0.0,
     is_positive: bool = False,
+    bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the interval of Σ above / Σ below, 95 % by default, or the reason why there is none.
 
@@ -163,6 +138,8 @@ def bootstrap_t(
         terms: Size of the terms of which a numerator is the sum. Numerators that differ by no more than the rounding
             error of such a sum count as equal, so that an interval does not depend on the processor.
         is_positive: Whether neither is ever negative. The lower end is then positive.
+        bounds: Least and greatest possible value of above / below. A mean of which few values differ then has an
+            interval that allows for the worst case.
     """
     n, shape = len(above), above.shape[1:]
     if n < 2:
@@ -174,7 +151,13 @@ def bootstrap_t(
     found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, terms, is_positive) for p in parts]
     if not found:
         return no_interval(shape, n)
-    lo, hi, code, different = (np.concatenate(ends).reshape(shape) for ends in zip(*found, strict=True))
+    lo, hi, code, different = (np.concatenate(ends) for ends in zip(*found, strict=True))
+    if is_mean:
+        range_of = tuple(np.broadcast_to(bound, shape).ravel() for bound in bounds)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            usual = np.median(a / b[:1, :1], axis=0)
+        lo, hi, code = _worst_case(usual, (lo, hi, code), different, n, level, range_of)
+    lo, hi, code, different = (own.reshape(shape) for own in (lo, hi, code, different))
     return Interval(lo=lo, hi=hi, code=code, n_different=different, n=n)
 
 
@@ -184,6 +167,7 @@ def jackknife_interval(
     *,
     scale: Scale = "plain",
     is_corrected: bool = True,
+    bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the 95 % interval of any smooth statistic of the sequences.
 
@@ -197,18 +181,23 @@ def jackknife_interval(
         scale: `correlation` works on Fisher's z = artanh(θ), so that the ends stay within −1 and 1; `share` on the
             logit, so that they stay within 0 and 1.
         is_corrected: Whether to correct for bias; if not, the interval is that of the expectation of θ.
+        bounds: Of a mean over sequences, the least and the greatest possible value; see `bootstrap_t`.
     """
     n, there, back = len(replicates) - 1, *_SCALES[scale]
     with np.errstate(divide="ignore", invalid="ignore"):
         on_scale = there(replicates.astype(np.float64))
         pseudo = n * on_scale[0] - (n - 1) * on_scale[1:]
         pseudo = pseudo if is_corrected else pseudo - pseudo.mean(axis=0) + on_scale[0]
-    found = bootstrap_t(pseudo, np.ones((n, *(1,) * (pseudo.ndim - 1))), weights, terms=n)  # differences of nθ
+    ones = np.ones((n, *(1,) * (pseudo.ndim - 1)))
+    found = bootstrap_t(pseudo, ones, weights, terms=n, bounds=bounds)  # differences of nθ
     lo, hi, own = back(found.lo), back(found.hi), replicates[0].astype(np.float64)
-    is_edge, is_same = (own == 0) | (own == 1), (found.n_different == 0) & np.isin(found.code, (FINE, CONSTANT))
-    is_biased = (found.code == FINE) & ~is_same & ~((lo < own) & (own < hi))
-    code = np.where(is_biased, BIASED, np.where(is_same, np.where(is_edge, CONSTANT, FINE), found.code))
-    lo, hi = (np.where(code == FINE, np.where(is_same, own, end), np.nan) for end in (lo, hi))
+    is_edge = ((own == 0) | (own == 1)) & (found.code != Reason.CONSERVATIVE)
+    is_same = (found.n_different == 0) & np.isin(found.code, (Reason.NONE, Reason.CONSTANT))
+    is_biased = (found.code == Reason.NONE) & ~is_same & ~((lo < own) & (own < hi))
+    of_same = np.where(is_edge, int(Reason.CONSTANT), int(Reason.NONE))
+    code = np.where(is_biased, int(Reason.BIASED), np.where(is_same, of_same, found.code))
+    is_there = np.isin(code, (Reason.NONE, Reason.CONSERVATIVE))
+    lo, hi = (np.where(is_there, np.where(is_same, own, end), np.nan) for end in (lo, hi))
     return replace(found, lo=np.asarray(lo), hi=np.asarray(hi), code=code)
 
 
@@ -310,15 +299,42 @@ def _columns(
     lo, hi = np.where(is_two, two_lo, lo), np.where(is_two, two_hi, hi)
     with np.errstate(divide="ignore", invalid="ignore"):
         skew = np.abs((influence**3).sum(axis=0)) / (influence**2).sum(axis=0) ** 1.5
-    code = np.where((np.maximum(upper, lower) > heaviest_tail(n)) & (skew > MAX_SKEW), HEAVY, FINE)
-    code = np.where(~np.isfinite(lo) | ~np.isfinite(hi) | (different < MIN_DIFFERENT), FEW, code)
+    is_heavy = (np.maximum(upper, lower) > heaviest_tail(n)) & (skew > MAX_SKEW)
+    code = np.where(is_heavy, int(Reason.HEAVY_TAIL), int(Reason.NONE))
+    few = Reason.FEW if n <= MIN_DIFFERENT else Reason.FEW_DIFFER
+    code = np.where(~np.isfinite(lo) | ~np.isfinite(hi) | (different < MIN_DIFFERENT), int(few), code)
     # If all are 0 or all are 1, a rare exception may be missing; any other constant is a property of the model.
     is_edge = (np.abs(ratio) <= _ROUNDING) | (np.abs(ratio - 1) <= _ROUNDING)
     is_constant = different == 0
     lo, hi = (np.where(is_constant, ratio, end) for end in (lo, hi))
-    code = np.where(is_constant, np.where(is_edge, CONSTANT, FINE), code)
-    code = np.where(np.isfinite(ratio), code, MISSING)
-    return np.where(code == FINE, lo, np.nan), np.where(code == FINE, hi, np.nan), code, different
+    code = np.where(is_constant, np.where(is_edge, int(Reason.CONSTANT), int(Reason.NONE)), code)
+    code = np.where(np.isfinite(ratio), code, int(Reason.MISSING))
+    is_there = code == Reason.NONE
+    return np.where(is_there, lo, np.nan), np.where(is_there, hi, np.nan), code, different
+
+
+def _worst_case(
+    usual: Float64[np.ndarray, " column"],
+    found: tuple[Float64[np.ndarray, " column"], Float64[np.ndarray, " column"], Int[np.ndarray, " column"]],
+    different: Int[np.ndarray, " column"],
+    n: int,
+    level: float,
+    bounds: tuple[np.ndarray, ...],
+) -> tuple[Float64[np.ndarray, " column"], Float64[np.ndarray, " column"], Int[np.ndarray, " column"]]:
+    """Return ends and codes, with the interval of the worst case where few values of a range differ from the usual one.
+
+    At most a share p of all sequences differs from it, and each can have any value of the range. At the edge the other
+    end is the bound itself, so that the interval is the exact one of a proportion.
+    """
+    lo, hi, code = found
+    least, greatest = bounds
+    most = betaincinv(different + 1, np.maximum(n - different, 1), 1 - level)
+    is_few = np.isin(code, (Reason.FEW_DIFFER, Reason.CONSTANT)) & (n > MIN_DIFFERENT) & (2 * different < n)
+    is_few &= np.isfinite(least) & np.isfinite(greatest)
+    with np.errstate(invalid="ignore"):
+        below, above = usual - most * (usual - least), usual + most * (greatest - usual)
+    lo, hi = np.where(is_few, below, lo), np.where(is_few, above, hi)
+    return lo, hi, np.where(is_few, int(Reason.CONSERVATIVE), code)
 
 
 def _two_valued(

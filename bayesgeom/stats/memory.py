@@ -61,6 +61,7 @@ class EffectiveMemory:
         stronger: The start with the lower KL at each width, as an index into `STARTS`.
         gain_bits: KL of the stronger window observer minus KL of the model, at each width.
         gain_ends: Both ends of the paired interval of `gain_bits`.
+        gain_code: The number of the reason of each interval that is withheld.
         is_beaten: Whether the model beats the stronger window observer, at each width.
         symbols: The effective memory: the smallest width whose observer the model does not beat; too large with
             probability 3.5 %. NaN (undecided) if the gain over that observer has no interval.
@@ -72,6 +73,7 @@ class EffectiveMemory:
     stronger: Int[np.ndarray, " window"]
     gain_bits: Float64[np.ndarray, " window"]
     gain_ends: tuple[Float64[np.ndarray, " window"], Float64[np.ndarray, " window"]]
+    gain_code: Int[np.ndarray, " window"]
     is_beaten: Bool[np.ndarray, " window"]
     symbols: float
     most_symbols: float
@@ -332,7 +334,8 @@ def effective_memory(
     observer = np.take_along_axis(scores.kl_bits, stronger[None, :, None], axis=0)[0]
     gain = observer.T - kl_bits.mean(axis=1, dtype=np.float64)[:, None]
     is_tied = np.abs(gain).max(axis=0) <= _ROUNDING_BITS  # tied in every sequence: no interval needed
-    lo, hi = (np.where(is_tied, 0.0, end) for end in mean_interval(gain, seed=seed))
+    found = mean_interval(gain, seed=seed)
+    lo, hi = (np.where(is_tied, 0.0, end) for end in found)
     bounds = (np.where(is_tied, 0.0, end) for end in _sure_ends(gain, seed=seed))
     # A missing end is replaced by the mean gain if all sequences agree which predictor is better.
     agree = (gain >= -_ROUNDING_BITS).all(axis=0) | (gain <= _ROUNDING_BITS).all(axis=0)
@@ -345,6 +348,7 @@ def effective_memory(
         stronger=stronger,
         gain_bits=gain.mean(axis=0),
         gain_ends=(lo, hi),
+        gain_code=found.code,
         is_beaten=is_distinct & (sure_lo > _ROUNDING_BITS),
         symbols=_first_without(sure_lo, is_distinct) if is_known else math.nan,
         most_symbols=_first_without(sure_hi, is_distinct) if is_known else math.nan,

@@ -33,8 +33,9 @@ from scipy.special import betainc, hyp2f1
 from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
+from bayesgeom.core.verdict import Reason
 from bayesgeom.stats.bootstrap import statistic_interval
-from bayesgeom.stats.intervals import BIASED, FINE, Interval
+from bayesgeom.stats.intervals import Interval
 
 _NEGLIGIBLE = 1e-6  # of a vector's length: rounding error of float32 for a vector that equals the mean
 _NODES = 2_000
@@ -319,8 +320,10 @@ def mean_overlap_interval(
     with np.errstate(invalid="ignore"):
         found = statistic_interval(rows - kink, seed=seed, scale="share")
         is_biased = (own > 0) & ((corrected <= 0) | (kink > most * (found.hi - corrected)))
-        code = np.where(is_biased & (np.isfinite(found.hi) | (corrected <= 0)), BIASED, found.code)
-    low, high = (np.where(code == FINE, end, np.nan) for end in (np.maximum(found.lo - RESIDUAL * kink, 0), found.hi))
+        code = np.where(is_biased & (np.isfinite(found.hi) | (corrected <= 0)), int(Reason.BIASED), found.code)
+    low, high = (
+        np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(found.lo - RESIDUAL * kink, 0), found.hi)
+    )
     return replace(found, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))
 
 

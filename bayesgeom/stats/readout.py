@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
 from torch import Tensor
 
 from bayesgeom.stats.bootstrap import percentile_interval, r2_interval, statistic_interval
@@ -80,7 +80,7 @@ class Readout:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CloudScores:
-    """One metric of several clouds: its value, its 95 % interval, and its level without the structure.
+    """One metric of several clouds: its value, its 95 % interval with codes, and its level without the structure.
 
     `level` is the mean over shuffles unless stated otherwise by the function that returns it.
     """
@@ -88,6 +88,7 @@ class CloudScores:
     value: Float64[np.ndarray, "*cloud"]
     low: Float64[np.ndarray, "*cloud"]
     high: Float64[np.ndarray, "*cloud"]
+    code: Int[np.ndarray, "*cloud"]
     level: Float64[np.ndarray, "*cloud"]
 
 
@@ -262,12 +263,12 @@ def summary(
     drawn = [held_out_scores(readout, targets, weights) for readout in readouts]
     metrics = tuple(drawn[0])
     replicates = np.stack([np.stack([of[metric] for metric in metrics], axis=1) for of in drawn], axis=2)
-    lows, highs = statistic_interval(replicates, seed=seed)  # of all metrics and clouds at once
+    found = statistic_interval(replicates, seed=seed)  # of all metrics and clouds at once
 
     def scored(metric: str, levels: Sequence[float]) -> CloudScores:
         at = metrics.index(metric)
-        value = replicates[0, at]
-        return CloudScores(value=value, low=lows[at], high=highs[at], level=np.array(levels, dtype=np.float64))
+        ends = {"low": found.lo[at], "high": found.hi[at], "code": found.code[at]}
+        return CloudScores(value=replicates[0, at], **ends, level=np.array(levels, dtype=np.float64))
 
     def within(maps: Float64[np.ndarray, " map"]) -> list[float]:
         low, high = percentile_interval(maps[n_draws:])
@@ -293,9 +294,9 @@ def unfitted_r2(
     truth, mean = targets.held_out[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
     error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
     with np.errstate(invalid="ignore", divide="ignore"):
-        low, high = r2_interval(error.T, spread[:, None], seed=seed)
+        found = r2_interval(error.T, spread[:, None], seed=seed)
         value = 1 - error.sum(axis=1) / spread.sum()
-    return CloudScores(value=value, low=low, high=high, level=np.zeros_like(value))
+    return CloudScores(value=value, low=found.lo, high=found.hi, code=found.code, level=np.zeros_like(value))
 
 
 def in_bands(

@@ -27,8 +27,9 @@ from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import interval_text, number_text, percent_text
+from bayesgeom.core.verdict import Reason
+from bayesgeom.dynamics.measure import over_trainings
 from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, times_later
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
@@ -43,9 +44,7 @@ if TYPE_CHECKING:
 NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
 NO_INTERVAL = f"cannot decide: fewer than {MIN_SEEDS} trainings"  # the verdict on a fall
-WHY_NO_FALL = f"with fewer than {MIN_SEEDS} trainings, steps and size come from the same sequences"
 NO_FALL = "no fall in the trainings that choose its steps"  # a verdict
-WHY_NO_ENTRY = f"{NO_FALL}, or not measured"
 
 
 def reached(steps: Steps, holds: Bool[np.ndarray, " step"]) -> ThresholdStep:
@@ -545,7 +544,7 @@ def _falls(curves: DynamicsReport, steps: Sequence[int]) -> dict[str, Any]:
             ([own.lo for own in falls.values()], [own.hi for own in falls.values()]),
             resampled="trainings",
             n=n_measuring,
-            why_not=WHY_NO_FALL if n_runs == n_measuring else WHY_NO_ENTRY,
+            reason=Reason.SAME_TRAININGS if n_runs == n_measuring else Reason.NO_FALL,
         ),
         "fall_share": np.array([own.share for own in falls.values()]),
         "fall_steps": np.array(

@@ -20,6 +20,7 @@ from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Edit
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.torch_state import with_gradients
+from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
@@ -36,14 +37,13 @@ from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.stats.correlation import LEAST_UNITS, jackknife_student, spearman
+from bayesgeom.stats.correlation import jackknife_student, spearman
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-FEW = f"fewer than {LEAST_UNITS} networks, or all ranks agree"
 EXPLANATIONS = ("share of the donor's difference", "share of the site's variance")
 ALIKE = "share-matched subspaces"
 EFFECTS = ("movement", "movement without the direct path")
@@ -352,7 +352,9 @@ def _correlations(
     drawn = [(held, moved), *((held[:, owner != own], moved[:, owner != own]) for own in np.unique(owner))]
     replicates = np.array([[[spearman(x, y) for y in effects] for x in shares] for shares, effects in drawn])
     ends = jackknife_student(replicates)
-    return Estimate.of(replicates[0], ends, resampled="networks", n=len(drawn) - 1, baselines=[_NOTHING], why_not=FEW)
+    return Estimate.of(
+        replicates[0], ends, resampled="networks", n=len(drawn) - 1, baselines=[_NOTHING], reason=Reason.FEW
+    )
 
 
 _NOTHING = Baseline.of("chance", "no relation", 0.0)

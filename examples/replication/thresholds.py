@@ -24,8 +24,9 @@ from torch import Tensor
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
 from bayesgeom.core.text import interval_text, number_text, percent_text
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit, reason_of
+from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.results.estimators import UNTRAINED, of_untrained
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -38,7 +39,7 @@ from bayesgeom.stats.bootstrap import (
     statistic_interval,
 )
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.intervals import BIASED, Interval, Scale, jackknife_interval
+from bayesgeom.stats.intervals import Interval, Scale, jackknife_interval
 from bayesgeom.stats.overlap import chance_overlap, coordinates_of, overlap, pairwise_cosine
 from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, TokenSums, in_parts, occurrences
@@ -53,9 +54,6 @@ GAUSSIAN_DRAWS, MIN_DRAWN, MAX_SEQUENCES = 60, 9, 256
 ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
 _ATTENTION_ROWS = 2_048  # drawn for the chance level of the fall
 CHANCE = "random data of the same sizes"
-WHY_FLAT = "PC1 cannot be distinguished from the next component"
-WHY_LAYERS = "a number of layers: intervals of it held the true one in 98 to 100 % of data sets, and 97 % is allowed"
-WHY_WEIGHTS = "the value is exact, since weights are no sample"
 MEASURES = (
     "PC1 of values",
     "PC1 + PC2 of values",
@@ -110,9 +108,7 @@ class PassThresholdsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         order = (1, 3, 4, 2, 0)  # one of each kind first
-        found = list(map(self._headline, order))
-        own = [reason_of(line.no_interval, self.measures[i]) for i, line in zip(order, found, strict=True)]
-        return [replace(line, no_interval=reason) for line, reason in zip(found, own, strict=True)]
+        return list(map(self._headline, order))
 
     def _ruling(self, i: int) -> str:
         """Return the verdict without its reason."""
@@ -237,18 +233,14 @@ class PassThresholds(Probe[PassThresholdsReport]):
         is_flat = (expected * ABOVE_GAUSSIAN >= measured) & np.isin(MEASURES, MEASURES[:2])
         reasons = _reasons(intervals, is_flat)
         low, high = (np.where(np.isin(MEASURES, list(reasons)), np.nan, end) for end in (low, high))
-        why_not = "; ".join(
-            f"{measure}: {reasons[measure]}"
-            for measure, value in zip(MEASURES, measured, strict=True)
-            if measure in reasons and np.isfinite(value)
-        )
+        reason = np.array([int(reasons.get(measure, Reason.NONE)) for measure in MEASURES])
         baselines = (
             Baseline.of("chance", CHANCE, expected),
             *of_untrained([copy.measured.value for copy in untrained]),
         )
         return PassThresholdsReport(
             measures=MEASURES,
-            measured=Estimate.of(measured, (low, high), n=n, baselines=baselines, why_not=why_not),
+            measured=Estimate.of(measured, (low, high), n=n, baselines=baselines, reason=reason),
             threshold=np.array(_THRESHOLDS),
             passed=passed_estimate(measured, rates, by_copies, n=n),
             verdicts=tuple(verdicts),
@@ -413,7 +405,9 @@ def _deciding(
     overlap that no sequence changes is the same in every draw.
     """
     ends = np.array([[float(interval.lo), float(interval.hi)] for interval in intervals]).T
-    for i in (i for i, interval in enumerate(intervals) if interval.code == BIASED and MEASURES[i] in MEASURES[:2]):
+    for i in (
+        i for i, interval in enumerate(intervals) if interval.code == Reason.BIASED and MEASURES[i] in MEASURES[:2]
+    ):
         weights = bootstrap_weights(len(found[i]) - 1, seed=seed)
         most = float(jackknife_interval(found[i], weights, scale=_SCALES[i], is_corrected=False).hi)
         ends[:, i] = 0 * most, most  # NaN if there is no end
@@ -424,11 +418,11 @@ def _deciding(
     return ends
 
 
-def _reasons(intervals: Sequence[Interval], is_flat: Bool[np.ndarray, " measure"]) -> dict[str, str]:
+def _reasons(intervals: Sequence[Interval], is_flat: Bool[np.ndarray, " measure"]) -> dict[str, Reason]:
     """Return, by measure, why it has no interval."""
-    own = {measure: interval.why_not() for measure, interval in zip(MEASURES, intervals, strict=True)}
-    flat = {measure: WHY_FLAT for measure, is_one in zip(MEASURES, is_flat, strict=True) if is_one}
-    found = own | flat | {_KEYS: WHY_LAYERS, _COLUMNS: WHY_WEIGHTS}
+    own = {measure: interval.reason() for measure, interval in zip(MEASURES, intervals, strict=True)}
+    flat = {measure: Reason.FLAT for measure, is_one in zip(MEASURES, is_flat, strict=True) if is_one}
+    found = own | flat | {_KEYS: Reason.NOT_COMPUTED, _COLUMNS: Reason.NOT_COMPUTED}
     return {measure: reason for measure, reason in found.items() if reason}
 
 

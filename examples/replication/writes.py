@@ -21,6 +21,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, W_O, Z
 from bayesgeom.core.text import number_text
 from bayesgeom.core.torch_state import with_gradients
+from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.run import SubspaceLike
@@ -46,7 +47,6 @@ N_RANDOM = 20
 N_WRITTEN = 128  # sequences over which write strength is averaged
 _HELD_OUT, _DRAWS = 6, 7  # branches of the seed
 RANDOM, SHEER = "random subspaces", "strength in random subspaces"
-WHY_NO_INTERVAL = "KL increases are means over sequences, which are not resampled here"
 
 
 @final
@@ -208,7 +208,7 @@ def write_report(
         rank_correlation=Estimate.of(
             own,
             (np.nan, np.nan),
-            why_not=WHY_NO_INTERVAL,
+            reason=Reason.NOT_RESAMPLED,
             baselines=[Baseline.of("chance", SHEER, sheer, low=min(drawn), high=max(drawn))],
         ),
         largest_gap=Estimate.of(_largest_gap(means[0])),

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bayesgeom
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.captions import caption_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.findings import numbers
@@ -22,7 +24,6 @@ from bayesgeom.results.storage import parts_of
 from bayesgeom.results.theme import axis_id
 from bayesgeom.results.tidy import records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
-from bayesgeom.stats.extremes import WHY_MANY
 
 N, POSITIONS, LAYERS, HEADS = 37, 7, 2, 3
 HEAD_ABLATIONS = [Ablation((Component(layer, "head", head),)) for layer in range(LAYERS) for head in range(HEADS)]
@@ -226,10 +227,10 @@ def test_the_largest_effect_is_undecided_where_no_interval_allows_for_its_choice
     battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(11)]
     report = reported(scores(rng, [0.1 + 0.1 * i for i in range(11)]), battery)
     first, second = (own for own in report.headlines() if own.label.endswith(("number 10", "number 9")))
-    assert np.isnan(first.low) and first.no_interval == WHY_MANY and second.verdict == "yes"
+    assert np.isnan(first.low) and first.reason == Reason.MANY and second.verdict == "yes"
     own = interval_text(*map(float, report.kl_increase_bits[10].ends))
     assert first.verdict == "undecided" and first.caveat == (
-        f"no interval allows for the choice ({WHY_MANY}; 11 ablations need 44 sequences); "
+        f"no interval allows for the choice ({Reason.MANY}; 11 ablations need 44 sequences); "
         f"its own interval, by which the others are judged, is {own}"
     )
     assert f"*: {first.caveat[:40]}" in str(report)
@@ -304,7 +305,7 @@ def test_a_saved_report_comes_back_equal(tmp_path: Path, rng: np.random.Generato
 
 def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:
     report = reported(scores(rng))
-    rows = {(r.metric, r.variant): r for r in records_of(report) if r.position is None}
+    rows = {(r.metric, r.place("ablation")): r for r in records_of(report) if r.place("position") is None}
     for i, label in enumerate(report.ablations):
         row, own = rows["kl_increase_bits", label], report.kl_increase_bits[i]
         assert (row.value, row.low, row.high) == (float(own), *map(float, own.ends))
@@ -368,3 +369,15 @@ def test_one_sequence_has_increases_without_intervals(rng: np.random.Generator, 
     assert report.plot().data and math.isnan(report.headlines()[0].low)
     report.save(tmp_path / "one")
     assert AblationReport.load(tmp_path / "one").table() == report.table()
+
+
+def test_the_table_of_heads_is_a_map_of_layers_and_heads(tmp_path: Path) -> None:
+    model = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=2, n_heads=3, d_model=6, d_mlp=8).build(seed=0)
+    task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+    report = bayesgeom.ablate(model, task, battery="heads", n=13, out=tmp_path / "heads")
+    table = report.to_pandas("kl_increase_bits").pivot(index="layer", columns="head", values="value")
+    np.testing.assert_array_equal(table.to_numpy(), report.kl_increase_bits_by_head)
+    assert set(report.to_pandas("kl_increase_bits")["kind"]) == {"head"}
+    whole = bayesgeom.ablate(model, task, battery="layers", n=13).to_pandas()
+    assert whole["head"].isna().all() and set(whole["layer"].dropna()) == {0, 1}
+    assert bayesgeom.load_report(tmp_path / "heads") == report, "it is what was returned"

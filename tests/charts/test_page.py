@@ -18,6 +18,7 @@ from bayesgeom import load_report
 from bayesgeom.charts.film import film_figure
 from bayesgeom.charts.lines import add_line
 from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.findings import numbers
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.library import asset
@@ -146,9 +147,9 @@ def test_each_baseline_has_a_line_and_each_verdict_its_color(document: str) -> N
 
 
 def test_a_withheld_interval_is_a_dash_that_says_why() -> None:
-    line = Headline(metric="x", label="x", value=0.5, no_interval='"one" sequence')
+    line = Headline(metric="x", label="x", value=0.5, reason=Reason.ONE_TRAINING)
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
-    assert text.count('– <div class="why">&#34;one&#34; sequence</div></td>') == 1, "a title cannot be read on a phone"
+    assert text.count('– <div class="why">one training</div></td>') == 1, "a title cannot be read on a phone"
 
 
 def found_in(text: str) -> list[str]:
@@ -236,7 +237,7 @@ def test_undecided_without_an_interval_says_so() -> None:
     text = page("t", [replace(section("one", "One"), headlines=(line,))], skipped={}, provenance={})
     shown = "KL is 0.25; without an interval nothing is decided, and the strongest baseline is 2 (flat)."
     assert found_in(text) == [f"undecided {shown}"]
-    known = numbers(replace(line, no_interval="too few"))
+    known = numbers(replace(line, reason=Reason.FEW))
     assert known.startswith("KL is 0.25; without an interval (too few) nothing is decided,")
 
 

@@ -22,7 +22,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
-from bayesgeom.dynamics.runs import CACHE
+from bayesgeom.dynamics.trainings import CACHE
 from bayesgeom.executors import Batch, check_same, name_of
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep

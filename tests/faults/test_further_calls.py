@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom import claims, monitor, tasks
+from bayesgeom import monitor, tasks
 from bayesgeom.cli import COMMANDS, main
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.recording import Selection
@@ -68,7 +68,6 @@ def connected(on: Any, options: Any = None) -> None:
         (lambda: made(monitor.Event, **EVENT | {"step": "x"}), r"step must be an integer, got 'x'"),
         (lambda: made(monitor.Event, **EVENT | {"kind": "lots"}), r"kind must be .*, got 'lots'"),
         (lambda: monitor.trainer_callback(TASK, every="x"), r"every must be an integer, got 'x'"),
-        (lambda: claims.verdict("B1"), r"claim must be Claim, got 'B1'"),
         (lambda: bayesgeom.load("mess3-small", tokenizer="x" * 300), r"tokenizer must be a path that the system can"),
     ],
 )

@@ -215,7 +215,7 @@ def test_the_same_kl_in_every_sequence_is_invariant_and_a_change_in_a_few_is_und
     same = pair(rng, own_kl=4e-3, change=lambda kl: kl)
     assert same.verdict == "invariant" and "exactly the same after renaming" in same.verdict_reason
     few = pair(rng, own_kl=4e-3, change=lambda kl: kl + 1.0 * (np.arange(len(kl)) < 5)[:, None])
-    assert few.verdict == "undecided" and few.verdict_reason.startswith("no interval: 5 of 211 sequences differ")
+    assert few.verdict == "undecided" and few.verdict_reason.startswith("no interval: too few differ")
 
 
 def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:

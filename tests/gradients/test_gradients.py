@@ -12,12 +12,10 @@ import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import HookFault, InvalidArgument, TaskMismatch
 from bayesgeom.gradients.attention_laws import advantage
-from bayesgeom.gradients.capture import captured, loss_nats
-from bayesgeom.gradients.identities import IDENTITIES
-from bayesgeom.gradients.precise import in_float64
+from bayesgeom.gradients.capture import captured, in_float64, loss_nats
 from bayesgeom.gradients.report import GradientReport
 from bayesgeom.gradients.run import batches, gradient_laws
-from bayesgeom.gradients.tally import OTHER
+from bayesgeom.gradients.tally import IDENTITIES, OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.tasks.base import derived_seed
@@ -117,7 +115,7 @@ def test_the_command_prints_and_writes(
     again = Diagnosis.load(out)["gradients"]
     assert isinstance(again, GradientReport) and again.n == 3 and again.targets == "exact"
     table = Diagnosis.load(out).to_pandas()
-    assert set(table[table.metric == "identity_error"].variant) == set(IDENTITIES)
+    assert set(table[table.metric == "identity_error"].law) == set(IDENTITIES)
     assert (out / "report.html").exists()
 
 

@@ -18,7 +18,6 @@ from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, 
 from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
 from bayesgeom.core.text import number_text
 from bayesgeom.core.trials import Trials
-from bayesgeom.interventions._evidence import WHY_NOT
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import (
@@ -196,7 +195,7 @@ def test_overlap_with_the_embeddings_has_a_chance_level_and_no_interval() -> Non
     found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
     share, random = inside.rank[0] / 30, found.share.baseline(RANDOM).value[INSIDE]
     np.testing.assert_allclose(random, share, atol=0.02, err_msg="a random subspace's share is k / d")
-    assert np.isnan(found.share.ends).all() and found.share.why_not == WHY_NOT
+    assert found.share.low is None
     assert "inside the span" in found.table() and "inside the span" not in inside.table()
     elsewhere = intervene(
         lively(), subspace=fits.random(2), sites=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
@@ -252,8 +251,8 @@ def test_the_report_draws_prints_and_keeps(swapped: InterventionReport, tmp_path
     np.testing.assert_array_equal(again.effect("answer shift").value, swapped.effect("answer shift").value)
     assert again.table() == text
     changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
-    rows = [row for row in changes if str(row.variant).startswith("KL increase / ")]
-    assert len(rows) == 8 and rows[1].variant == "KL increase / first third" and np.isfinite(rows[1].baseline)
+    rows = [row for row in changes if row.places["effect"] == "KL increase"]
+    assert len(rows) == 8 and rows[1].places["band"] == "first third" and np.isfinite(rows[1].baseline)
 
 
 @pytest.mark.parametrize("reading", ["hmm-s5/covariance-entropy", "hmm-s5/covariance-entropy-remove"])

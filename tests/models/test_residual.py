@@ -22,7 +22,7 @@ from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = {

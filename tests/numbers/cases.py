@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import bayesgeom
+from bayesgeom.results.storage import quantities_of
 
 EXPECTED = Path(__file__).parent / "expected.json"
 PER_ESTIMATE = 2  # recorded entries of one estimate: spread evenly over those with a value
@@ -49,9 +50,8 @@ def numbers_of(reports: Mapping[str, Any]) -> dict[str, float]:
     for name, report in reports.items():
         if name in OF_THE_STUDY:
             continue
-        for field, value in vars(report).items():
-            if type(value).__name__ != "Estimate":
-                continue
+        for field in quantities_of(type(report)):
+            value = report.estimate(field)
             flat = value.value.reshape(-1)
             known = np.flatnonzero(np.isfinite(flat))
             chosen = (

@@ -264,7 +264,7 @@ def test_a_recurrent_state_is_read_with_the_residual_stream() -> None:
     assert "Read from state, last layer" in titles
     captions = [stated_caption(figure, index) for index in range(8)]
     assert any(f"last layer, is {number_text(report.r2.value[1, -1])}" in own for own in captions), captions
-    assert {record.variant for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
+    assert {record.places["site"] for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 
 def test_wide_states_are_read_along_leading_axes(monkeypatch: pytest.MonkeyPatch) -> None:

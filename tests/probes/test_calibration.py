@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bayesgeom.core.run import Run
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
 from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
 from bayesgeom.results.diagnosis import Diagnosis
@@ -145,7 +146,7 @@ def test_bounds(noise: float, rng: np.random.Generator) -> None:
     for own in scalars:
         low, high = own.ends
         assert math.isnan(low) or low <= own.value + 1e-12 <= high + 2e-12
-        assert not own.why_not or math.isnan(low)
+        assert (own.reason_at() not in (Reason.NONE, Reason.CONSERVATIVE)) == math.isnan(low)
 
 
 def baseline_run(task: WindTunnel, n: int) -> Run:
@@ -256,8 +257,9 @@ def test_an_exactly_right_model_has_the_same_report_on_every_processor(rng: np.r
         steps = torch.from_numpy(rng.integers(-ulps, ulps + 1, size=exact.shape)) * torch.finfo(torch.float64).eps
         report = Calibration().measure(planted_run(trials, {}, model=exact * (1 + steps)))
         for own in (report.kl_bits, report.entropy_mae_bits, report.total_variation):
-            assert abs(float(own)) < 1e-15 and np.isnan(own.ends).all() and own.clears("lower").item() == "undecided"
-            assert own.why_not.endswith("are at 0 or at 1: how rare an exception is, is unknown")
+            assert abs(float(own)) < 1e-15 and own.clears("lower").item() == "undecided"
+            is_share = own is report.total_variation
+            assert own.reason_at() == (Reason.CONSERVATIVE if is_share else Reason.CONSTANT)
         assert float(report.effective_memory_symbols) == 43, "tested with paired differences, so it is decided"
 
 
@@ -306,9 +308,10 @@ def test_profiles_of_baselines_follow_their_names() -> None:
 
 def test_window_observers_stand_in_labeled_rows() -> None:
     report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
-    rows = {row.variant: row.value for row in records_of(report) if row.metric == "window_kl_bits"}
-    assert rows["stationary / 1"] == pytest.approx(levels(report.kl_bits)["window 1 stationary"], abs=1e-6)
-    assert list(rows) == [f"{start} / {w}" for start in report.window_starts for w in report.windows]
+    records = records_of(report, metric="window_kl_bits")
+    rows = {(row.places["window_start"], row.places["window"]): row.value for row in records}
+    assert rows["stationary", 1] == pytest.approx(levels(report.kl_bits)["window 1 stationary"], abs=1e-6)
+    assert list(rows) == [(start, int(w)) for start in report.window_starts for w in report.windows]
     low, high = (end[1, :4] for end in report.window_kl_bits.ends)
     own = report.window_kl_bits.value[1, :4]
     assert (low < own).all() and (own < high).all(), "observers of up to three symbols"

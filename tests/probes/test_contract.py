@@ -220,11 +220,11 @@ def test_the_figure_is_drawn_from_stored_numbers_alone(name: str, tmp_path: Path
 def test_records_are_well_formed(name: str) -> None:
     for report in measured(name):
         records = records_of(report)
-        assert len({(r.metric, r.variant, r.layer, r.head, r.position) for r in records}) == len(records) > 0
+        assert len({(r.metric, *r.places.items()) for r in records}) == len(records) > 0
         for record in records:
             assert record.probe == name and record.n == report.n
             assert all(isinstance(v, float) for v in (record.value, record.low, record.high, record.baseline))
-            assert all(i is None or i >= 0 for i in (record.layer, record.head, record.position))
+            assert all(i is None or isinstance(i, str) or i >= 0 for i in record.places.values())
 
 
 @every_probe

@@ -12,14 +12,16 @@ import torch
 from bayesgeom.charts.manifold import LEAST_SHARE
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.results.estimate import Estimate, codes_of
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
-from bayesgeom.stats.correlation import absolute_ends
+from bayesgeom.stats.correlation import absolute_interval
+from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.tasks.base import WindTunnel
@@ -161,7 +163,7 @@ def test_the_level_of_a_relation_is_its_mean_over_shuffles() -> None:
         assert float(own.baseline(SHUFFLE).value) == pytest.approx(found[name][1:].mean())
 
 
-def test_shares_have_intervals_everywhere_and_the_order_in_the_last_layer_of_what_is_shown() -> None:
+def test_shares_have_intervals_everywhere_and_the_order_at_the_sites_that_are_shown() -> None:
     report = ValueManifold().measure(lively())
     is_known = np.isfinite(report.pc1_share.ends[0])
     gaussian = report.pc1_share.baseline("Gaussian points").value
@@ -171,20 +173,25 @@ def test_shares_have_intervals_everywhere_and_the_order_in_the_last_layer_of_wha
         assert (np.isfinite(low) == np.isfinite(high)).all() and (low[is_known] < high[is_known]).all()
         assert ((low < own.value + 0.05) & (own.value - 0.05 < high))[is_known].all()
     is_shown = np.zeros_like(is_known)
-    is_shown[[row_of(report, "v"), row_of(report, "resid_post")], -1] = True
+    is_shown[[row_of(report, "v"), row_of(report, "resid_post")]] = True
     low, high = report.signed_spearman.ends
+    is_shown = np.broadcast_to(is_shown, low.shape)
     assert (np.isfinite(low) == is_shown).all() and np.isfinite(report.p_value.value).all()
     np.testing.assert_allclose(np.abs(report.signed_spearman.value), report.spearman.value, atol=1e-6)
-    excludes = is_shown & ((low > 0) | (high < 0))
+    includes = is_shown & (low <= 0) & (high >= 0)
     least, most = report.spearman.ends
-    assert (np.isfinite(least) == excludes).all() and (least[excludes] < most[excludes]).all()
+    assert (np.isfinite(least) == is_shown).all() and (least[is_shown] < most[is_shown]).all()
+    assert ((codes_of(report.spearman) == Reason.CONSERVATIVE) == includes).all() and (least[includes] == 0).all()
+    assert (codes_of(report.spearman)[~is_shown] == Reason.NOT_COMPUTED).all()
 
 
-def test_an_absolute_value_has_an_interval_where_that_with_the_sign_excludes_zero() -> None:
+def test_an_absolute_value_is_at_least_zero_where_the_interval_with_the_sign_includes_it() -> None:
     low, high = np.array([0.1, -0.5, -0.1, np.nan]), np.array([0.3, -0.2, 0.2, np.nan])
-    least, most = absolute_ends(low, high)
-    np.testing.assert_array_equal(least, [0.1, 0.2, np.nan, np.nan])
-    np.testing.assert_array_equal(most, [0.3, 0.5, np.nan, np.nan])
+    codes = np.array([0, 0, 0, Reason.FEW])
+    found = absolute_interval(Interval(lo=low, hi=high, code=codes, n_different=codes, n=31))
+    np.testing.assert_array_equal(found.lo, [0.1, 0.2, 0, np.nan])
+    np.testing.assert_array_equal(found.hi, [0.3, 0.5, 0.2, np.nan])
+    assert found.code.tolist() == [0, 0, Reason.CONSERVATIVE, Reason.FEW]
 
 
 def test_standardized_clouds_do_not_depend_on_the_size_of_a_coordinate() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -315,8 +316,9 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     assert isinstance(found, EMReport) and found.n == 2
     assert (out / "report.html").stat().st_size > 600_000
     rows = Diagnosis.load(out).to_pandas()
-    assert set(rows[rows.metric == "speedup"].variant) == {
-        f"{sequence} / diagonal {chain.diagonal} / {name}"
+    speedups = rows[rows.metric == "speedup"]
+    assert set(zip(speedups.sequence, speedups.chain, speedups.condition, strict=True)) == {
+        (sequence, f"diagonal {chain.diagonal}", name)
         for sequence in ("trained on", "held out")
         for chain in CHAINS
         for name in NAMES

@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Shaped
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
@@ -77,7 +78,7 @@ def planted(rng: np.random.Generator) -> PlantedReport:
     return PlantedReport(
         depth=depth,
         missing=Estimate.of(math.nan),
-        overlap=Estimate.of(overlap, (overlap - 1, overlap + 1), baselines=[flat, random], why_not="too few differ"),
+        overlap=Estimate.of(overlap, (overlap - 1, overlap + 1), baselines=[flat, random], reason=Reason.FEW_DIFFER),
         by_set=Estimate.of(rng.normal(size=(2, 3, 5)), baselines=[shuffled]),
         by_item=Estimate.of(rng.normal(size=7)),
         share=0.75,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, final
 
@@ -12,13 +12,13 @@ import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.reading import decoded
-from bayesgeom.results.estimate import TOO_FEW, Baseline, Better, Estimate, Share, within
-from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate
+from bayesgeom.core.verdict import Reason
+from bayesgeom.results.estimate import Baseline, Better, Estimate, Share, codes_of, with_ceiling, within
+from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate, stacked
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.results.storage import estimate_of, estimate_parts
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
-from bayesgeom.stats.bounds import WHY_OUTSIDE
 
 UNIFORM = Baseline.of("chance", "uniform", 0.5, low=0.4, high=0.6)
 SHUFFLED = Baseline.of("permutation", "shuffled", 0.1)
@@ -108,7 +108,7 @@ def test_a_mean_has_the_interval_of_the_bootstrap(rng: np.random.Generator) -> N
     np.testing.assert_array_equal(np.stack(own.ends), np.stack([low, high]))
     assert (own.n, own.resampled) == (41, "sequences")
     few = mean_estimate(np.ones(5), seed=0)
-    assert bool(few.is_withheld) and few.why_not.startswith("all 5 sequences")
+    assert bool(few.is_withheld) and few.reason_at() == Reason.CONSTANT
 
 
 def test_a_smooth_statistic_has_the_interval_of_its_jackknife(rng: np.random.Generator) -> None:
@@ -131,10 +131,12 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
         Baseline.of("chance", "a", values[3]),
         Baseline.of("baseline", "b", values[4], low=values[0], high=values[1]),
     ]
-    own = Estimate.of(values[0], (values[1], np.full(shape, np.nan)), n=13, baselines=levels, why_not="too few")
+    own = Estimate.of(
+        values[0], (np.full(shape, np.nan), np.full(shape, np.nan)), n=13, baselines=levels, reason=Reason.FEW
+    )
     data, arrays = estimate_parts("x", own)
     again = estimate_of("x", decoded(data), arrays, "here")
-    assert (again.resampled, again.n, again.why_not) == ("sequences", 13, "too few")
+    assert (again.resampled, again.n) == ("sequences", 13) and (codes_of(again) == Reason.FEW).all()
     np.testing.assert_equal([again.value, *again.ends], [own.value, *own.ends])
     for one, other in zip(again.baselines, own.baselines, strict=True):
         assert (one.kind, one.name) == (other.kind, other.name)
@@ -153,7 +155,8 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
         {"baselines": [3]},
         {"baselines": [{"kind": "guess", "name": "a", "value": 0.0, "low": None, "high": None}]},
         {"baselines": [{"kind": "chance", "name": "a"}]},
-        {"more": 1},
+        {"reason": 99},
+        {"reason": "heavy tail"},
     ],
     ids=str,
 )
@@ -165,7 +168,7 @@ def test_damaged_parts_are_refused_by_name(damage: dict[str, object], tmp_path: 
 
 def test_a_ceiling_is_no_baseline_to_beat() -> None:
     level = Baseline.of("chance", "random subspaces", 0.1)
-    own = Estimate.of([0.5, 0.2], ([0.4, 0.0], [0.6, 0.4]), baselines=[level]).with_ceiling([0.9, math.nan])
+    own = with_ceiling(Estimate.of([0.5, 0.2], ([0.4, 0.0], [0.6, 0.4]), baselines=[level]), [0.9, math.nan])
     assert own.ceiling.tolist()[0] == 0.9 and np.isnan(own.ceiling[1])
     assert own.clears("higher").tolist() == ["yes", "undecided"]
     assert own.compared == own.baselines[:1] and own[0].hardest_baseline("higher").name == "random subspaces"  # type: ignore[union-attr]
@@ -188,17 +191,32 @@ class Accuracies(Report):
         return go.Figure()
 
 
-def test_a_report_withholds_intervals_that_leave_the_range_of_their_quantity() -> None:
+def test_intervals_of_a_report_end_at_the_range_of_their_quantity() -> None:
     ends = ([0.8, 0.87, -0.1, np.nan], [0.95, 1.0, 0.3, np.nan])
     own = Accuracies(accuracy=Estimate.of([0.9, 0.896, 0.1, 0.5], ends, n=31), n=31).accuracy
-    np.testing.assert_array_equal(own.ends, [[0.8, np.nan, np.nan, np.nan], [0.95, np.nan, np.nan, np.nan]])
-    assert own.why_not == f"{WHY_OUTSIDE}; or there are {TOO_FEW}", "the last one had another reason"
-    assert within(own, 0.0, 1.0) is own
+    np.testing.assert_array_equal(own.ends, [[0.8, 0.87, 0, np.nan], [0.95, 1.0, 0.3, np.nan]])
+    assert codes_of(own).tolist() == [Reason.NONE, Reason.CONSERVATIVE, Reason.CONSERVATIVE, Reason.NOT_COMPUTED]
+    np.testing.assert_array_equal(within(own, 0.0, 1.0).ends, own.ends)
 
 
 def test_why_an_interval_was_withheld_before_is_kept() -> None:
-    own = within(Estimate.of([0.9, 0.5], ([0.8, np.nan], [1.1, np.nan]), why_not="biased"), 0.0, 1.0)
-    assert own.why_not == f"{WHY_OUTSIDE}; or biased"
+    own = within(Estimate.of([0.9, 0.5], ([0.8, np.nan], [1.1, np.nan]), reason=Reason.BIASED), 0.0, 1.0)
+    assert codes_of(own).tolist() == [Reason.CONSERVATIVE, Reason.BIASED]
+
+
+def test_a_code_agrees_with_its_interval() -> None:
+    own = Estimate.of([0.9, 0.5, np.nan], ([0.8, np.nan, np.nan], [1.0, np.nan, np.nan]), reason=Reason.CONSERVATIVE)
+    assert codes_of(own).tolist() == [Reason.CONSERVATIVE, Reason.NOT_COMPUTED, Reason.NONE]
+    assert replace(own, low=np.full(3, 0.1), high=np.full(3, 0.2), reason=None).reason is None
+    assert own[1].reason_at() == Reason.NOT_COMPUTED and own[0].reason_at() == Reason.CONSERVATIVE
+    assert Estimate.of([0.5, 0.25], reason=None).reason is None
+
+
+def test_stacked_estimates_keep_the_reasons_of_their_entries(rng: np.random.Generator) -> None:
+    x = np.log((np.arange(400) + 0.5) / (399.5 - np.arange(400)))
+    parts = [mean_estimate(own, seed=0) for own in (np.exp(3.9 * x), rng.normal(size=400), np.ones(400))]
+    assert codes_of(stacked(parts)).tolist() == [Reason.HEAVY_TAIL, Reason.NONE, Reason.CONSTANT]
+    assert (mean_estimate(np.exp(3.9 * x)[:, None] * np.ones(7), seed=0).reason == Reason.HEAVY_TAIL).all()
 
 
 def test_a_difference_within_rounding_of_a_baseline_decides_nothing() -> None:

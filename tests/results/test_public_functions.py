@@ -6,7 +6,6 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ import xarray as xr
 from torch import nn
 
 import bayesgeom
-from bayesgeom.claims.claim import Claim
-from bayesgeom.claims.loading import load as load_claims
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.sites import RESID_PRE
 from bayesgeom.interventions.design import Design
@@ -48,9 +45,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
-    "ablations.attribution_preview": lambda folder: bayesgeom.ablations.attribution_preview(
-        stored(folder), battery="heads", n=5
-    ),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
     "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
@@ -67,8 +61,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     ),
     "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
     "compare": lambda folder: bayesgeom.compare([stored(folder), stored(folder / "b", lively(n_layers=1))], n=5),
-    "em_experiment": lambda _: bayesgeom.em_experiment(seeds=2, steps=3, length=31, every=1),
-    "reproduce": lambda _: bayesgeom.reproduce(measured_shortly()),
 }
 N_MODELS = {  # that are resolved, where that is not one
     "monitor.Monitor.report": 0,
@@ -77,7 +69,6 @@ N_MODELS = {  # that are resolved, where that is not one
     "training_dynamics": 2,
     "length_generalization": 2,
     "compare": 2,
-    "em_experiment": 0,
     "swap_shares": 2,
 }
 
@@ -103,13 +94,6 @@ def watched() -> Monitor:
     for step in (0, 1):
         watch(step)
     return watch
-
-
-def measured_shortly() -> Claim:
-    """B1 on few sequences of a small checkpoint."""
-    claim = load_claims()["B1"]
-    command = "bayesgeom diagnose mess3-small --probes calibration --n 5 --n-untrained 0"
-    return replace(claim, runs=(replace(claim.runs[0], command=command),))
 
 
 def kinds_of(hint: object) -> tuple[object, ...]:
@@ -140,7 +124,7 @@ def callables_of(prefix: str, names: Iterable[str], home: object) -> Iterator[tu
 def measuring() -> set[str]:
     """Public functions and methods, of the package and of its public modules, that return a report or a diagnosis."""
     modules = {name: own for name in dir(bayesgeom) if inspect.ismodule(own := getattr(bayesgeom, name))}
-    assert modules.keys() == {"ablations", "monitor", "subspaces", "tasks"}
+    assert modules.keys() == {"monitor", "subspaces", "tasks"}
     found = dict(callables_of("", dir(bayesgeom), bayesgeom))
     for name, module in modules.items():
         found |= dict(callables_of(f"{name}.", dir(module), module))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Estimate
-from bayesgeom.stats.extremes import LEAST_PER_ENTRY, WHY_HIDDEN, WHY_MANY, Extreme, extreme_interval
+from bayesgeom.stats.extremes import LEAST_PER_ENTRY, Extreme, extreme_interval
 
 K = 37
 
@@ -38,8 +39,8 @@ def test_the_biased_end_is_the_quantile_for_so_many_entries() -> None:
 
 def test_it_is_never_narrower_than_the_own_interval_of_the_chosen_entry(rng: np.random.Generator) -> None:
     value, low, high = np.array([[1.0, 0.9], [0.0, 0.85], [2.0, 0.95]])
-    assert extreme_interval(value, low, high, "largest", n=64) == (0.0, 2.0, ""), "not from the other's 0.85"
-    assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95, "")
+    assert extreme_interval(value, low, high, "largest", n=64) == (0.0, 2.0, Reason.NONE), "not from the other's 0.85"
+    assert extreme_interval(value, low, high, "smallest", n=64) == (0.0, 0.95, Reason.NONE)
     for _ in range(100):
         value, width = rng.normal(size=K), np.exp(rng.normal(size=(2, K)))
         ends = value - width[0], value + width[1]
@@ -58,15 +59,15 @@ def test_skewed_intervals_widen_more_on_their_long_side() -> None:
 def test_withheld_intervals_and_small_samples() -> None:
     nan, n = np.nan, 3 * LEAST_PER_ENTRY
     without = np.array([nan, 0.25, 0.125]), np.array([nan, 0.5, 0.25])
-    *hidden, why_not = extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=n)
-    assert np.isnan(hidden).all() and why_not == WHY_HIDDEN, "it may be the largest"
+    *hidden, reason = extreme_interval(np.array([0.2, 0.3, 0.2]), *without, "largest", n=n)
+    assert np.isnan(hidden).all() and reason == Reason.HIDDEN, "it may be the largest"
     unmeasured = extreme_interval(np.array([nan, 0.3, 0.2]), *without, "largest", n=n)
-    assert unmeasured == (0.25, 0.5, ""), "of two entries the end is that of the interval of its own"
+    assert unmeasured == (0.25, 0.5, Reason.NONE), "of two entries the end is that of the interval of its own"
     for which in ("largest", "smallest"):
-        *few, why_not = extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), which, n=n - 1)  # type: ignore[arg-type]
-        assert np.isnan(few).all() and why_not == WHY_MANY
-        *none, why_not = extreme_interval(*np.full((3, 3), nan), which, n=n)  # type: ignore[arg-type]
-        assert np.isnan(none).all() and why_not == "", "nothing was measured"
+        *few, reason = extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), which, n=n - 1)  # type: ignore[arg-type]
+        assert np.isnan(few).all() and reason == Reason.MANY
+        *none, reason = extreme_interval(*np.full((3, 3), nan), which, n=n)  # type: ignore[arg-type]
+        assert np.isnan(none).all() and reason == Reason.NONE, "nothing was measured"
     assert np.isfinite(extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=n)[:2]).all()
     assert extreme_interval(np.zeros(3), -np.ones(3), np.zeros(3), "largest", n=n)[1] == 0.0, "an end at the value"
     wider = extreme_interval(np.zeros(3), -np.ones(3), np.ones(3), "largest", n=99, count=24)[0]
@@ -77,9 +78,11 @@ def test_an_estimate_gives_index_entry_and_reason() -> None:
     value = np.array([[0.1, np.nan], [0.4, 0.2]])
     own = Estimate.of(value, (value - 0.05, value + 0.05), n=5)
     at, chosen = own.extreme("largest")
-    assert at == (1, 0) and float(chosen.value) == 0.4 and np.isnan(chosen.ends[0]) and chosen.why_not == WHY_MANY
+    assert (
+        at == (1, 0) and float(chosen.value) == 0.4 and np.isnan(chosen.ends[0]) and chosen.reason_at() == Reason.MANY
+    )
     hidden = Estimate.of([0.1, 0.4], ([np.nan, 0.3], [np.nan, 0.5]), n=64).extreme("largest")[1]
-    assert np.isnan(hidden.ends[0]) and hidden.why_not == WHY_HIDDEN
+    assert np.isnan(hidden.ends[0]) and hidden.reason_at() == Reason.HIDDEN
     assert Estimate.of(value).extreme("smallest")[0] == (0, 0) and Estimate.of(value).extreme("smallest")[1].low is None
     for low in (0.25, 0.1, 1 / 3):
         single = Estimate.of([0.7], ([low], [0.75]), n=3).extreme("largest")[1]

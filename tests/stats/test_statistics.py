@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import logit
 from scipy.stats import binom, binomtest
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.stats import bootstrap as statistics
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
@@ -23,16 +24,13 @@ from bayesgeom.stats.bootstrap import (
     statistic_interval,
 )
 from bayesgeom.stats.intervals import (
-    BIASED,
     FEW_LEVEL,
     FEW_LEVEL_SCORE,
-    FINE,
     Scale,
     heaviest_tail,
     tail_level,
     tail_stretch,
     tail_weight,
-    withheld,
 )
 from bayesgeom.stats.resampling import resampled_spearman
 
@@ -148,7 +146,7 @@ def test_too_few_sequences_have_no_interval(rng: np.random.Generator) -> None:
         values = rng.gamma(2.0, size=(n, 5, 3))
         for found in (mean_interval(values, seed=0), ratio_interval(values, 1 + values, seed=0)):
             assert found.lo.shape == (5, 3) and np.isnan([found.lo, found.hi]).all()
-            assert found.why_not((4, 2)) == f"{n} sequence{'s' * (n != 1)}, and more than 8 are needed"
+            assert found.reason((4, 2)) == Reason.FEW
     assert np.isfinite([*mean_interval(rng.gamma(2.0, size=(11, 5)), seed=0)]).all()
 
 
@@ -158,12 +156,36 @@ def test_the_rule_that_withholds(rng: np.random.Generator) -> None:
     failures[:3, 1], failures[:7, 2], failures[:8, 3] = 1, 1, 1
     found = mean_interval(failures, seed=0)
     assert np.isfinite(found.lo).tolist() == np.isfinite(found.hi).tolist() == [False, False, False, True]
-    assert found.why_not((0,)) == "all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
-    assert found.why_not((1,)) == "3 of 64 sequences differ from the rest, and at least 8 must"
-    assert found.why_not((2,)).startswith("7 of 64") and found.why_not((3,)) == ""
-    assert withheld({"kl": found, "fine": mean_interval(failures[:, 3], seed=0)}) == {
-        "kl": "3 of 4 entries; the first: all 64 sequences are at 0 or at 1: how rare an exception is, is unknown"
-    }
+    assert found.code.tolist() == [Reason.CONSTANT, Reason.FEW_DIFFER, Reason.FEW_DIFFER, Reason.NONE]
+
+
+def test_few_exceptions_in_a_range_have_the_interval_of_the_worst_case(rng: np.random.Generator) -> None:
+    """Clopper and Pearson for 0 and 1; values between cannot move the mean further."""
+    failures = np.zeros((64, 3))
+    failures[:3, 1], failures[:8, 2] = 1, 1
+    found = mean_interval(failures, seed=0, bounds=(0.0, 1.0))
+    assert found.code.tolist() == [Reason.CONSERVATIVE, Reason.CONSERVATIVE, Reason.NONE]
+    assert found.lo.tolist()[:2] == [0, 0]
+    exact = [float(binomtest(k, 64).proportion_ci(0.95, method="exact").high) for k in (0, 3)]
+    np.testing.assert_allclose(found.hi[:2], exact)
+    mirrored = mean_interval(1 - failures[:, :2], seed=0, bounds=(0.0, 1.0))
+    np.testing.assert_allclose([1 - mirrored.hi, 1 - mirrored.lo], [found.lo[:2], found.hi[:2]])
+    signed = mean_interval(failures[:, 0], seed=0, bounds=(-1.0, 1.0))
+    assert float(signed.hi) == -float(signed.lo) == pytest.approx(exact[0])
+    share = statistic_interval(jackknife_weights(64) @ failures, seed=0, bounds=(0.0, 1.0))
+    np.testing.assert_allclose([share.lo[:2], share.hi[:2]], [found.lo[:2], found.hi[:2]], atol=1e-12)
+    rate, n, covered = 0.02, 64, 0
+    for _ in range(199):
+        lo, hi = mean_interval((rng.random(n) < rate) * rng.random(n), seed=0, bounds=(0.0, 1.0))
+        covered += bool(lo <= rate / 2 <= hi)
+    assert covered > 190
+
+
+def test_each_entry_of_an_array_has_the_reason_that_it_has_alone(rng: np.random.Generator) -> None:
+    x = np.log((np.arange(400) + 0.5) / (399.5 - np.arange(400)))
+    columns = np.stack([np.exp(3.9 * x), rng.normal(size=400), np.zeros(400)], axis=1)
+    alone = [mean_interval(own, seed=0).reason() for own in columns.T]
+    assert mean_interval(columns, seed=0).code.tolist() == alone == [Reason.HEAVY_TAIL, Reason.NONE, Reason.CONSTANT]
 
 
 @pytest.mark.parametrize("center", [0.0, 0.3, 1.0])
@@ -175,9 +197,11 @@ def test_values_that_differ_by_rounding_alone_are_equal(center: float, rng: np.r
         assert (int(found.code), int(found.n_different)) == (int(equal.code), 0)
         assert [*map(float, found)] == pytest.approx([*map(float, equal)], abs=1e-15, nan_ok=True)
     mixed = np.r_[1e-17 * rng.normal(size=60), rng.uniform(size=7)]
-    assert mean_interval(mixed, seed=1).why_not() == "7 of 67 sequences differ from the rest, and at least 8 must"
-    assert mean_interval(1e-19 * rng.normal(size=67), seed=1, terms=0).code == FINE, "of another scale, such as 1e-20"
-    assert mean_interval(1e-13 * rng.normal(size=67), seed=1).code == FINE, "larger than rounding"
+    assert mean_interval(mixed, seed=1).reason() == Reason.FEW_DIFFER
+    assert mean_interval(1e-19 * rng.normal(size=67), seed=1, terms=0).code == Reason.NONE, (
+        "of another scale, such as 1e-20"
+    )
+    assert mean_interval(1e-13 * rng.normal(size=67), seed=1).code == Reason.NONE, "larger than rounding"
     share = jackknife_weights(67) @ (center + 4e-16 * rng.normal(size=67))
     assert int(statistic_interval(share, seed=1).n_different) == 0, "pseudo-values multiply rounding by n"
 
@@ -190,11 +214,11 @@ def test_a_tail_heavier_than_any_measured_has_no_interval() -> None:
         x = np.log((np.arange(n) + 0.5) / (n - np.arange(n) - 0.5))  # logistic, in place of normal, quantiles
         weights = {scale: float(tail_weight((np.exp(scale * x) - 1)[:, None])[0]) for scale in np.arange(0.5, 4, 0.1)}
         below = max(scale for scale, weight in weights.items() if weight <= heaviest_tail(n))
-        assert mean_interval(np.exp(below * x), seed=0).why_not() == ""
+        assert mean_interval(np.exp(below * x), seed=0).reason() == Reason.NONE
         heavy = mean_interval(np.exp((below + 0.1) * x), seed=0)
-        assert np.isnan(heavy.lo) and heavy.why_not().startswith(f"a few of {n} sequences carry the mean (heavy tail)")
+        assert np.isnan(heavy.lo) and heavy.reason() == Reason.HEAVY_TAIL
         both = np.concatenate([np.exp((below + 0.1) * x), -np.exp((below + 0.1) * x)])
-        assert mean_interval(both, seed=0).why_not() == "", "as heavy on both sides is not skewed"
+        assert mean_interval(both, seed=0).reason() == Reason.NONE, "as heavy on both sides is not skewed"
 
 
 def test_withholding_by_the_tail_would_spoil_what_is_shown(rng: np.random.Generator) -> None:
@@ -301,9 +325,8 @@ def test_there_is_no_interval_where_the_bias_exceeds_the_uncertainty(rng: np.ran
     pseudo = 31 * logit(rows[0]) - 30 * logit(rows[1:])
     found = statistic_interval(rows, seed=5, scale="share")
     assert pseudo[:, 0].mean() - logit(cosine[0]) > 2 * pseudo[:, 0].std() / np.sqrt(31)
-    assert found.code.tolist() == [BIASED, FINE] and np.isnan(found.lo[0]) and np.isnan(found.hi[0])
-    assert found.why_not((0,)) == "the estimated bias is larger than the uncertainty, so its correction is not reliable"
-    assert found.lo[1] < rows[0, 1] < found.hi[1] and found.why_not((1,)) == ""
+    assert found.code.tolist() == [Reason.BIASED, Reason.NONE] and np.isnan(found.lo[0]) and np.isnan(found.hi[0])
+    assert found.lo[1] < rows[0, 1] < found.hi[1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -322,16 +345,16 @@ def test_an_interval_contains_its_estimate_strictly_or_does_not_exist(
     own = (means**power).mean(axis=1)
     rows = own if scale == "plain" else own / (1 + own)
     found = statistic_interval(rows, seed=1, scale=scale)
-    if found.code == FINE:
+    if found.code == Reason.NONE:
         assert found.lo < rows[0] < found.hi
     else:
-        assert np.isnan([found.lo, found.hi]).all() and found.why_not()
+        assert np.isnan([found.lo, found.hi]).all() and found.reason()
 
 
 @pytest.mark.parametrize("scale", ["plain", "correlation", "share"])
 def test_a_statistic_that_no_sequence_changes_is_exact(scale: Scale) -> None:
     found = statistic_interval(np.full(32, 0.3), seed=1, scale=scale)
-    assert found.code == FINE and (float(found.lo), float(found.hi)) == (0.3, 0.3)
+    assert found.code == Reason.NONE and (float(found.lo), float(found.hi)) == (0.3, 0.3)
 
 
 def test_groups_are_left_out_where_sequences_are_many() -> None:

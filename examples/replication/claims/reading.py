@@ -12,10 +12,10 @@ import numpy as np
 import examples.replication.reports  # noqa: F401  # what claims read can be loaded
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import TOO_FEW, Baseline, reason_of
+from bayesgeom.results.estimate import Baseline
 from bayesgeom.results.report import Report
-from bayesgeom.results.storage import JSON, quantities_of
-from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.results.storage import JSON, axes_of, quantities_of
+from bayesgeom.results.tidy import INDICES, Record, records_of
 from bayesgeom.stats.extremes import Extreme, extreme_interval
 from examples.replication.claims.claim import Number, Origin, Run, Value
 
@@ -58,8 +58,8 @@ def _extreme(chosen: Value, known: Sequence[tuple[Value, int]], number: Number) 
     """The chosen value with an interval that allows for the choice among `known`; see `extreme_interval`."""
     value, low, high = (np.array([getattr(own, end) for own, _ in known]) for end in ("value", "lo", "hi"))
     which: Extreme = "largest" if number.reduce == "max" else "smallest"
-    lo, hi, why_not = extreme_interval(value, low, high, which, n=min(n for _, n in known))
-    return replace(chosen, lo=lo, hi=hi, why_not=why_not and (chosen.why_not or why_not))
+    lo, hi, reason = extreme_interval(value, low, high, which, n=min(n for _, n in known))
+    return replace(chosen, lo=lo, hi=hi, why_not=(reason and (chosen.why_not or str(reason))) or "")
 
 
 def _matching(number: Number, report: Report) -> Iterator[tuple[Value, int]]:
@@ -67,13 +67,13 @@ def _matching(number: Number, report: Report) -> Iterator[tuple[Value, int]]:
     rows = records_of(report, metric=number.metric)
     levels = _levels(number, report, len(rows)) if number.baseline and rows else None
     for index, row in enumerate(rows):
-        if not _matches(number, row):
+        if not _matches(number, report, row):
             continue
         if levels is None and number.if_perfect and row.value == 1.0 and math.isnan(row.low):
             errors = 1 - 0.05 ** (1 / row.n)  # the exact 95 % bound on the share of sequences with an error
             yield Value(value=1.0, lo=1 - number.if_perfect * errors, hi=1.0, baseline=_bar(report, row)), row.n
         elif levels is None:
-            why_not = _reason(report, number, row) if math.isnan(row.low) and not number.is_point else ""
+            why_not = _reason(row) if math.isnan(row.low) and not number.is_point else ""
             bar, over = _bar(report, row), "" if math.isnan(row.low) else _over(report, number)
             own = Value(value=row.value, lo=row.low, hi=row.high, baseline=bar, why_not=why_not, over=over)
             yield own, row.n
@@ -94,19 +94,22 @@ def _over(report: Report, number: Number) -> str:
     return report.estimate(number.metric).resampled.removeprefix("sequences") if is_estimate else ""
 
 
-def _reason(report: Report, number: Number, row: Record) -> str:
+def _reason(row: Record) -> str:
     """Why the number has no interval; "" if it is no estimate, or never has one."""
-    own = report.estimate(number.metric) if number.metric in quantities_of(type(report)) else None
-    if own is None or own.low is None or math.isnan(row.value):
-        return ""
-    return reason_of(own.why_not or TOO_FEW, row.variant or "")
+    return row.reason if math.isnan(row.low) and not math.isnan(row.value) else ""
 
 
-def _matches(number: Number, row: Record) -> bool:
-    if number.variant_has is not None and number.variant_has not in (row.variant or ""):
+def _variant(report: Report, row: Record) -> str | None:
+    """The names of the row along other axes than layers, heads and positions."""
+    axes = axes_of(type(report)).get(row.metric, ())
+    return " / ".join(str(row.place(axis)) for axis in axes if axis not in INDICES) or None
+
+
+def _matches(number: Number, report: Report, row: Record) -> bool:
+    if number.variant_has is not None and number.variant_has not in (_variant(report, row) or ""):
         return False
     wanted = (number.variant, number.layer, number.head, number.position)
-    own = (row.variant, row.layer, row.head, row.position)
+    own = (_variant(report, row), *map(row.place, ("layer", "head", "position")))
     return all(want is None or want == have for want, have in zip(wanted, own, strict=True))
 
 

@@ -285,7 +285,8 @@ def _place(name: str, runs: Path) -> str:
 
 
 def _way(name: str) -> str:
-    from bayesgeom.training.recipes import recipe
+    from bayesgeom.training.recipes import RECIPES
+    from examples.replication.training.recipes import recipe
 
     if name in _INSTALLED:
         return f"Install {name!r} with `{_INSTALLED[name]}` in a source checkout, and run the command there"
@@ -295,7 +296,8 @@ def _way(name: str) -> str:
     except UnknownName:
         return f"No recipe makes {name!r} yet"
     option = f" --seed {seed}" if seed.isdecimal() else ""
-    return f"Make {name!r} with `bayesgeom train {found.name}{option}`"
+    train = "bayesgeom train" if found.name in RECIPES else "python -m examples.replication train"
+    return f"Make {name!r} with `{train} {found.name}{option}`"
 
 
 # Recording: reports into the clone, numbers into `measured.toml`.

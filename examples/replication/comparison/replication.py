@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.estimators import mean_estimate
 from bayesgeom.results.headline import Headline
@@ -162,9 +163,9 @@ def _mean(own: Estimate) -> Estimate:
     free = float(own.baseline(CONTEXT_FREE).value.mean())
     level = Baseline.of("baseline", CONTEXT_FREE, free)
     n = len(own.value)
-    why_not = "one training has no interval over trainings" if n < 2 else ""
+    reason = Reason.ONE_TRAINING if n < 2 else None
     ends = seed_interval(own.value)
-    return Estimate.of(own.value.mean(), ends, resampled="trainings", n=n, baselines=[level], why_not=why_not)
+    return Estimate.of(own.value.mean(), ends, resampled="trainings", n=n, baselines=[level], reason=reason)
 
 
 def _spread(own: Estimate) -> Estimate:

@@ -79,6 +79,6 @@ def _row(number: Number, diagnosis: Diagnosis) -> Record:
         for report in diagnosis.values()
         if report.name == number.probe
         for row in records_of(report, metric=number.metric)
-        if reading._matches(number, row) and not math.isnan(row.value)
+        if reading._matches(number, report, row) and not math.isnan(row.value)
     ]
     return (max if number.reduce == "max" else min)(found, key=lambda row: row.value)

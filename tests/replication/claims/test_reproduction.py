@@ -18,7 +18,6 @@ from bayesgeom.results.estimate import Baseline, Estimate, Quantity
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report
 from bayesgeom.tasks.base import task_from_text
-from bayesgeom.training.recipes import recipe
 from examples.replication.__main__ import main
 from examples.replication.claims.claim import (
     Claim,
@@ -39,6 +38,7 @@ from examples.replication.claims.reproduction import (
     machine,
     reproduce,
 )
+from examples.replication.training.recipes import recipe
 from tests.executors.stand_ins import AtOnce
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -197,7 +197,7 @@ def test_an_absent_checkpoint_is_refused_with_the_way_to_make_it(tmp_path: Path)
     claim = load()["H7"]
     with pytest.raises(
         CheckpointFault,
-        match=r"claim H7 needs 'hmm-var.*`bayesgeom train hmm-variant-learned`.*--seed 4`",
+        match=r"claim H7 needs 'hmm-var.*`python -m examples.replication train hmm-variant-learned`.*--seed 4`",
     ):
         reproduce(claim, runs=tmp_path)
     unknown = replace(claim, runs=(replace(claim.runs[0], needs=("recurrence-integer",)),))
@@ -230,7 +230,7 @@ def test_claims_on_the_recurrence_name_both_trainings_of_each_recipe(
     needed = [name for run in claim.runs for name in run.needs]
     assert set(needed) == {f"{name}{seed}" for name in names for seed in ("", "-seed1")}
     assert verdict(claim) == "not tested" and claim.seeds == claim.seeds_required == 2
-    message = "".join(rf".*`bayesgeom train {name} --seed 1`" for name in names)
+    message = "".join(rf".*`python -m examples.replication train {name} --seed 1`" for name in names)
     with pytest.raises(CheckpointFault, match=f"claim {claim_id} needs 'recurrence.*{message}"):
         reproduce(claim, runs=tmp_path)
     for run in claim.runs:

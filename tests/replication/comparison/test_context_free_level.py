@@ -67,7 +67,7 @@ def test_tables_name_the_baseline_of_the_share_closed_that_cards_name(folder: Pa
     """Both read the field; tables once had the context-free predictor, whatever the strongest baseline was."""
     report = ComparisonReport.load(folder)
     table = report.to_pandas()
-    rows = table[table.metric == "share_closed"].set_index("variant")
+    rows = table[table.metric == "share_closed"].set_index("checkpoint_axis")
     lines = [line for line in report.headlines() if line.metric == "share_closed"]
     for index, (name, line) in enumerate(zip(report.checkpoints, lines, strict=True)):
         strongest = report.strongest_baseline(index)
