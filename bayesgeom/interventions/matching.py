@@ -67,15 +67,10 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
     for place, directions in (("complement", rest), (SITE, everything)):
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
-<<<<<<< HEAD
-        is_reached = (values.cumsum(dim=0) >= HEADROOM * wanted).tolist()
-        if own.rank > len(values) or not is_reached[-1] or (place == SITE and draws < 2):
-=======
         reached = values.cumsum(dim=0).tolist()  # by the leading components
         ranks = (rank for rank in range(own.rank, len(reached) + 1) if reached[rank - 1] >= HEADROOM * wanted)
         rank = next(ranks, None)
         if rank is None or (place == SITE and draws < 2):
->>>>>>> w2-causal
             continue
         n_drawn = draws if place != SITE else draws - 1
         bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
