@@ -10,13 +10,11 @@ import torch
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
 from bayesgeom.ablations.engine import (
-    BATCH_BYTES,
     BatchScores,
     Means,
     batches,
     batches_with_donors,
     score_batch,
-    variants_at_once,
 )
 from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.core.edits import Replace
@@ -162,29 +160,6 @@ def test_a_head_that_is_already_zero_is_inert_wherever_it_stands_in_the_batch() 
         ]
 
 
-def test_the_order_of_a_set_does_not_matter() -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    parts = (*heads((2, 1), (0, 3)), Component(1, "mlp"), *heads((0, 0)))
-    found = engine_scores(model, [Ablation(parts), Ablation(parts[::-1])], "mean", plain)
-    # A set's parts may share a matrix product, whose summation order is the processor's. A logit is the end of a chain
-    # of 630 float32 additions: in each of 3 layers products over 30, 6, 13, 30, 30 and 17 terms, a softmax over 13 and
-    # two norms over 30; an unembedding over 30. Independent roundings of 2^-24 of the largest value add up as the root
-    # of their number. An error e of the logits changes a KL by at most 2e nats and an entropy H by at most 2eH.
-    logits = model.module(TRIALS.tokens).detach().abs().max()
-    tolerance = 2 * np.log2(11) * np.sqrt(630) * 2.0**-24 * float(logits)
-    np.testing.assert_allclose(found.variants[0], found.variants[1], atol=tolerance, rtol=0)
-    other = engine_scores(model, [Ablation(parts[:-1])], "mean", plain).variants[0]
-    assert np.abs(other - found.variants[0]).max() > 100 * tolerance, "a part more or less shows"
-
-
-def test_all_heads_zeroed_are_the_attention_sublayer_zeroed() -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    for layer in LAYERS:
-        both = [Ablation(heads(*((layer, head) for head in HEADS))), Ablation((Component(layer, "attention"),))]
-        found = engine_scores(model, both, "zero", plain)
-        np.testing.assert_allclose(found.variants[0], found.variants[1], atol=BITS, rtol=0)
-
-
 @pytest.mark.parametrize("n_training", [True, False])
 def test_module_hooks_and_inputs_stay_as_they_were(n_training: bool) -> None:
     model = lively()
@@ -220,17 +195,6 @@ def test_a_replay_leaves_its_baseline_as_it_was() -> None:
     assert all(torch.equal(stored[place], values) for place, values in baseline.stored.items())
 
 
-def test_two_replays_do_not_share_their_logits() -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    replayer = model.replayer()
-    baseline = replayer.baseline(TRIALS)
-    reference = engine.BatchReference(means_of(plain), baseline)
-    first, second = (replayer.logits(baseline, [Ablation(heads((0, h))).edits("zero")], reference) for h in (0, 1))
-    assert not torch.equal(first, second)
-    again = replayer.logits(baseline, [Ablation(heads((0, 0))).edits("zero")], reference)
-    assert torch.equal(first, again)
-
-
 def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer's block, and attention off everywhere with its MLPs: products of neither are asked for."""
     model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
@@ -248,22 +212,6 @@ def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # Tiles.
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", MODES)
-def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
-    variants = [ablation.edits(mode) for ablation in (*ablations.everything(model), *some_sets())]
-    found = []
-    for rows in (1, 31, 200, 5_000):
-        monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-        parts = [score_batch(model.replayer(), *batch, variants, means) for batch in batches_with_donors(TRIALS, SPEC)]
-        found.append(np.concatenate([part.variants for part in parts], axis=2))
-    assert len(parts) == 1 < len(list(batches_of(31, monkeypatch)))
-    for other in found[1:]:
-        np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=2e-6, rtol=2e-6)
-        np.testing.assert_array_equal(other[:, 2], found[0][:, 2])
 
 
 @pytest.mark.parametrize("rows", [1, 13, 31, 10_000])
@@ -303,37 +251,6 @@ def test_tiles_are_the_block_in_order_and_none_is_a_sequence_alone(rows: int, mo
         assert torch.equal(torch.cat([batch.tokens for batch in cut]), block.tokens)
         assert n == 1 or min(map(len, cut)) > 1, (n, [len(batch) for batch in cut])
         assert max(map(len, cut)) <= max(3, 2 * rows // 13)
-
-
-@pytest.mark.parametrize("d_vocab", [22, 128_256, 1_000_003])
-def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) -> None:
-    block, spec = TASK.sample(128, seed=0), replace(SPEC, d_vocab=d_vocab)
-    cut = list(batches(block, spec))
-    assert torch.equal(torch.cat([batch.tokens for batch in cut]), block.tokens)
-    for batch in cut:
-        logits = torch.empty(len(batch), batch.n_scored, d_vocab, device="meta")
-        variants = variants_at_once(batch, logits)
-        assert variants >= 1 and (len(batch) == 2 or 4 * logits.numel() * (2 + variants) <= BATCH_BYTES)
-
-
-def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
-    block, spec = TASK.sample(128, seed=0), replace(SPEC, n_layers=80, d_model=8_192, n_heads=64, d_head=128)
-    (stream, heads), n_pos = (80 * 8_192, 80 * 64 * 128), block.tokens.shape[1]
-    longest = max(map(len, batches(block, spec)))
-    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BATCH_BYTES
-    assert len(list(batches(block, SPEC))) == 1, "small models are cut as before"
-
-
-def test_results_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
-    variants = [ablation.edits("zero") for ablation in ablations.every_head(model)]
-    found = []
-    for budget in (BATCH_BYTES, 200_000):
-        monkeypatch.setattr(engine, "BATCH_BYTES", budget)
-        parts = [score_batch(model.replayer(), *batch, variants, means) for batch in batches_with_donors(TRIALS, SPEC)]
-        found.append(np.concatenate([part.variants for part in parts], axis=2))
-    assert len(parts) > 1
-    np.testing.assert_allclose(found[0][:, :2], found[1][:, :2], atol=2e-6, rtol=2e-6)
 
 
 # Faults.
