@@ -37,7 +37,6 @@ from tests.models.test_run import TASK, lively
 from tests.probes.test_layers import Counted
 from tests.probes.test_streamed import assert_alike
 
-PROBES = ("calibration", "belief_readout", "key_overlap", "attention_entropy", "value_manifold", "qk_alignment")
 N = 23
 
 
@@ -278,12 +277,8 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "layers exchanged": EDITS["layers exchanged"],
     "no such layer": lambda data: data["layers"].update(k=[0, 7]),
     "shards without end": lambda data: data.update(n=10**12, rows=1),
-    "shards of no rows": lambda data: data.update(rows=-1),
     "layers without end": lambda data: data["spec"].update(n_layers=10**12),
-    "layers in text": lambda data: data["spec"].update(n_layers="2"),
-    "a task in text": lambda data: data.update(task="bijection"),
     "a list of shards": lambda data: data.update(shards=[]),
-    "versions in text": lambda data: data.update(versions="x"),
 }
 
 

@@ -25,7 +25,6 @@ from tests.families import N_CTX, _sizes, lively
 
 TASK = Bijection(n_values=5, n_pairs=3)
 KEY = "sk-very-secret"
-SAME_ID = [{"token": text, "id": 3, "logprob": -2.0} for text in "ab"]
 
 
 class Letters:

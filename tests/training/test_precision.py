@@ -10,7 +10,7 @@ import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.checkpoint_files import checkpoints, read_description
+from bayesgeom.models.checkpoint_files import read_description
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop, precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
@@ -117,11 +117,6 @@ def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path
     assert recipes["bfloat16"] == recipes["float32"] == deciding(own.to_dict())
     assert "; bfloat16 products, float32 for the last 15 % of" in (tmp_path / "bfloat16/checkpoint/card.md").read_text()
     assert "; float32 products; seed 0" in (tmp_path / "float32" / "checkpoint" / "card.md").read_text()
-
-
-def test_shipped_recipes_do_not_mention_it() -> None:
-    for path in checkpoints().values():
-        assert "precision" not in read_description(path)["recipe"]
 
 
 def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Path) -> None:
