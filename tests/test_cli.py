@@ -62,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.setitem(recipes.RECIPES, TINY.name, TINY)
+    monkeypatch.setattr("bayesgeom.training.publish.N_SCORED", 64)
     save(tmp_path / "checkpoints" / "tiny")
     return tmp_path
 
@@ -321,26 +322,6 @@ def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.Captu
     assert main(["train", TINY.name, "--steps", "3"]) == 0
     assert main(["train", TINY.name, "--resume"]) == 2
     assert "'tiny-recipe' (steps: 3 there, 7 requested). Use the recipe and options" in capsys.readouterr().err
-
-
-def test_checkpoints_lists_task_scores_and_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["checkpoints"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "tiny",
-        "  task    " + ", ".join(f"{key}={value}" for key, value in TASK.config().items()),
-        "  scores  entropy_mae_bits 0.25 (baseline 0.5, constant)",
-        "          kl_bits 0.125",
-        f"  weights {load_checkpoint(folder / 'checkpoints' / 'tiny').weights_hash}",
-    ]
-
-
-def test_no_checkpoints_is_an_answer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(folder / "nowhere"))
-    assert main(["checkpoints"]) == 0
-    assert capsys.readouterr().out == f"no checkpoints in {folder / 'nowhere'}\n"
 
 
 @pytest.mark.slow

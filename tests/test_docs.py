@@ -10,7 +10,6 @@ A comment before a code block says what the tests do with it; readers do not see
 `python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
 """
 
-import ast
 import contextlib
 import inspect
 import io
@@ -19,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -38,7 +37,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.probes.base import Probe
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel
-from tests.structure.source import ROOT, assert_none, package_sources
+from tests.structure.source import ROOT, assert_none
 from tests.third_party.installed import PACKAGE, install
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -323,40 +322,6 @@ def test_every_probe_has_a_page_that_is_linked() -> None:
         text = read(page)
         missing = [name for name in names if f"({prefix}probes/{name}.md)" not in text]
         assert_none(f"{label(page)} does not link {name}" for name in missing)
-
-
-# The page of errors quotes messages that the package can raise.
-
-
-def squeezed(text: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"…+", "…", text)).strip()
-
-
-def templates(sources: Iterable[str]) -> set[str]:
-    """Every text in these sources, with "…" for what is filled in."""
-    found = set()
-    for source in sources:
-        for node in ast.walk(ast.parse(source)):
-            match node:
-                case ast.JoinedStr(values=values):
-                    parts = [str(v.value) if isinstance(v, ast.Constant) else "…" for v in values]
-                    found.add(squeezed("".join(parts)))
-                case ast.Constant(value=str(text)):
-                    found.add(squeezed(text))
-    return found
-
-
-def unknown_messages(page: str, known: set[str]) -> list[str]:
-    """Messages, the inline code that opens each heading of level three, that the sources do not hold."""
-    quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
-    return [text for text in quoted if not any(own in template for own in [squeezed(text)] for template in known)]
-
-
-@pytest.mark.exhaustive
-def test_quoted_messages_are_the_packages_own() -> None:
-    page = read(ROOT / "docs/errors.md")
-    assert len(re.findall(r"^### `", page, re.MULTILINE)) > 20
-    assert_none(unknown_messages(page, templates(source.text for source in package_sources())))
 
 
 # The page of files lists what a run directory holds.

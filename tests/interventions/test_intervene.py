@@ -363,6 +363,6 @@ def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.Monkey
         return stream(self, n, seed=seed, device="cpu" if device == "not stated" else device)
 
     monkeypatch.setattr(WindTunnel, "stream", watched)
-    intervene("mess3-small", subspace=fits.random(2), kind=FEW, n=8)
-    ablate("mess3-small", battery="mlps", n=8)
+    intervene(lively(), subspace=fits.random(2), kind=FEW, n=8)
+    ablate(lively(), battery="mlps", n=8)
     assert len(drawn) > 3 and set(drawn) == {"cpu"}

@@ -12,7 +12,7 @@ from scipy.special import erf
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import TaskMismatch
-from bayesgeom.models.native.positions import rotated, sinusoids
+from bayesgeom.models.native.positions import sinusoids
 from bayesgeom.models.native.transformer import (
     FUSED_TRAINING_FROM,
     NORMS,
@@ -139,29 +139,6 @@ def test_long_sequences_are_trained_with_fused_attention(kind: str) -> None:
             assert not fused.call_count, "neither shorter sequences nor gradients of a finished network"
         gradients.append([parameter.grad for parameter in module.parameters()])
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@every_position
-def test_later_tokens_never_reach_earlier_logits(positions: str, attention: Attention) -> None:
-    module, tokens = lively(replace(SMALL, positions=positions), attention), some_tokens()
-    with torch.no_grad():
-        before = module(tokens)
-        for pos in range(7):
-            changed = tokens.clone()
-            changed[:, pos] = (changed[:, pos] + 1) % 11
-            after = module(changed)
-            torch.testing.assert_close(after[:, :pos], before[:, :pos], atol=1e-5, rtol=0)
-            assert ((after[:, pos:] - before[:, pos:]).abs().amax(dim=(0, 2)) > 1e-3).all(), "and do reach later ones"
-
-
-def test_rotary_products_depend_on_the_distance_alone() -> None:
-    x, y = torch.randn(2, 10, generator=torch.Generator().manual_seed(3)).double()
-    at_every = [rotated(vector.expand(1, 13, 1, 10))[0, :, 0] for vector in (x, y)]
-    products = at_every[0] @ at_every[1].T
-    for distance in range(-12, 13):
-        diagonal = products.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
 
 
 def test_sinusoids_of_odd_width_match_their_formula() -> None:

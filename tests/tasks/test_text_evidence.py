@@ -11,8 +11,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.core.trials import NO_LABEL
 from bayesgeom.tasks.evidence import MESSAGES, BoundEvidence, LabeledEvidence
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -160,27 +159,6 @@ def test_relations_match_a_loop_over_tokens() -> None:
                 }
                 for name, related in twin.items():
                     assert bool(trials.relations[name][row, query, earlier]) == related, (name, pos, earlier)
-
-
-def entropy_errors(trials: Trials, baseline: torch.Tensor) -> torch.Tensor:
-    return (entropy_bits(trials.at_scored(trials.predictive)) - entropy_bits(baseline)).abs()
-
-
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.slow
-def test_position_only_has_the_best_entropies_that_need_no_label(query: str) -> None:
-    task = bound(query=query)
-    trials = task.sample(20_000, seed=10)
-    baselines = task.baseline_predictives(trials)
-    assert baselines.keys() == {"uniform", "position_only", "last_label"}
-    per_k = entropy_errors(trials, baselines["position_only"])
-    for level in np.linspace(0.5, 0.999, 97):
-        other = torch.tensor([level, 1 - level], dtype=torch.float64).expand_as(baselines["uniform"])
-        errors = entropy_errors(trials, other)
-        assert (per_k.mean(0) <= errors.mean(0) + 0.006).all()
-    divergences = {n: kl_bits(trials.at_scored(trials.predictive), p.log()).mean() for n, p in baselines.items()}
-    assert min(divergences, key=lambda n: divergences[n]) == "last_label"
-    assert divergences["uniform"] < divergences["position_only"]
 
 
 @pytest.mark.parametrize("query", QUERIES)

