@@ -10,11 +10,13 @@ import torch
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
 from bayesgeom.ablations.engine import (
+    BATCH_BYTES,
     BatchScores,
     Means,
     batches,
     batches_with_donors,
     score_batch,
+    variants_at_once,
 )
 from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.core.edits import Replace
@@ -226,11 +228,6 @@ def test_head_outputs_do_not_depend_on_how_many_sequences_attend_at_once(
         torch.testing.assert_close(values, stored[place], atol=1e-5, rtol=1e-5)
 
 
-def batches_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
-    monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-    return list(batches(TRIALS, SPEC))
-
-
 def test_every_trial_is_resampled_from_the_one_before_it_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "TARGET_ROWS", 31)
     donors = [torch.cat([before.tokens, batch.tokens[:-1]]) for batch, before in batches_with_donors(TRIALS, SPEC)]
@@ -251,6 +248,25 @@ def test_tiles_are_the_block_in_order_and_none_is_a_sequence_alone(rows: int, mo
         assert torch.equal(torch.cat([batch.tokens for batch in cut]), block.tokens)
         assert n == 1 or min(map(len, cut)) > 1, (n, [len(batch) for batch in cut])
         assert max(map(len, cut)) <= max(3, 2 * rows // 13)
+
+
+@pytest.mark.parametrize("d_vocab", [22, 128_256, 1_000_003])
+def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) -> None:
+    block, spec = TASK.sample(128, seed=0), replace(SPEC, d_vocab=d_vocab)
+    cut = list(batches(block, spec))
+    assert torch.equal(torch.cat([batch.tokens for batch in cut]), block.tokens)
+    for batch in cut:
+        logits = torch.empty(len(batch), batch.n_scored, d_vocab, device="meta")
+        variants = variants_at_once(batch, logits)
+        assert variants >= 1 and (len(batch) == 2 or 4 * logits.numel() * (2 + variants) <= BATCH_BYTES)
+
+
+def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
+    block, spec = TASK.sample(128, seed=0), replace(SPEC, n_layers=80, d_model=8_192, n_heads=64, d_head=128)
+    (stream, heads), n_pos = (80 * 8_192, 80 * 64 * 128), block.tokens.shape[1]
+    longest = max(map(len, batches(block, spec)))
+    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BATCH_BYTES
+    assert len(list(batches(block, SPEC))) == 1, "small models are cut as before"
 
 
 # Faults.

@@ -89,6 +89,15 @@ def test_a_broken_value_stays_broken() -> None:
     assert z[1, 3:, 2].isnan().all() and z[0].isfinite().all()
 
 
+def test_views_are_cached_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_MADE", 3)
+    scratch, like = Scratch(), torch.zeros(1)
+    first = scratch.take("a", (9,), like)
+    shapes = [scratch.take("a", (n,), like) for n in range(1, 9)]
+    assert all(view.data_ptr() == first.data_ptr() and len(view) == n for n, view in enumerate(shapes, start=1))
+    assert len(scratch._made) <= 3 and scratch.once("made", lambda: [1]) is scratch.once("made", lambda: [2])
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_batches_of_changing_shape_share_their_buffers(norm: str) -> None:
     """Smaller, larger, all positions and some, all of them asked for by rows: each as with buffers of its own."""
