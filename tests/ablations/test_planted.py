@@ -119,18 +119,6 @@ def test_a_dead_head_is_reported_to_have_no_effect(mode: str) -> None:
     assert "no_effect" in report.table().splitlines()[1 + report.ranked().index(report.ablations.index("L0H1"))]
 
 
-def test_attention_off_above_the_head_is_harmless_and_with_it_fatal() -> None:
-    model = planted((1, 2))
-    battery = [ablation for m in (1, 2, 3) for ablation in ablations.top_attention_off(model, m)]
-    assert found(bayesgeom.ablate(model, battery=battery, n=16)) == ["attention off, top 2", "attention off, top 3"]
-
-
-def test_an_order_becomes_fatal_where_the_head_joins() -> None:
-    order = [head(0, 0), Component(2, "mlp"), head(1, 2), head(2, 1)]
-    report = bayesgeom.ablate(planted((1, 2)), battery=ablations.cumulative(order), mode="zero", n=16)
-    assert found(report) == ["first 3: + L1H2", "first 4: + L2H1"]
-
-
 def test_a_battery_that_changes_nothing_anywhere_is_a_fault() -> None:
     with pytest.raises(
         HookFault, match=r"none of 1 ablations changed a logit of planted: .* Check that its hook points"

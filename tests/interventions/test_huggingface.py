@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import bayesgeom
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.sites import RESID_PRE, Site, Z
 from bayesgeom.core.trials import Trials
@@ -189,20 +188,6 @@ def test_bfloat16_gives_what_float32_gives_to_its_rounding(model: Model, half: M
 @pytest.fixture(scope="module")
 def half() -> Model:
     return as_model(llama(torch.bfloat16))
-
-
-@pytest.mark.slow
-def test_everything_runs_from_the_package_root(hf: Any) -> None:
-    """What a reader does with a model of their own: attach, diagnose, ablate, intervene."""
-    found = bayesgeom.diagnose(hf, TASK, n=17, n_untrained=1)
-    assert {"calibration", "key_overlap"} <= {name.replace("-", "_") for name in found.reports}, found.skipped
-    battery = bayesgeom.ablate(hf, TASK, n=N)
-    assert (
-        battery.kl_increase_bits_by_head.shape == (N_LAYERS, N_HEADS)
-        and np.isfinite(battery.kl_increase_bits_by_head).all()
-    )
-    report = bayesgeom.intervene(hf, TASK, n=N)
-    assert report.subspace == "frame (embedding)" and np.isfinite(report.effect("answer shift").value).all()
 
 
 def attached(name: str) -> Model:

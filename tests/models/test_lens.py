@@ -13,7 +13,7 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load
-from tests.families import ATTENTION, saved
+from tests.families import saved
 from tests.models.huggingface.test_sites import edited_logits, plain, text
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -108,7 +108,3 @@ def test_a_hooked_transformer_gives_its_cache(kind: dict[str, Any]) -> None:
         expected = torch.stack([cache[f"blocks.{layer}.{name}"] for layer in range(3)])
         torch.testing.assert_close(run.at(site), expected, atol=1e-6, rtol=1e-6)
     assert model.untrained_copy(3).sites == model.sites
-
-
-def test_every_family_is_known() -> None:
-    assert LACKING.keys() - {"mamba"} <= ATTENTION.keys()

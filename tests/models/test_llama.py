@@ -11,12 +11,12 @@ from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.native.llama import Llama, LlamaConfig
-from bayesgeom.models.resolve import as_model, load
+from bayesgeom.models.resolve import load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipes import Recipe, recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = {"architecture": "llama", "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "d_model": 60, "d_mlp": 29}
@@ -70,14 +70,6 @@ def test_matrices_of_the_blocks_are_muons() -> None:
     assert {p.shape for p in rest} == {(11, 12), (12,)}
 
 
-def test_seeds_decide_the_weights() -> None:
-    config = LlamaConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=2, n_kv_heads=1, d_model=12, d_mlp=5)
-    one, same, other = (config.build(seed=seed).lm_head.weight for seed in (1, 1, 2))
-    assert torch.equal(one, same) and not torch.equal(one, other)
-    assert config_from_dict(config.to_dict()) == config
-    assert as_model(config.build(seed=1)).spec.name == "llama"
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -90,10 +82,3 @@ def test_seeds_decide_the_weights() -> None:
 def test_impossible_sizes_are_refused(changed: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         config_from_dict({"d_vocab": 11, "n_ctx": 7, **SIZES, **changed})
-
-
-def test_the_committed_recipe_builds() -> None:
-    config = recipe("bijection-v20-llama").model_config()
-    assert config == LlamaConfig(
-        d_vocab=40, n_ctx=config.n_ctx, n_layers=6, n_heads=6, n_kv_heads=2, d_model=192, d_mlp=512
-    )

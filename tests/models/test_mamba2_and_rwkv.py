@@ -1,6 +1,5 @@
 """Our Mamba-2 and RWKV-4: trained like any recipe, and read as they lie by transformers and by bayesgeom."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from bayesgeom.models.native.mamba2 import Mamba2, Mamba2Config
 from bayesgeom.models.native.rwkv import RWKV, RWKVConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.loop import LOG, Pace, train
+from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipes import Recipe
@@ -44,12 +43,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, home, module
 
 
-@pytest.mark.slow
-def test_a_few_steps_lower_the_loss(trained: Trained) -> None:
-    lines = [json.loads(line) for line in (trained[1] / "run" / LOG).read_text().splitlines()]
-    assert lines[-1]["kl_bits"] < lines[0]["kl_bits"]
-
-
 @pytest.mark.exhaustive
 def test_a_checkpoint_is_read_by_transformers_as_it_lies(trained: Trained) -> None:
     import transformers
@@ -61,13 +54,6 @@ def test_a_checkpoint_is_read_by_transformers_as_it_lies(trained: Trained) -> No
     tokens = TASK.sample(3, seed=0).tokens
     with torch.no_grad():
         torch.testing.assert_close(hf.eval()(tokens).logits, module(tokens), atol=1e-6, rtol=1e-6)
-
-
-def test_a_config_is_plain_json(trained: Trained) -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    json.loads((trained[1] / "checkpoint" / "config.json").read_text(), parse_constant=refuse)
 
 
 def test_a_checkpoint_is_loaded_with_its_task(trained: Trained) -> None:

@@ -85,12 +85,6 @@ def test_partial_correlation_is_unknown_where_entropy_follows_position(cloud: tu
     assert (without_level_means(rankdata(level.ravel())[:, None], level.ravel()) == 0).all()
 
 
-def test_constants_have_no_correlation_and_no_share() -> None:
-    constant = np.ones((SEQUENCES, POSITIONS))
-    assert np.isnan(resampled_spearman(constant, constant, WEIGHTS)).all()
-    assert np.isnan(resampled_axis_shares(np.ones((SEQUENCES, POSITIONS, D)), np.eye(D), WEIGHTS)).all()
-
-
 def test_refitted_shares_are_those_of_an_eigendecomposition_of_each_resample(rng: np.random.Generator) -> None:
     points = rng.normal(size=(SEQUENCES, POSITIONS, D)) * np.array([9.0, 2.0, 1.0])
     axes = np.linalg.eigh(np.cov(points.reshape(-1, D).T))[1][:, ::-1][:, :2]

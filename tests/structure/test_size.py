@@ -64,11 +64,3 @@ def test_committed_readings_hold_no_file_that_is_made_from_the_others() -> None:
     assert any(path.name == JSON for path in readings)
     assert not [path for path in readings if path.name in (METRICS, HTML)], "to_pandas() and to_html() make them"
     assert size([path for path in readings if path.name in (JSON, ARRAYS)]) <= STORED_BYTES
-
-
-def test_sizes_count_every_file(tmp_path: Path) -> None:
-    for name, n in (("a", 5), ("b", 7)):
-        (tmp_path / name).write_bytes(bytes(n))
-    assert size([tmp_path / "a", tmp_path / "b"]) == 12
-    weights = [path for path in project_files(ROOT) if path.suffix == ".safetensors"]
-    assert 0 < size(in_wheel(weights)) < size(weights), "some checkpoints ship in the repository only"

@@ -96,57 +96,23 @@ def test_scoring_uses_sequences_that_training_never_saw(tmp_path: Path, monkeypa
     assert len(drawn) > 1 and not training & drawn
 
 
-def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationReport]) -> None:
-    path, scores = published
-    card, config = (path / "card.md").read_text(), json.loads((path / "config.json").read_text())
-    assert card.startswith("# tiny\n") and f"Weights: `{config['weights_hash']}`" in card and "{" not in card
-    assert f"Task: `{TINY.task}`" in card and f"({sum(p.numel() for p in built().parameters()):,} parameters" in card
-    for name, value in TINY.model_config().to_dict().items():
-        assert (f"{name} {value}" in card) != name.startswith(("prior_", "top_")), "variants that are off are left out"
-    error, (low, high) = float(scores.entropy_mae_bits), scores.entropy_mae_bits.ends
-    measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
-    assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits))}**" in card
-    assert "On 2,000 fresh sequences" in card
-    assert "\nNo `bayesgeom train` command makes this recipe. The whole recipe is in" in card
-    for words in ("steps 1234", "batch_size 7", "late_batch_size 11", "late_from 0.25", "targets sampled", "seed 3"):
-        assert words in card, words
-    assert card.endswith("\n- precision bfloat16\n")
-
-
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
         (lambda: recipe("recall-lstm"), "recall-lstm"),
         (lambda: recipe("recall-lstm").reseeded(1), "recall-lstm --seed 1"),
         (lambda: replace(recipe("recall-mlp").reseeded(7), steps=3), "recall-mlp --seed 7 --steps 3"),
-        (lambda: replace(recipe("recall-mlp"), snapshots=3), "recall-mlp"),
         (
             lambda: recipe("mess3-small").resized({"n_layers": 2, "x": 0.1, "batch_size": 7}).reseeded(2),
             "mess3-small --set n_layers=2 --set x=0.1 --set batch_size=7 --seed 2",
         ),
-        (
-            lambda: recipe("recall-lstm").resized({"n_keys": 16, "d_model": 64}),
-            "recall-lstm --set n_keys=16 --set d_model=64",
-        ),
         (lambda: replace(recipe("recall-lstm"), lr=0.1), None),
-        (lambda: replace(recipe("mess3-small").resized({"n_layers": 2}), lr=0.1), None),
         (lambda: replace(recipe("recall-lstm"), name="recall-lstm-mine"), None),
-        (lambda: TINY.reseeded(1), None),
     ],
 )
 def test_the_card_states_the_command_that_trains_it(made: Any, expected: str | None) -> None:
     """Of further seeds it stated `bayesgeom train recall-lstm-seed1`, an unknown name."""
     assert command(made()) == (None if expected is None else f"bayesgeom train {expected}")
-
-
-def test_the_card_lists_every_baseline(published: tuple[Path, CalibrationReport]) -> None:
-    path, scores = published
-    rows = re.findall(r"(?m)^\| ([a-z ]+) \| ([\d.]+) \| ([^|]+) \|$", (path / "card.md").read_text())
-    assert {name: float(value) for name, value, _ in rows} == {
-        own.name: pytest.approx(float(own.value), abs=5e-5) for own in scores.entropy_mae_bits.baselines
-    }
-    assert {name for name, _, _ in rows} == {"uniform", "elimination only", "key membership", "constant"}
-    assert {name: kl for name, _, kl in rows}["constant"] == "–", "a constant entropy is no distribution"
 
 
 @pytest.mark.parametrize("name", sorted(checkpoints()))
@@ -201,15 +167,3 @@ def test_a_failed_rescoring_changes_neither_config_nor_card(tmp_path: Path, monk
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
     rescore(path)
     assert {file.name for file in path.iterdir()} == before.keys() and read_description(path)["scores"]["n"] == 64
-
-
-def test_publishing_again_replaces_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "N_SCORED", 11)
-    publish(TINY, built(), tmp_path / "tiny")
-    first = load_checkpoint(tmp_path / "tiny").weights_hash
-    other = built()
-    with torch.no_grad():
-        other.embed.weight.add_(1)
-    publish(TINY, other, tmp_path / "tiny")
-    assert load_checkpoint(tmp_path / "tiny").weights_hash != first
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]

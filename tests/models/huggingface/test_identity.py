@@ -54,17 +54,6 @@ def test_an_offloaded_model_has_the_hash_of_its_weights(
     assert away == whole and len(set(whole)) == 2
 
 
-def test_every_single_weight_counts(folder: Callable[[str], Path]) -> None:
-    hf = built(folder("gpt2"))
-    found = {identity.weights_identity(hf)}
-    state = hf.state_dict()
-    for tensor in state.values():
-        tensor.view(-1)[-1] += 1
-        found.add(identity.weights_identity(hf))
-    tied = 1  # the output matrix is the embedding: moved twice
-    assert len(found) == 1 + len(state) and tied
-
-
 def test_the_config_counts_but_not_where_it_lies(folder: Callable[[str], Path], tmp_path: Path) -> None:
     hf = built(folder("llama"))
     before = identity.weights_identity(hf)

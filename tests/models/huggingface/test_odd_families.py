@@ -145,11 +145,6 @@ def test_a_capture_of_a_hybrid_holds_the_layers_of_every_site(tmp_path: Path) ->
         assert_alike(direct[name], found[name])
 
 
-def test_masks_by_keyword() -> None:
-    model = HFModel(built("Doge"))  # its residual stream is scaled entry by entry: no sum of two writes
-    assert HEADS | {s.RESID_PRE, s.RESID_POST} <= model.sites, model.withheld
-
-
 def test_blocks_that_give_lists() -> None:
     hf = small(
         "OpenAIGPTLMHeadModel",
@@ -170,12 +165,6 @@ def test_blocks_that_give_lists() -> None:
     handle.remove()
     baseline = model.replayer().baseline(text())
     assert torch.equal(baseline.logits, intact)
-
-
-def test_heads_of_several_widths_are_withheld() -> None:
-    sizes = {"head_dim": 10, "layer_types": ["sliding_attention"] * 2 + ["full_attention"], "sliding_window": 5}
-    model = HFModel(built("Gemma4UnifiedText", **sizes))
-    assert model.sites >= SUMS and s.Z not in model.sites and s.Z in model.withheld
 
 
 def test_queries_that_are_clipped_in_place_are_not_believed() -> None:
@@ -246,12 +235,10 @@ def test_experts_that_do_not_run_fused_run_one_by_one() -> None:
     ("kind", "message"),
     [
         ("meta", r"model\.embed_tokens\.weight of LlamaForCausalLM is on torch's meta device: .* Load its weights"),
-        ("LlamaModel", r"LlamaModel returns no logits: it is not a causal language model\. Load it with"),
         (
             "LlamaForSequenceClassification",
             r"is not a causal language model: for 2 sequences of 7 tokens and 97 ids it",
         ),
-        ("LlamaForTokenClassification", r"returns logits of shape \(2, 7, 2\)"),
         ("T5ForConditionalGeneration", r"is an encoder with a decoder, not a causal language model\. Pass a decoder"),
         ("BertForMaskedLM", r"BertForMaskedLM is not causal"),
     ],
