@@ -299,17 +299,6 @@ def test_a_loaded_server_runs_nothing_else(address: str) -> None:
         model.replayer()
 
 
-def test_a_slow_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_WAIT_S", 0.0)
-
-    def slow(*_args: Any, **_options: Any) -> Any:
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr("socket.create_connection", slow)
-    with pytest.raises(ServerFault, match=r"gave no reply in 2 attempts of 0\.5 s: timed out"):
-        Client(url="http://localhost:1/v1", timeout_s=0.5, attempts=2).models()
-
-
 @pytest.mark.parametrize("part", ["headers", "body"])
 def test_a_reply_that_arrives_byte_by_byte_times_out(part: str) -> None:
     stop = threading.Event()
