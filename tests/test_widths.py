@@ -5,22 +5,13 @@ One that measures also prints at most 30 lines.
 
 import pytest
 
-from bayesgeom.cli import COMMANDS, main, tell
+from bayesgeom.cli import tell
 from bayesgeom.core.columns import WIDTH, fitted
 
 
 def too_long(text: str) -> list[str]:
     """The lines that could have been broken."""
     return [line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("report: ")]
-
-
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_fits(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit):
-        main([*([command] if command else []), "--help"])
-    out = capsys.readouterr().out
-    assert out.startswith("usage: bayesgeom") and too_long(out) == []
 
 
 def test_a_wide_table_wraps_without_losing_text() -> None:

@@ -111,6 +111,13 @@ def test_a_checkpoint_that_a_kill_moved_away_is_put_back(
     assert not former.exists() and (root / "m-locked" / "config.json").is_file()
 
 
+def test_what_a_living_process_moved_away_stays_there(root: Path) -> None:
+    former = root / f".m-locked.{_here()}-{os.getpid()}-abcd1234.tmp.former"
+    (root / "m-locked").rename(former)
+    assert list(checkpoints()) == ["a-first", "z-last"]
+    assert former.exists()
+
+
 def test_a_checkpoint_that_is_there_is_not_replaced_by_an_older_one(root: Path) -> None:
     shutil.copytree(root / "m-locked", root / "copy")
     moved_away(root / "copy")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 import bayesgeom
 from bayesgeom import ablations, tasks
@@ -116,6 +117,18 @@ def test_reduced_precision_is_recorded() -> None:
     assert "allowed to round products of float32 matrices: tf32 (cuda), bf16 (cpu)" in diagnosis.summary()
     plain = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
     assert "float32_matmul_precision" not in plain.provenance
+
+
+def test_hooks_of_every_module_are_recorded_and_end_ablations() -> None:
+    model = bayesgeom.load("mess3-small")
+    handle = register_module_forward_hook(lambda _m, _i, output: 2 * output if torch.is_tensor(output) else None)
+    try:
+        diagnosis = bayesgeom.diagnose(model, n=3, probes=["calibration"], n_untrained=0)
+        with pytest.raises(InvalidArgument, match=r"\(every module of the process\) of mess3-small: .*may change"):
+            bayesgeom.ablate(model, n=3)
+    finally:
+        handle.remove()
+    assert diagnosis.provenance["foreign_hooks"] == ["(every module of the process)"]
 
 
 def test_another_default_device_is_refused() -> None:

@@ -109,17 +109,6 @@ def test_relabeled_sequences_match_the_task_rebuilt_with_renamed_symbols(
     assert all(torch.equal(after.relations[name], relation) for name, relation in anew.relations.items())
 
 
-@every_task
-def test_two_renamings_are_one(task: SymmetricTask) -> None:
-    trials, first, then = task.sample(N, seed=4), renamings(task, 5), renamings(task, 6)
-    twice = task.relabeled(task.relabeled(trials, first), then)
-    once = task.relabeled(trials, then.gather(1, first))
-    assert torch.equal(twice.tokens, once.tokens) and torch.equal(twice.labels, once.labels)
-    torch.testing.assert_close(twice.predictive, once.predictive, atol=0, rtol=0, equal_nan=True)
-    same = task.relabeled(trials, torch.arange(task.n_names).repeat(N, 1))
-    assert torch.equal(same.tokens, trials.tokens)
-
-
 TASK = HMM(n_states=3, n_symbols=2, length=5)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=TASK.n_pos, n_layers=1, n_heads=3, d_model=15, d_mlp=7)
 

@@ -1,5 +1,6 @@
 """Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
 
+import itertools
 import re
 from dataclasses import fields, replace
 
@@ -224,6 +225,15 @@ def test_relations_are_drawn_when_they_are_read_and_once() -> None:
     assert list(joined.relations) == ["same"] and len(joined.relations) == 1 and drawn == [6]
     mixed = concatenate([trials[0], replace(trials[1], relations=dict(trials[1].relations))])
     assert mixed.relations["same"].shape == (12, 3, 3)
+
+
+def test_visible_positions_are_those_up_to_the_scored_one() -> None:
+    trials = Bijection(n_values=7, n_pairs=5, repeats=True).sample(3, seed=0)
+    visible = trials.visible()
+    assert visible.shape == (3, 5, 9)
+    for row, query, key in itertools.product(range(3), range(5), range(9)):
+        position = int(trials.scored[row].nonzero()[query, 0])
+        assert bool(visible[row, query, key]) == (key <= position)
 
 
 def planted() -> Trials:
