@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.interventions._evidence import Read, erasure
+from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
