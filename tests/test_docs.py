@@ -35,7 +35,7 @@ import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
 from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import discover, values
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint_files import checkpoints

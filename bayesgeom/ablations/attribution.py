@@ -14,11 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.hooks import SiteLayer, keeping
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model, hooked_sites
-from bayesgeom.models.replay.replayer import Variant
+from bayesgeom.core.run import Site, Trials
+from bayesgeom.core.torch_state import SiteLayer, keeping
+from bayesgeom.models.base import Model, Variant, hooked_sites
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 

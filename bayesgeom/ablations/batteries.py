@@ -5,9 +5,8 @@ from itertools import combinations
 from typing import Literal
 
 from bayesgeom.ablations.component import Ablation, Component
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
+from bayesgeom.core.errors import InvalidArgument, checked, unknown_name
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.models.base import Model
 
 Battery = list[Ablation]

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from bayesgeom.ablations.modes import mode_named
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import Edit, Mode, Replace
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Z
+from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, ModelSpec, Z
 
 Kind = Literal["head", "attention", "mlp", "block"]
 KINDS = ("head", "attention", "mlp", "block")

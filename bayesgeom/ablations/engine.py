@@ -16,10 +16,8 @@ from torch import Tensor
 
 from bayesgeom.ablations.scoring import Exact
 from bayesgeom.core.edits import Replace
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Replayer, Variant, entry
+from bayesgeom.core.run import ModelSpec, Site, Trials
+from bayesgeom.models.base import STAGES, BaselinePass, Replayer, Variant, entry
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
 BATCH_BYTES = 2**30  # activations and logits of a batch; smaller batches make the matrix products of large models slow

@@ -10,8 +10,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import Variant
+from bayesgeom.core.run import Trials
+from bayesgeom.models.base import Variant
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
 
 METRICS = ("kl_bits", "entropy_error_bits", "correct")

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import Site, Z
+from bayesgeom.core.run import Site, Z
 
 Mode = str  # "zero", "mean", "resample", or the name of an `AblationMode`
 MODES = ("zero", "mean", "resample", "nothing")

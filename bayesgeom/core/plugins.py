@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.text import shown
+from bayesgeom.core.errors import InvalidArgument, shown, unknown_name
 
 T = TypeVar("T")
 _LONGEST = 100  # characters of a name

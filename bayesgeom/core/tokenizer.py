@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, shown
 from bayesgeom.core.plugins import Contained
-from bayesgeom.core.text import shown
 
 SECONDS = 5.0  # for one message; usual chat templates take milliseconds
 _GROWTH = 20  # characters that a chat template may make of one of the message

@@ -7,8 +7,8 @@ from typing import final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.run import Behavior, Run
-from bayesgeom.stats.memory import WindowScores, joined
+from bayesgeom.core.run import Behavior, Run, WindowScores
+from bayesgeom.stats.memory import joined
 
 
 @final

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import N_RECORDED, Site
+from bayesgeom.core.run import N_RECORDED, Run, Site, Trials, concatenate
 from bayesgeom.core.torch_state import lock_of
-from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis._run_scores import RunScores
 from bayesgeom.diagnosis.measuring import LARGE
 from bayesgeom.diagnosis.plan import Plan, sites_read
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, Stream
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.recording import Stream
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.files import apart
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Run, Site
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.tasks.base import WindTunnel
 

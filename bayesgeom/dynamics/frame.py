@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.edits import Edit, InSubspace, Replace
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.core.run import RESID_PRE, Run
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, Plan, score_pairs
 from bayesgeom.interventions.intervention import Intervention

@@ -16,21 +16,17 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN, RESID_POST, K, Site, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, RESID_POST, K, Run, Site, Trials, V
 from bayesgeom.dynamics.frame import Frame
-from bayesgeom.models.base import Model
-from bayesgeom.models.recording import bytes_per_sequence, recording_bytes
+from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights
-from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
 from bayesgeom.stats.overlap import chance_overlap, overlap_rows
 from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.stats.reduction import TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import gaussian_first_share, random_subspaces
 from bayesgeom.subspaces.jacobian import N_SEQUENCES
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 

@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST
+from bayesgeom.core.run import RESID_POST, Run
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.results.estimate import Baseline, Estimate

@@ -8,10 +8,8 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ModelSpec, Run
-from bayesgeom.core.sites import RESID_POST
+from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.run import RESID_POST, ModelSpec, Run
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.curves import errors_across, errors_along
 from bayesgeom.generalization.depth import Window, can_read_layers, windows_around
@@ -33,10 +31,8 @@ from bayesgeom.generalization.stretch import (
     with_room_for,
 )
 from bayesgeom.generalization.together import length_report
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, provenance, recording_bytes
 from bayesgeom.models.checkpoint import Checkpoint
-from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config

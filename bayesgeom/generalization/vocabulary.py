@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import TaskMismatch
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 
 _NAMED = 6  # missing tokens that an error lists

@@ -5,18 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import HookFault, InvalidArgument
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.errors import HookFault, InvalidArgument, checked
+from bayesgeom.core.run import ModelSpec, Trials, concatenate
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.gradients.capture import SITES, Targets, captured
 from bayesgeom.gradients.identities import identity_errors
 from bayesgeom.gradients.precise import in_float64
 from bayesgeom.gradients.report import GradientReport, gradient_report
 from bayesgeom.gradients.tally import LayerTally, layer_tally, together
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed

@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, Trials
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.trials import Trials
 from bayesgeom.dynamics.runs import Source, TrainingRun, run_of
 from bayesgeom.gradients.capture import SITES, Targets, captured
 from bayesgeom.gradients.movement import (
@@ -26,8 +24,7 @@ from bayesgeom.gradients.movement import (
 )
 from bayesgeom.gradients.precise import in_float64
 from bayesgeom.gradients.run import batches
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import check_device
 from bayesgeom.results.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed

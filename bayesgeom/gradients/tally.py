@@ -12,9 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import at_scored
-from bayesgeom.core.sites import PATTERN
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.gradients.attention_laws import advantage, routing_gradient
 from bayesgeom.gradients.capture import LayerGradients
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.results.headline import MOST
 
 Donors = Literal["auto", "paired", "independent"]

@@ -18,10 +18,8 @@ from torch import Tensor
 from bayesgeom.ablations.engine import Means, batches, variants_at_once
 from bayesgeom.core.edits import AtPositions, Edit, Subtract
 from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import RESID_POST, Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import BaselinePass, Replayer, Variant
+from bayesgeom.core.run import RESID_POST, ModelSpec, Site, Trials
+from bayesgeom.models.base import BaselinePass, Replayer, Variant
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.subspaces.positions import Positions

@@ -12,9 +12,7 @@ from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core.edits import Edit, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST, Site
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import RESID_POST, Run, Site, Trials, concatenate
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import (
     DISTANCE,
@@ -30,13 +28,10 @@ from bayesgeom.interventions.engine import (
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
 from bayesgeom.interventions.verdicts import Reach, listed
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, Replayer, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.results.report import with_provenance
-from bayesgeom.stats.pca import covariance
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting
 from bayesgeom.subspaces.conditions import Conditions
 from bayesgeom.subspaces.evidence import coordinate_r2, erasures, reads

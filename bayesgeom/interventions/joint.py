@@ -17,19 +17,15 @@ from torch import Tensor
 from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Change
 from bayesgeom.core.progress import bar
-from bayesgeom.core.sites import Site, V
-from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Site, Trials, V
+from bayesgeom.core.torch_state import Change, alone
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import MAX_UNITS, PairReference, pooled_by_role, scored
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
-from bayesgeom.models.base import Model, hooked_sites
-from bayesgeom.models.provenance import provenance
-from bayesgeom.models.replay.replayer import STAGES
+from bayesgeom.models.base import STAGES, Model, hooked_sites, provenance
 from bayesgeom.results.report import with_provenance
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits

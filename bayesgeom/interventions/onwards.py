@@ -12,16 +12,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bayesgeom.ablations.engine import batches
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Edit
-from bayesgeom.core.sites import RESID_POST, RESID_PRE
+from bayesgeom.core.errors import checked
+from bayesgeom.core.run import RESID_POST, RESID_PRE, Trials, concatenate
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, PairReference, scored
 from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.estimate import Baseline, Estimate
 from bayesgeom.results.report import with_provenance

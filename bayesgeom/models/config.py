@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core.arguments import check_fields, checked
-from bayesgeom.core.errors import InvalidArgument, check_known
+from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, checked
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
 from bayesgeom.tasks.base import WindTunnel

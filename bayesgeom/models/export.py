@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_directory
-from bayesgeom.core.reading import read_json
+from bayesgeom.core.files import atomic_directory, read_json
 from bayesgeom.models.adapters.identities import sentinel_trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE

@@ -11,17 +11,23 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import check_argument, checked
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName, unknown_name
-from bayesgeom.core.files import put_back
-from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import shown
+from bayesgeom.core.errors import (
+    CheckpointFault,
+    InvalidArgument,
+    TaskMismatch,
+    UnknownName,
+    check_argument,
+    checked,
+    shown,
+    unknown_name,
+)
+from bayesgeom.core.files import put_back, read_json
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.residual import ResidualModel
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, check_memory_gib
 from bayesgeom.models.captured.files import is_capture
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
@@ -38,7 +44,6 @@ from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.recording import check_memory_gib
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
@@ -92,7 +97,7 @@ def load(
         tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
-            `bayesgeom.models.recording`).
+            `bayesgeom.models.base`).
         **options: All: `batch_size`, most sequences in a forward pass. Hugging Face models: `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
             `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and `local_files_only`, and `revision`

@@ -22,11 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import check_argument, check_types, checked
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_argument, check_types, checked
 from bayesgeom.core.files import atomic_file, check_directory
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.monitor.good_state import GoodState
 from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.core.run import RESID_PRE
 from bayesgeom.selftest.planted_network import PlantedBlock, PlantedModel, PlantedNetwork
 from bayesgeom.selftest.planted_task import LEVELS, N_ANSWERS, N_G, N_K, PlantedTask, beliefs, entropies, factors
 from bayesgeom.stats.subspace import random_subspaces

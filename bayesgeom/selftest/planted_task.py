@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 

@@ -7,8 +7,7 @@ has the same number of points, which share its weight. Correlations are signed.
 import numpy as np
 from jaxtyping import Float, Float64, Int, Int64
 
-from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.regression import without_level_means
+from bayesgeom.stats.regression import ranks, without_level_means
 
 _ROUNDING = 1e-6  # a variance below this share of the power is rounding error
 _CANCELLATION = 1e-13  # the same for float64: some hundred sums of squares are accurate to this share

@@ -8,7 +8,7 @@ from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core.sites import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Site
+from bayesgeom.core.run import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Site
 from bayesgeom.models.base import Model
 
 EMBEDDING_SITES = (TOKEN_EMBEDDINGS,)

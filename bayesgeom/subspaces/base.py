@@ -10,8 +10,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import discover
-from bayesgeom.core.run import Run
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Run, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.subspaces.quantity import BELIEF, Quantity, confounds

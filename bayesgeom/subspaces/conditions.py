@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.edits import Edit, InSubspace, Replace, SubspaceKind
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Site
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.subspace import Subspace
 

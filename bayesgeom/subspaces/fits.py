@@ -22,10 +22,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.text import shown
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.errors import InvalidArgument, checked, shown, unknown_name
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.regression import ridge

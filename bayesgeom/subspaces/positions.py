@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 
 LEAST_SCORED = 5  # for editing at one position and scoring at later ones
 _QUARTERS = (1, 2, 3)

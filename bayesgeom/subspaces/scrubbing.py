@@ -16,13 +16,10 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Change
-from bayesgeom.core.sites import Site
-from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Site, Trials
+from bayesgeom.core.torch_state import Change, alone
 from bayesgeom.models.base import Model, hooked_sites
-from bayesgeom.stats.pca import covariance
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.matching import matched_subspaces
 from bayesgeom.subspaces.quantity import Quantity

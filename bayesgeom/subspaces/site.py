@@ -4,13 +4,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import RESID_PRE, Site, V, Z
-from bayesgeom.models.base import Model
+from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.run import RESID_PRE, ModelSpec, Site, V, Z
+from bayesgeom.models.base import STAGES, Model
 from bayesgeom.models.replay.carried import CARRIED, check_carries
-from bayesgeom.models.replay.replayer import STAGES
 
 
 @final

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import check_dual, check_orthonormal
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_types
 
 RANK_TOLERANCE = 1e-6  # share of the largest singular value below which a direction is rounding error
 

@@ -23,9 +23,8 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.core.run import NO_LABEL, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five ids are unused, as in the paper's generator, so that vocabularies agree

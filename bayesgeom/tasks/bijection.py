@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_parameters, random_order
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, random_order
 
 _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 

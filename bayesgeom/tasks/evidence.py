@@ -26,10 +26,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
-from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_parameters, random_order
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_affordable, check_parameters, random_order
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]

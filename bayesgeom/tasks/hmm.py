@@ -22,10 +22,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
-from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish

@@ -28,11 +28,10 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.trials import Relations, Trials
+from bayesgeom.core.run import Relations, Trials
 from bayesgeom.stats.memory import WIDEST_BASELINE, window_name, window_predictives
 from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, full_support
-from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import WindTunnel, check_affordable
 
 _TOLERANCE = 1e-9
 

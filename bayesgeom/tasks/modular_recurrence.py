@@ -33,9 +33,8 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials
-from bayesgeom.tasks.base import WindTunnel, check_parameters, random_order
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.core.run import NO_LABEL, Relations, Trials
+from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, random_order
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
 _HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN

@@ -21,10 +21,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.errors import InvalidArgument, check_types, unknown_name
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_distinct, check_ids, labeled, opening
-from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
 
 QUINTILES = 5

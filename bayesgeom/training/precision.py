@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_file
-from bayesgeom.core.reading import read_json
+from bayesgeom.core.files import atomic_file, read_json
 from bayesgeom.models.config import ModelConfig
 
 Precision = Literal["bfloat16", "float32"]

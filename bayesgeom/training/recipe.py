@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core.arguments import check_fields
-from bayesgeom.core.errors import InvalidArgument, check_known
+from bayesgeom.core.errors import InvalidArgument, check_fields, check_known
 from bayesgeom.core.plugins import field_names
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config

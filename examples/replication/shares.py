@@ -15,8 +15,7 @@ import numpy as np
 from einops import rearrange
 from jaxtyping import Float, Int
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
@@ -25,7 +24,7 @@ from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
@@ -34,7 +33,7 @@ from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
 from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.stats.correlation import jackknife_student, spearman
+from bayesgeom.stats.regression import jackknife_student, spearman
 from bayesgeom.subspaces.fits import as_fit
 from bayesgeom.subspaces.matching import Matched
 from bayesgeom.subspaces.site import InterventionSite

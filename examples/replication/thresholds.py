@@ -21,8 +21,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from scipy.stats import binom, norm
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
+from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
 from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
@@ -41,9 +40,9 @@ from bayesgeom.stats.bootstrap import (
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import Interval, Scale, jackknife_interval
 from bayesgeom.stats.overlap import chance_overlap, coordinates_of, overlap, pairwise_cosine
-from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import standardized_axis_shares
+from bayesgeom.stats.subspace import cloud_axes, standardized
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -13,7 +13,7 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.reading import LEVELS, read_json
+from bayesgeom.core.files import LEVELS, read_json
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import read_description
 from bayesgeom.models.config import config_from_dict

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.run import Run
+from bayesgeom.core.run import NO_LABEL, Run, Trials
 from bayesgeom.core.text import number_text
-from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance

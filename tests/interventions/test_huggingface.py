@@ -11,8 +11,7 @@ from torch import Tensor
 
 import bayesgeom
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.sites import RESID_PRE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_PRE, Site, Trials, Z
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import KL, SHIFT

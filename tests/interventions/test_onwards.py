@@ -8,8 +8,7 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
-from bayesgeom.core.trials import concatenate
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards

@@ -13,8 +13,7 @@ from torch import Tensor
 from bayesgeom.cli import main
 from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.core.sites import RESID_PRE, Site, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_PRE, Site, Trials, V
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.joint import N_FIT, JointIntervention, orthogonal_to
@@ -257,7 +256,7 @@ def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type
 
 
 def test_edits_at_a_site_that_is_not_there(model: Model) -> None:
-    from bayesgeom.core.sites import STATE
+    from bayesgeom.core.run import STATE
 
     with pytest.raises((InvalidArgument, MissingSite)):
         intervene(model, TASK, sites=[InterventionSite(STATE, (0,))], kind="remove", n=3)

@@ -8,7 +8,7 @@ import torch
 
 from bayesgeom import load_report
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
+from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.text import interval_text, percent_text
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import (
     CheckpointFault,
     InvalidArgument,
@@ -22,8 +22,7 @@ from bayesgeom.core.errors import (
     OutputFault,
     TaskMismatch,
 )
-from bayesgeom.core.run import Run
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Run, Trials
 from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.models import resolve

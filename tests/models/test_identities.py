@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Site
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig

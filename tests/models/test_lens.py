@@ -8,7 +8,7 @@ import torch
 import transformer_lens
 from torch import nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model

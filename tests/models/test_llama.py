@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.config import config_from_dict

@@ -8,9 +8,9 @@ import torch
 
 import bayesgeom
 from bayesgeom.cli import Source, _text_task
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.estimators import UNTRAINED
 from tests.families import _sizes

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bayesgeom.ablations.batteries import every_layer, every_mlp
 from bayesgeom.ablations.engine import BatchReference
 from bayesgeom.ablations.run import ablate
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.text import number_text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bayesgeom.core.reading import encoded
+from bayesgeom.core.files import encoded
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.findings import findings

@@ -18,7 +18,7 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.columns import WIDTH
-from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.core.run import RESID_PRE
 from bayesgeom.interventions.design import Design
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import special_ortho_group
 from sklearn.decomposition import PCA
 
-from bayesgeom.stats.pca import (
+from bayesgeom.stats.subspace import (
     cloud_axes,
     covariance,
     leading_coordinates,

@@ -6,7 +6,6 @@ import torch
 from scipy.stats import rankdata, spearmanr
 
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
-from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
     order_under_permutation,
@@ -17,6 +16,7 @@ from bayesgeom.stats.resampling import (
     resampled_spearman,
     standardized_axis_shares,
 )
+from bayesgeom.stats.subspace import covariance, principal_axes, variance_shares
 from tests.stats.slow import partial_spearman
 
 SEQUENCES, POSITIONS, D, DRAWS = 13, 5, 3, 7

@@ -1,4 +1,4 @@
-"""Hooks are set in one place: `hooked` in core/hooks.py, with the one exception that docs/architecture.md states."""
+"""Hooks are set in one place: `hooked` in core/torch_state.py; docs/architecture.md states the one exception."""
 
 import ast
 from collections.abc import Iterator

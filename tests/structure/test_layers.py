@@ -214,7 +214,7 @@ def test_a_wrong_import_is_found(module: str, text: str, finding: str) -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("tasks.recall", "from bayesgeom.tasks.base import WindTunnel\nfrom bayesgeom.core.trials import Trials"),
+        ("tasks.recall", "from bayesgeom.tasks.base import WindTunnel\nfrom bayesgeom.core.run import Trials"),
         ("tasks", "from bayesgeom.tasks.hmm import HMM"),
         ("core.trials", "from bayesgeom.core import errors\nimport torch"),
         ("models.resolve", "from bayesgeom.models.native.lstm import LSTM\nfrom bayesgeom.tasks.hmm import HMM"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.trials import NO_LABEL, Trials, concatenate
+from bayesgeom.core.run import NO_LABEL, Trials, concatenate
 from bayesgeom.tasks.base import BLOCK, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.in_context import InContext

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.run import concatenate
 from bayesgeom.core.tokenizer import (
     Tokenizer,
     check_ids,
@@ -18,7 +19,6 @@ from bayesgeom.core.tokenizer import (
     punctuation_id,
     single_tokens,
 )
-from bayesgeom.core.trials import concatenate
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks import HMM, Bijection, InContext, LabeledEvidence, Prompts
 from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, task_from_config, task_from_text

@@ -19,7 +19,7 @@ from bayesgeom.ablations.modes import mode_names
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
-from bayesgeom.core.sites import ATTN_OUT
+from bayesgeom.core.run import ATTN_OUT
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.config import ModelConfig, architectures, config_from_dict

@@ -17,14 +17,28 @@ from einops import einsum, repeat
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.hooks import hooked, site_hook
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    K,
+    Q,
+    Site,
+    Trials,
+    V,
+    Z,
+)
+from bayesgeom.core.torch_state import hooked, site_hook
 
 TOLERANCE = 1e-4  # relative to the largest entry; float32 rounding is a hundred times smaller
 N_SEQUENCES, N_POSITIONS = 2, 7
 
-Captured = Mapping[s.Site, Shaped[Tensor, "layer *axes"]]
+Captured = Mapping[Site, Shaped[Tensor, "layer *axes"]]
 AttnOut = Callable[[Float[Tensor, "batch pos head d_head"], int], Float[Tensor, "batch pos d_model"]]
 
 
@@ -34,7 +48,7 @@ class _Identity:
     """An equation, the sites that it verifies, and its two sides."""
 
     equation: str
-    sites: tuple[s.Site, ...]
+    sites: tuple[Site, ...]
     left: Float[Tensor, "..."]
     right: Float[Tensor, "..."]
 
@@ -63,12 +77,12 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
 def capture(
     owner: nn.Module,
     forward: Callable[[], object],
-    point: Callable[[s.Site, int], nn.Module],
-    sites: Mapping[s.Site, object],
+    point: Callable[[Site, int], nn.Module],
+    sites: Mapping[Site, object],
     n_layers: int,
-) -> dict[s.Site, Shaped[Tensor, "layer *axes"]]:
+) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
     """Return the activations of every site in one forward pass, without sites that do not fire once in every layer."""
-    caught: dict[s.Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
+    caught: dict[Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
     hooks = [
         site_hook((site, layer), point(site, layer), outputs.append)
         for site, layers in caught.items()
@@ -87,10 +101,10 @@ def broken_identities(
     scale: float,
     bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None,
     attn_out: AttnOut,
-) -> dict[s.Site, str]:
+) -> dict[Site, str]:
     """Return the sites that failed, each with the reason. Identities with absent sites are not checked."""
-    broken: dict[s.Site, str] = {}
-    verified: set[s.Site] = set()
+    broken: dict[Site, str] = {}
+    verified: set[Site] = set()
     for identity in (*_attention(stored, scale, bias), *_writes(stored, attn_out)):
         error = identity.error()
         verified |= {*identity.sites}
@@ -104,51 +118,49 @@ def broken_identities(
 def _attention(
     stored: Captured, scale: float, bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None
 ) -> Iterator[_Identity]:
-    if {s.Q_ROT, s.K_ROT, s.PATTERN} <= stored.keys():
-        pattern = stored[s.PATTERN]
-        k = _per_query_head(stored[s.K_ROT], pattern.shape[2])
-        scores = scale * einsum(stored[s.Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
+    if {Q_ROT, K_ROT, PATTERN} <= stored.keys():
+        pattern = stored[PATTERN]
+        k = _per_query_head(stored[K_ROT], pattern.shape[2])
+        scores = scale * einsum(stored[Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
         n_pos = scores.shape[-1]
         if bias is not None:
             scores = scores + bias[..., :n_pos, :n_pos]
         hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
         expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        sites = (s.Q_ROT, s.K_ROT, s.PATTERN, *(site for site in (s.Q, s.K) if site in stored))
+        sites = (Q_ROT, K_ROT, PATTERN, *(site for site in (Q, K) if site in stored))
         yield _Identity(equation="softmax(scale · q_rot·k_rot) = pattern", sites=sites, left=expected, right=pattern)
-        for plain, rotated in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
+        for plain, rotated in ((Q, Q_ROT), (K, K_ROT)):
             if plain in stored:
                 left, right = stored[rotated].norm(dim=-1), stored[plain].norm(dim=-1)
                 equation = f"|{rotated.name}| = |{plain.name}|"
                 yield _Identity(equation=equation, sites=(plain,), left=left, right=right)
-    if {s.PATTERN, s.V, s.Z} <= stored.keys():
-        pattern = stored[s.PATTERN]
-        v = _per_query_head(stored[s.V], pattern.shape[2])
+    if {PATTERN, V, Z} <= stored.keys():
+        pattern = stored[PATTERN]
+        v = _per_query_head(stored[V], pattern.shape[2])
         z = einsum(pattern, v, "l b h q k, l b k h d -> l b q h d")
-        yield _Identity(equation="pattern · v = z", sites=(s.V, s.Z), left=z, right=stored[s.Z])
+        yield _Identity(equation="pattern · v = z", sites=(V, Z), left=z, right=stored[Z])
 
 
 def _writes(stored: Captured, attn_out: AttnOut) -> Iterator[_Identity]:
     """Identities of the updates to the residual stream."""
     n_layers = max(map(len, stored.values()), default=0)
-    if {s.Z, s.ATTN_OUT} <= stored.keys():
-        written = torch.stack([attn_out(stored[s.Z][layer], layer) for layer in range(n_layers)])
-        yield _Identity(
-            equation="W_O z + b = attn_out", sites=(s.Z, s.ATTN_OUT), left=written, right=stored[s.ATTN_OUT]
-        )
-    if {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST} <= stored.keys():
-        total = stored[s.RESID_PRE] + stored[s.ATTN_OUT] + stored[s.MLP_OUT]
+    if {Z, ATTN_OUT} <= stored.keys():
+        written = torch.stack([attn_out(stored[Z][layer], layer) for layer in range(n_layers)])
+        yield _Identity(equation="W_O z + b = attn_out", sites=(Z, ATTN_OUT), left=written, right=stored[ATTN_OUT])
+    if {RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST} <= stored.keys():
+        total = stored[RESID_PRE] + stored[ATTN_OUT] + stored[MLP_OUT]
         yield _Identity(
             equation="resid_pre + attn_out + mlp_out = resid_post",
-            sites=(s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST),
+            sites=(RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST),
             left=total,
-            right=stored[s.RESID_POST],
+            right=stored[RESID_POST],
         )
-    if {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID} <= stored.keys():
+    if {RESID_PRE, ATTN_OUT, RESID_MID} <= stored.keys():
         yield _Identity(
             equation="resid_pre + attn_out = resid_mid",
-            sites=(s.RESID_MID,),  # the other two are checked at the end of the block
-            left=stored[s.RESID_PRE] + stored[s.ATTN_OUT],
-            right=stored[s.RESID_MID],
+            sites=(RESID_MID,),  # the other two are checked at the end of the block
+            left=stored[RESID_PRE] + stored[ATTN_OUT],
+            right=stored[RESID_MID],
         )
 
 

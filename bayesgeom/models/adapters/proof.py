@@ -20,10 +20,29 @@ from einops import einsum, repeat
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.hooks import Change, hooked, site_hook
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    W_K,
+    W_K_GRAM,
+    W_O,
+    W_V,
+    K,
+    ModelSpec,
+    Q,
+    Site,
+    V,
+    Z,
+)
+from bayesgeom.core.torch_state import Change, hooked, site_hook
 
 
 @final
@@ -124,16 +143,16 @@ def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, 
 
 
 TOLERANCE = 1e-4  # relative to the largest entry, in float32
-_RESIDUAL = (s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST)
+_RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 
 _STANDS_WITH = (
-    (s.Q, s.Q_ROT),
-    (s.K, s.K_ROT),
-    (s.TOKEN_KEYS, s.K),
-    (s.W_K, s.K),
-    (s.W_K_GRAM, s.K),
-    (s.W_V, s.V),
-    (s.W_O, s.Z),
+    (Q, Q_ROT),
+    (K, K_ROT),
+    (TOKEN_KEYS, K),
+    (W_K, K),
+    (W_K_GRAM, K),
+    (W_V, V),
+    (W_O, Z),
 )
 
 Passages = Mapping[tuple[Site, int], Passage]
@@ -200,7 +219,7 @@ def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: i
     errors: dict[Site, float] = {}
     broken = dict(_misplaced(passages, spec, n_pos))
     stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
-    verified = {(site, layer) for site in (s.RESID_PRE, s.RESID_POST) for layer in range(spec.n_layers)}
+    verified = {(site, layer) for site in (RESID_PRE, RESID_POST) for layer in range(spec.n_layers)}
     for layer in range(spec.n_layers):
         for claim in _claims(_Layer(stored, layer), functions, layer, spec.n_layers):
             error = claim.error()
@@ -232,7 +251,7 @@ def tolerance_of(dtype: str) -> float:
 
 
 def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
-    width = spec.d_of_value if site in (s.V, s.Z) else spec.d_head
+    width = spec.d_of_value if site in (V, Z) else spec.d_head
     known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": width}
     return tuple(known.get(axis, n_pos) for axis in site.axes[1:])
 
@@ -256,61 +275,61 @@ class _Layer:
 
 def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     yield from _residual_claims(at, functions, layer, n_layers)
-    for site, verified in ((s.K, (s.TOKEN_INPUTS, s.TOKEN_KEYS)), (s.V, (s.W_V,))):
-        if at.has(s.RESID_PRE, site) and functions.projected is not None:
+    for site, verified in ((K, (TOKEN_INPUTS, TOKEN_KEYS)), (V, (W_V,))):
+        if at.has(RESID_PRE, site) and functions.projected is not None:
             yield _Claim(
                 equation=f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}",
                 sites=verified,
                 left=at.arrived(site),
-                right=functions.projected(site, at.left(s.RESID_PRE), layer),
+                right=functions.projected(site, at.left(RESID_PRE), layer),
             )
-    for plain, turned in ((s.Q, s.Q_ROT), (s.K, s.K_ROT)):
+    for plain, turned in ((Q, Q_ROT), (K, K_ROT)):
         if at.has(plain, turned):
             yield from _turned_claims(at.left(plain), at.arrived(turned), functions, plain, layer)
-    if at.has(s.Q_ROT, s.K_ROT, s.PATTERN) and functions.pattern is not None:
+    if at.has(Q_ROT, K_ROT, PATTERN) and functions.pattern is not None:
         yield _Claim(
             equation="softmax(scale · q_rot·k_rot) = pattern",
-            sites=(s.Q_ROT, s.K_ROT),
-            left=at.arrived(s.PATTERN),
-            right=functions.pattern(at.left(s.Q_ROT), at.left(s.K_ROT), layer),
+            sites=(Q_ROT, K_ROT),
+            left=at.arrived(PATTERN),
+            right=functions.pattern(at.left(Q_ROT), at.left(K_ROT), layer),
         )
-    if at.has(s.PATTERN, s.V, s.Z):
-        pattern = at.left(s.PATTERN)
-        v = per_query_head(at.left(s.V).transpose(1, 2), pattern.shape[1])
+    if at.has(PATTERN, V, Z):
+        pattern = at.left(PATTERN)
+        v = per_query_head(at.left(V).transpose(1, 2), pattern.shape[1])
         z = einsum(pattern, v, "b h q k, b h k d -> b q h d")
-        claim = _Claim(equation="pattern · v = z", sites=(s.PATTERN,), left=at.arrived(s.Z), right=z)
+        claim = _Claim(equation="pattern · v = z", sites=(PATTERN,), left=at.arrived(Z), right=z)
         yield claim
-        unchanged = einsum(at.arrived(s.PATTERN), v, "b h q k, b h k d -> b q h d")
+        unchanged = einsum(at.arrived(PATTERN), v, "b h q k, b h k d -> b q h d")
         twin = replace(claim, right=unchanged)  # v and z may be right even if an edited pattern has no effect
-        yield replace(min(claim, twin, key=_Claim.error), sites=(s.V, s.Z))
-    if at.has(s.Z, s.ATTN_OUT) and functions.written is not None:
-        right = functions.written(at.left(s.Z), layer)
+        yield replace(min(claim, twin, key=_Claim.error), sites=(V, Z))
+    if at.has(Z, ATTN_OUT) and functions.written is not None:
+        right = functions.written(at.left(Z), layer)
         if right is not None:
-            left, sites = at.arrived(s.ATTN_OUT), (s.Z, s.ATTN_OUT)
+            left, sites = at.arrived(ATTN_OUT), (Z, ATTN_OUT)
             yield _Claim(equation="W_O z + b = attn_out", sites=sites, left=left, right=right)
 
 
 def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
     if at.has(*_RESIDUAL):
-        attn_out, mlp_out = at.left(s.ATTN_OUT), at.left(s.MLP_OUT)
+        attn_out, mlp_out = at.left(ATTN_OUT), at.left(MLP_OUT)
         # The input of a block may still be on the device of the previous block.
-        summed = at.left(s.RESID_PRE).to(attn_out.device) + attn_out
-        middle = at.left(s.RESID_MID) if at.has(s.RESID_MID) else summed
+        summed = at.left(RESID_PRE).to(attn_out.device) + attn_out
+        middle = at.left(RESID_MID) if at.has(RESID_MID) else summed
         yield _Claim(
             equation="resid_pre + attn_out + mlp_out = resid_post",
             sites=_RESIDUAL,
-            left=at.arrived(s.RESID_POST),
+            left=at.arrived(RESID_POST),
             right=middle.to(mlp_out.device) + mlp_out,
         )
-    if at.has(s.RESID_MID):
-        given, mid = functions.mid_given(layer), at.left(s.RESID_MID)
+    if at.has(RESID_MID):
+        given, mid = functions.mid_given(layer), at.left(RESID_MID)
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
-        yield _Claim(equation="the MLP reads resid_mid", sites=(s.RESID_MID,), left=mid, right=right)
-    if layer + 1 < n_layers and at.has(s.RESID_PRE, s.RESID_POST):
-        left, arrived = at.left(s.RESID_POST), at.arrived(s.RESID_PRE, ahead=1)
+        yield _Claim(equation="the MLP reads resid_mid", sites=(RESID_MID,), left=mid, right=right)
+    if layer + 1 < n_layers and at.has(RESID_PRE, RESID_POST):
+        left, arrived = at.left(RESID_POST), at.arrived(RESID_PRE, ahead=1)
         # RWKV halves the stream every few layers: compare up to one factor.
         factor = (arrived.double().to(left.device) * left.double()).sum() / left.double().square().sum()
-        sites = (s.RESID_PRE, s.RESID_POST)
+        sites = (RESID_PRE, RESID_POST)
         yield _Claim(equation="resid_post is the next resid_pre", sites=sites, left=arrived, right=factor * left)
 
 

@@ -10,10 +10,8 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
-from bayesgeom.core.run import Run, untrained
-from bayesgeom.core.sites import ALL_SITES, Site
-from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.base import BaselinePredictives, Model
+from bayesgeom.core.run import ALL_SITES, Run, Site, Trials, concatenate, untrained
+from bayesgeom.models.base import BaselinePredictives, Model, Replayer, Stream, room_for
 from bayesgeom.models.captured.files import (
     ENTROPY,
     LOG_ANSWERS,
@@ -23,8 +21,6 @@ from bayesgeom.models.captured.files import (
     check_shard,
     read_manifest,
 )
-from bayesgeom.models.recording import Stream, room_for
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 

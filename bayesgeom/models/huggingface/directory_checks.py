@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.reading import check_regular, read_json
+from bayesgeom.core.files import check_regular, read_json
 from bayesgeom.models.checkpoint import Shapes, read_header
 from bayesgeom.models.checkpoint_files import CONFIG
 from bayesgeom.models.config import shapes_only

@@ -16,10 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import is_file
-from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import is_encodable, shown
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, is_encodable, shown
+from bayesgeom.core.files import is_file, read_json
 from bayesgeom.models.checkpoint import Shapes, tensor_shapes
 from bayesgeom.results.tables import counted
 

@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.models.config import ModelConfig
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.stack import ResidualStack
 

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_types
 from bayesgeom.models.config import ModelConfig
 
 INIT_STD = 0.02

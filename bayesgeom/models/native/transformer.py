@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types, checked
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_types, checked
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.positions import (
     INIT_STD,

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from bayesgeom.core.edits import AtPositions, Reference
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import RESID_PRE, Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.core.run import RESID_PRE, Site, Trials
+from bayesgeom.models.base import BaselinePass, Model, Variant
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
 from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.replay.replayer import BaselinePass, Variant
 
 CARRIED = Site("carried", ("batch", "pos", "d_state"))
 

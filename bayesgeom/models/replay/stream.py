@@ -20,11 +20,10 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference, Replace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
+from bayesgeom.models.base import STAGES, BaselinePass, Variant, entry
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.replay.layer import ReplayLayer, Scratch, folded, normed
-from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Variant, entry
 
 
 @final

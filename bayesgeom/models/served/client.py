@@ -21,9 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from bayesgeom.core.errors import InvalidArgument, ServerFault
-from bayesgeom.core.reading import once
-from bayesgeom.core.text import is_whole
+from bayesgeom.core.errors import InvalidArgument, ServerFault, is_whole
+from bayesgeom.core.files import once
 
 
 @functools.cache

@@ -10,13 +10,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument, NoCopy, ServerFault
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import ALL_SITES, Site
+from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
-from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
 
 SERVER = ("server_key", "top")  # options of `load`

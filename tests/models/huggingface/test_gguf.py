@@ -12,7 +12,7 @@ from gguf import GGUFWriter, quants
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.gguf_file import blocks_of, gguf_in
 

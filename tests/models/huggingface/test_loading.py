@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import as_model, load

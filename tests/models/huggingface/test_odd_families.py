@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bayesgeom
 from bayesgeom.ablations.batteries import every_head, everything
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.diagnosis.views import within

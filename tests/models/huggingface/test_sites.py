@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each

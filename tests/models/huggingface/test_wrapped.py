@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torchao import quantization
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.huggingface import loading
 from bayesgeom.models.huggingface.model import HFModel
