@@ -29,9 +29,9 @@ from bayesgeom.stats.resampling import (
     refitted_axis_shares,
     resampled_correlation_at_position,
     resampled_spearman,
-    standardized_axis_shares,
 )
 from bayesgeom.stats.subspace import cloud_axes, gaussian_first_share, standardized
+from examples.replication.thresholds import standardized_axis_shares
 
 CLUSTERED = 500  # points, as in the probe
 

@@ -134,11 +134,6 @@ def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]
     return found
 
 
-def has_entry_points(group: str) -> bool:
-    """Return whether another installed package provides plug-ins of this group, usable or not."""
-    return bool(_entry_points(group, _places()))
-
-
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
     """Return the subclass of `base` with this name.
 

@@ -408,14 +408,14 @@ class ModelSpec:
     name: str
     architecture: str
     n_layers: int
-    n_heads: int
-    n_kv_heads: int
+    n_heads: int = 0
+    n_kv_heads: int = 0
     d_model: int
-    d_head: int
+    d_head: int = 0
     d_mlp: int
     d_vocab: int
     n_ctx: int | None  # None: no position table, any length
-    score_scale: float
+    score_scale: float = 1.0
     n_parameters: int
     dtype: str
     device: str

@@ -37,13 +37,11 @@ from bayesgeom.models.huggingface.gguf_file import gguf_in
 from bayesgeom.models.huggingface.loading import FETCHING, load_adapter, load_gguf, load_huggingface, load_tokenizer
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
-from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
+from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
@@ -337,32 +335,25 @@ def of_module(
     return model
 
 
-def _adapted(
-    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
-) -> Model | None:
+def _adapted(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
     """Return the model of a module built from a `ModelConfig`, None for other modules."""
     match module:
         case Transformer():
-            return HookedModel(module, name=name or "transformer", task=task, digest=digest)
+            return HookedModel(module, name=name or "transformer", **known)
         case PositionwiseMLP() | LSTM() | Mamba():
-            return ResidualModel(module, name=name, task=task, digest=digest)
-        case Llama(config=config) | Mamba2(config=config) | RWKV(config=config):
-            return HFModel(
-                module.whole,
-                name=name or config.name,
-                task=task,
-                digest=digest,
-                rebuild=lambda seed: _whole(config.build(seed=seed)),
-            )
+            return ResidualModel(module, name=name, **known)
+        case Wrapped(config=config):
+
+            def rebuild(seed: int) -> Any:
+                built = config.build(seed=seed)
+                assert isinstance(built, Wrapped), "it is built from the same config"
+                return built.whole
+
+            return HFModel(module.whole, name=name or config.name, rebuild=rebuild, **known)
         case _:
-            made = (kind.adapter(module, name=name, task=task, digest=digest) for kind in architectures().values())
+            known = {"task": None, "digest": None, **known}
+            made = (kind.adapter(module, name=name, **known) for kind in architectures().values())
             return next((model for model in made if model is not None), None)
-
-
-def _whole(module: nn.Module) -> Any:
-    """The Hugging Face model inside a bayesgeom module that wraps one."""
-    assert isinstance(module, Llama | Mamba2 | RWKV)
-    return module.whole
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:

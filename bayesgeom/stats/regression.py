@@ -17,7 +17,6 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Interval
 
 RIDGE = 1e-3
@@ -167,23 +166,3 @@ def absolute_interval(signed: Interval) -> Interval:
     is_around = (signed.lo <= 0) & (signed.hi >= 0) & (signed.lo < signed.hi)
     code = np.where(is_around, int(Reason.CONSERVATIVE), signed.code)
     return replace(signed, lo=np.asarray(np.where(is_around, 0.0, least)), hi=np.asarray(most), code=code)
-
-
-def jackknife_student(
-    replicates: Float[np.ndarray, "replicate *rest"],
-) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Return Student's interval of a correlation from its value on all units, then without each one.
-
-    NaN for fewer than `LEAST_UNITS`, and where a value is −1 or 1.
-
-    References:
-        Efron & Tibshirani 1993, chapter 11 (pseudo-values).
-    """
-    n = len(replicates) - 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = np.arctanh(replicates)
-        pseudo = n * scaled[0] - (n - 1) * scaled[1:]
-        low, high = seed_interval(pseudo)
-        reach = (high - low) / 2
-        known = np.where(np.isfinite(reach) & (n >= LEAST_UNITS), reach, np.nan)
-        return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))

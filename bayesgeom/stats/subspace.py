@@ -172,20 +172,6 @@ def _drawn(d: int, rank: int, draws: int, seed: int) -> Float64[Tensor, "draw d 
 _kept = lru_cache(maxsize=2)(_drawn)  # a probe draws the same ones for each of its sites
 
 
-def principal_angles(
-    first: Float[Tensor, "*batch d rank"], second: Float[Tensor, "*batch d rank"]
-) -> Float[Tensor, "*batch rank"]:
-    """Return the principal angles of two subspaces given by orthonormal columns, in degrees, smallest first.
-
-    0 is a shared direction, 90 an orthogonal one: arccos of the singular values of B₁ᵀ B₂.
-
-    References:
-        Björck & Golub 1973.
-    """
-    cosines: Tensor = torch.linalg.svdvals(first.mT @ second)
-    return cosines.clamp(0.0, 1.0).arccos().rad2deg()
-
-
 def restricted(
     gram: Float64[Tensor, "d d"], bases: Float64[Tensor, "draw d rank"]
 ) -> Float64[Tensor, "draw rank rank"]:

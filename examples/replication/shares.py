@@ -32,8 +32,8 @@ from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance
 from bayesgeom.results.storage import JSON
 from bayesgeom.results.tables import aligned
-from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.stats.regression import jackknife_student, spearman
+from bayesgeom.stats.bootstrap import ratio_interval, seed_interval
+from bayesgeom.stats.regression import LEAST_UNITS, spearman
 from bayesgeom.subspaces.fits import as_fit
 from bayesgeom.subspaces.matching import Matched
 from bayesgeom.subspaces.site import InterventionSite
@@ -330,3 +330,23 @@ def _correlations(
 
 
 _NOTHING = Baseline.of("chance", "no relation", 0.0)
+
+
+def jackknife_student(
+    replicates: Float[np.ndarray, "replicate *rest"],
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """Return Student's interval of a correlation from its value on all units, then without each one.
+
+    NaN for fewer than `LEAST_UNITS`, and where a value is −1 or 1.
+
+    References:
+        Efron & Tibshirani 1993, chapter 11 (pseudo-values).
+    """
+    n = len(replicates) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.arctanh(replicates)
+        pseudo = n * scaled[0] - (n - 1) * scaled[1:]
+        low, high = seed_interval(pseudo)
+        reach = (high - low) / 2
+        known = np.where(np.isfinite(reach) & (n >= LEAST_UNITS), reach, np.nan)
+        return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))

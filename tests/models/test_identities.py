@@ -14,7 +14,7 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.run import Site
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.adapters.proof import broken_identities, capture, sentinel_trials
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 
 SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)

@@ -12,12 +12,12 @@ from bayesgeom.stats.subspace import (
     cloud_axes,
     covariance,
     leading_axes,
-    principal_angles,
     principal_axes,
     span_coordinates,
     standardized,
     variance_shares,
 )
+from tests.angles import principal_angles
 
 
 def _one_by_one(points: torch.Tensor, labels: torch.Tensor, n_groups: int, rank: int) -> tuple[float, list[float]]:

@@ -41,7 +41,7 @@ from bayesgeom.core.run import (
     untrained,
 )
 from bayesgeom.core.torch_state import EVERY_MODULE, alone
-from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.adapters.proof import broken_identities, capture, sentinel_trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.positions import PositionalPrior

@@ -36,8 +36,15 @@ from bayesgeom.core.run import (
     Z,
 )
 from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, hooked
-from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, Passage, Taps, disproved, per_query_head, perturbed_pass
+from bayesgeom.models.adapters.proof import (
+    Functions,
+    Passage,
+    Taps,
+    disproved,
+    per_query_head,
+    perturbed_pass,
+    sentinel_trials,
+)
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop

@@ -45,8 +45,7 @@ from bayesgeom.core.run import (
     untrained,
 )
 from bayesgeom.core.torch_state import alone
-from bayesgeom.models.adapters.identities import TOLERANCE, sentinel_trials
-from bayesgeom.models.adapters.proof import perturbed_pass
+from bayesgeom.models.adapters.proof import TOLERANCE, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
@@ -165,15 +164,11 @@ def _spec(module: ResidualModule, name: str, digest: str | None) -> ModelSpec:
         name=name,
         architecture=config.name,
         n_layers=config.n_layers,
-        n_heads=0,
-        n_kv_heads=0,
         d_model=config.d_model,
-        d_head=0,
         d_mlp=hidden,
         d_state=d_state,
         d_vocab=config.d_vocab,
         n_ctx=config.n_ctx if has_table else None,
-        score_scale=1.0,
         n_parameters=sum(parameter.numel() for parameter in module.parameters()),
         dtype=str(weight.dtype).removeprefix("torch."),
         device=str(weight.device),

@@ -40,8 +40,15 @@ from bayesgeom.core.run import (
     Z,
 )
 from bayesgeom.core.torch_state import PROCESS_STATE, Hook, default_dtype, evaluating, hooked, lock_of, site_hook
-from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, Passages, Taps, examined, perturbed_pass, tolerance_of
+from bayesgeom.models.adapters.proof import (
+    Functions,
+    Passages,
+    Taps,
+    examined,
+    perturbed_pass,
+    sentinel_trials,
+    tolerance_of,
+)
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
     HeadSizes,

@@ -28,8 +28,7 @@ from bayesgeom.models.huggingface.directory_checks import (
 from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
-from bayesgeom.models.huggingface.transformers_logging import without_bars, without_warnings
-from bayesgeom.models.huggingface.weights import check_readable
+from bayesgeom.models.huggingface.weights import check_readable, quiet
 from bayesgeom.tasks.base import task_from_config
 
 FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
@@ -66,7 +65,7 @@ def load_huggingface(
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     if Path(source).is_dir():
         check_files(Path(source))
-    with PROCESS_STATE, without_bars(), without_warnings(), _translated(source), torch.random.fork_rng(devices=()):
+    with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
         config = _config(source, fetched)
         hf = _model(source, config, fetched, placed)
         tokenizer = _tokenizer(source, fetched)
@@ -128,7 +127,7 @@ def load_gguf(
     require_gguf(file)
     stored = blocks_of(file).described()
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    with PROCESS_STATE, without_bars(), without_warnings(), _translated(file.parent), torch.random.fork_rng(devices=()):
+    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)
@@ -210,7 +209,7 @@ def load_tokenizer(
     if file is not None:
         require_gguf(file)
         source, fetched = file.parent, fetched | {"gguf_file": file.name}
-    with without_bars(), without_warnings(), _translated(source):
+    with quiet(), _translated(source):
         return AutoTokenizer.from_pretrained(source, **fetched)
 
 

@@ -133,6 +133,22 @@ def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars and its messages below errors; bayesgeom reports problems as errors."""
+    from transformers.utils import logging as theirs
+
+    former, was_on = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(former)
+        if was_on:
+            theirs.enable_progress_bar()
+
+
 @final
 class _Once(logging.Filter):
     """Passes each message once."""

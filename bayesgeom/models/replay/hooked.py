@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.run import RESID_PRE, Trials
 from bayesgeom.core.torch_state import Change, Hook, SiteLayer, alone, hooked, keeping, site_hook
-from bayesgeom.models.adapters.identities import sentinel_trials
+from bayesgeom.models.adapters.proof import sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
 from bayesgeom.models.huggingface.anatomy import first_input
 

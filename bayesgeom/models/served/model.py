@@ -41,10 +41,7 @@ class ServedModel(Model):
             name=client.model,
             architecture="served",  # language: quoted
             n_layers=0,
-            n_heads=0,
-            n_kv_heads=0,
             d_model=0,
-            d_head=0,
             d_mlp=0,
             d_vocab=n_ids,
             n_ctx=None,
