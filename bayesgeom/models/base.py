@@ -214,10 +214,6 @@ class Recorder:
         """Return of how many sequences, at most `most`, the activations fit into a budget (see `room_for`)."""
         return room_for(self.spec, self.layers, trials, stream=self.stream, most=most, budget_bytes=budget_bytes)
 
-    def make_room(self, n_sequences: int) -> None:
-        """Set the number of sequences to record. Storage is allocated at the first pass, when shapes are known."""
-        self.room = n_sequences
-
     @contextlib.contextmanager
     def recording(self, trials: Trials) -> Iterator[None]:
         """Record the pass inside the block; set no hooks if there is room for none of its sequences.
@@ -227,10 +223,10 @@ class Recorder:
             InvalidArgument: The sequences are not those of the stream.
         """
         is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
-        changes: dict[tuple[Site, int], list[Change]] = {}
+        changes = list[tuple[SiteLayer, Change]]()
         for site, layers in self.layers.items() if is_stored else ():
             for layer in layers if site not in self._same else ():
-                changes.setdefault((site, layer), []).append(self._storing(site, layer, trials))
+                changes.append(((site, layer), self._storing(site, layer, trials)))
         if self.stream is not None and is_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
             if not torch.equal(self.stream.trials.tokens[rows], trials.tokens):
@@ -240,9 +236,8 @@ class Recorder:
                 )
             for reduction, layers in self.stream.layers.items():
                 for layer in layers:
-                    call = self._reducing(reduction, layer, trials, rows)
-                    changes.setdefault((reduction.site, layer), []).append(call)
-        hooks = [site_hook(place, self._point(*place), _each(calls)) for place, calls in changes.items()]
+                    changes.append(((reduction.site, layer), self._reducing(reduction, layer, trials, rows)))
+        hooks = [site_hook(place, self._point(*place), change) for place, change in changes]
         if not hooks:
             yield
         else:
@@ -272,21 +267,18 @@ class Recorder:
 
     def _reducing(self, reduction: Reduction, layer: int, trials: Trials, rows: slice) -> Change:
         assert self.stream is not None, "it is one of the stream's reductions"
-        of_all, row, n_layers = self.stream.trials, self.stream.layers[reduction].index(layer), self.n_layers(reduction)
+        of_all, layers = self.stream.trials, self.stream.layers[reduction]
+        row = layers.index(layer)
 
         def reduce(output: Tensor) -> None:
             self._check_shape(reduction.site, layer, output, trials)
             found = reduction.of(at_scored(reduction.site, output, trials).float(), of_all, rows)
             if reduction.name not in self._storage:
-                shape = (n_layers, len(of_all), *found.shape[1:])
+                shape = (len(layers), len(of_all), *found.shape[1:])
                 self._storage[reduction.name] = torch.empty(shape, dtype=found.dtype, device=found.device)
             self._storage[reduction.name][row, rows] = found
 
         return reduce
-
-    def n_layers(self, reduction: Reduction) -> int:
-        """Return the number of layers in which a reduction is computed."""
-        return 0 if self.stream is None else len(self.stream.layers[reduction])
 
     def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
         row = self.layers[site].index(layer)
@@ -363,16 +355,6 @@ def room_for(
     if each := bytes_per_sequence(spec, layers, trials):
         return max(1, min(most, (budget_bytes - streamed) // each))
     return max(most, int(stream is None))
-
-
-def _each(calls: Sequence[Change]) -> Change:
-    """Observe an activation by several functions."""
-
-    def observe(output: Tensor) -> None:
-        for call in calls:
-            call(output)
-
-    return observe
 
 
 def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
@@ -536,7 +518,9 @@ class Model(ABC):
             InvalidArgument: Autocast is on, or there are no sequences.
         """
         self.check_surroundings()
-        wanted, stream = _split(record)
+        given = tuple(dict.fromkeys(record))
+        wanted = [own for own in given if isinstance(own, Site)]
+        stream = next((own for own in given if isinstance(own, Stream)), None)
         budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
         layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
         self.require([site for site in wanted if site not in layers], by="this run")
@@ -587,17 +571,14 @@ class Model(ABC):
 
     @final
     def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
-        tokens = trials.token_ids()
+        tokens, found = trials.token_ids(), list[Tensor]()
         with torch.no_grad():
-            return torch.stack([self._static_of(site, tokens, layer) for layer in self.layers_of(site)])
-
-    @final
-    def _static_of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        """The static site of one layer. Products of W_K are computed here, so only one layer's W_K is in memory."""
-        if site != W_K_GRAM:
-            return self.static(site, tokens, layer)
-        exact = (columns.double() for columns in self.static(W_K, tokens, layer))
-        return torch.stack([columns @ columns.T for columns in exact]).float()
+            for layer in self.layers_of(site):  # only one layer's W_K is in memory: its products are computed here
+                values = self.static(W_K if site == W_K_GRAM else site, tokens, layer)
+                if site == W_K_GRAM:
+                    values = torch.stack([columns @ columns.T for columns in map(Tensor.double, values)]).float()
+                found.append(values)
+        return torch.stack(found)
 
     @final
     def _cut(
@@ -608,7 +589,7 @@ class Model(ABC):
         for block in blocks:
             self.check_fits(block)
             if not start:
-                recorder.make_room(recorder.room_for(block, most=n_recorded, budget_bytes=budget_bytes))
+                recorder.room = recorder.room_for(block, most=n_recorded, budget_bytes=budget_bytes)
             # Split a block at the end of the storage, so that the rest of it runs without hooks.
             ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
@@ -654,7 +635,7 @@ class Model(ABC):
         baseline_predictives: BaselinePredictives | None,
     ) -> tuple[Trials, Float64[Tensor, "batch query_pos answer"]]:
         """Run every pass, score it into the log, and return the kept sequences and their answer log-probabilities."""
-        kept, n_bad = list[_Stored](), 0
+        kept, n_bad = list[tuple[Trials, Tensor]](), 0
         for trials, is_kept, logits in self._in_memory(passes, recorder):
             if trials.has_posterior:
                 is_sound = are_finite(logits)
@@ -670,7 +651,7 @@ class Model(ABC):
             del logits  # before the next pass allocates its own
             n_bad += int((~is_sound).sum())
             if is_kept:
-                kept.append(_Stored(trials=trials, log_answers=log_answers))
+                kept.append((trials, log_answers))
         if not log.n:
             raise InvalidArgument("a run needs at least one block of trials; the stream was empty.")
         if n_bad:
@@ -678,23 +659,7 @@ class Model(ABC):
                 f"{self.spec.name} returned NaN or infinite logits in {n_bad} of {log.n} sequences. Check its weights "
                 f"and edits."
             )
-        return concatenate([part.trials for part in kept]), torch.cat([part.log_answers for part in kept])
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """The sequences of one recorded pass and their answer log-probabilities."""
-
-    trials: Trials
-    log_answers: Float64[Tensor, "batch query_pos answer"]
-
-
-def _split(record: Iterable[Site | Stream]) -> tuple[tuple[Site, ...], Stream | None]:
-    """Return the sites to record, and the statistics to compute during the passes."""
-    given = tuple(dict.fromkeys(record))
-    stream = next((own for own in given if isinstance(own, Stream)), None)
-    return tuple(own for own in given if isinstance(own, Site)), stream
+        return concatenate([trials for trials, _ in kept]), torch.cat([answers for _, answers in kept])
 
 
 def _short(count: int) -> str:

@@ -140,7 +140,10 @@ def _loaded(
 ) -> Model:
     # A revision names a state of one repository: another repository's tokenizer does not have it.
     own = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
-    read = _tokenizer(tokenizer, {n: options.get(n) for n in own}, trust_remote_code=trust_remote_code)
+    read: Any = tokenizer
+    if isinstance(tokenizer, str | Path):
+        fetched = {n: options.get(n) for n in own}
+        read = load_tokenizer(tokenizer, fetched, trust_remote_code=trust_remote_code)
     if is_address(name):
         _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)
@@ -243,15 +246,6 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument(f"device {shown(str(device))} cannot be used here ({reason}); use cpu.") from error
     if not is_real:
         raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
-
-
-def _tokenizer(
-    given: Tokenizer | str | Path | None, options: Mapping[str, Any], *, trust_remote_code: bool
-) -> Tokenizer | None:
-    if not isinstance(given, str | Path):
-        return given
-    read: Tokenizer = load_tokenizer(given, options, trust_remote_code=trust_remote_code)
-    return read
 
 
 @checked("model")

@@ -328,13 +328,19 @@ def test_a_loaded_server_runs_nothing_else(address: str) -> None:
 
 def test_a_slow_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "_WAIT_S", 0.0)
+    stop = threading.Event()
 
-    def slow(*_args: Any, **_options: Any) -> Any:
-        raise TimeoutError("timed out")
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_args: Any) -> None:
+            pass
 
-    monkeypatch.setattr("socket.create_connection", slow)
-    with pytest.raises(ServerFault, match=r"gave no reply in 2 attempts of 0\.5 s: timed out"):
-        Client(url="http://localhost:1/v1", timeout_s=0.5, attempts=2).models()
+        def do_GET(self) -> None:
+            stop.wait(5)
+
+    with serving(Handler) as address:
+        with pytest.raises(ServerFault, match=r"gave no reply in 2 attempts of 0\.2 s: timed out"):
+            Client(url=address, timeout_s=0.2, attempts=2).models()
+        stop.set()
 
 
 @pytest.mark.parametrize("part", ["headers", "body"])

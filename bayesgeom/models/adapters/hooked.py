@@ -86,7 +86,9 @@ class HookedModel(Model):
         self.module, self.task = module, task
         self._transformer = module
         self.spec = _spec(module, name, digest)
-        self._points = {site: found for site, paths in _POINTS.items() if (found := self._find(paths)) is not None}
+        known = {name.removeprefix("blocks.0.") for name in module.hook_dict if name.startswith("blocks.0.")}
+        existing = {site: [path for path in paths if path in known] for site, paths in _POINTS.items()}
+        self._points = {site: paths[0] for site, paths in existing.items() if paths}
         self.withheld = self._broken()
 
     @property
@@ -182,10 +184,6 @@ class HookedModel(Model):
 
     def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
-
-    def _find(self, paths: tuple[str, ...]) -> str | None:
-        known = {name.removeprefix("blocks.0.") for name in self._transformer.hook_dict if name.startswith("blocks.0.")}
-        return next((path for path in paths if path in known), None)
 
     def _score_bias(self, n_pos: int) -> Float[Tensor, "layer 1 head query_pos key_pos"] | None:
         like = self._transformer.embed.weight

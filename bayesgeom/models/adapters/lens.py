@@ -40,7 +40,7 @@ from bayesgeom.models.adapters.proof import (
     Functions,
     Passage,
     Taps,
-    disproved,
+    examined,
     per_query_head,
     perturbed_pass,
     sentinel_trials,
@@ -160,10 +160,7 @@ class LensModel(Model):
             if site in (RESID_PRE, ATTN_OUT) and (has_middle or self._taps.is_watched(layer, site)):
                 yield site, enter if site == RESID_PRE else write
             elif site != RESID_MID and self._taps.is_watched(layer, site):
-                yield site, partial(self._pass_on, site, layer)
-
-    def _pass_on(self, site: Site, layer: int, value: Tensor, hook: object) -> Tensor:
-        return self._taps.through(site, layer, value)
+                yield site, partial(lambda own, value, hook: self._taps.through(own, layer, value), site)  # noqa: ARG005  (as above)
 
     @alone()
     @torch.no_grad()
@@ -196,7 +193,7 @@ class LensModel(Model):
             pattern=partial(self._pattern, passages),
             mid_given=given.get,
         )
-        return disproved(passages, functions, self.spec, tokens.shape[1])
+        return examined(passages, functions, self.spec, tokens.shape[1])[0]
 
     def _parts(self, layer: int, names: Sequence[str], within: str = "") -> list[Any]:
         """The parts of a block with these names, if they exist."""

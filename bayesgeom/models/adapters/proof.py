@@ -16,7 +16,7 @@ withheld, too. q and k are withheld together with q_rot and k_rot.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -93,12 +93,12 @@ class Taps:
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
 class Passage:
     """Inputs (`arrived`) and outputs (`left`) of a tap in one pass."""
 
-    def __init__(self) -> None:
-        self.arrived: list[Tensor] = []
-        self.left: list[Tensor] = []
+    arrived: list[Tensor] = field(default_factory=list)
+    left: list[Tensor] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -204,23 +204,15 @@ class _Claim:
         return float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Examined:
-    """Result of a verification: the reason for each site that failed, and the largest equation error of each site."""
-
-    broken: Mapping[Site, str]
-    errors: Mapping[Site, float]
-
-
-def disproved(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> dict[Site, str]:
-    """Return the sites that failed, each with the reason."""
-    return dict(examined(passages, functions, spec, n_pos).broken)
-
-
 @torch.no_grad()
-def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int) -> Examined:
-    """Check every equation in every layer."""
+def examined(
+    passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int
+) -> tuple[dict[Site, str], dict[Site, float]]:
+    """Check every equation in every layer.
+
+    Returns:
+        The reason for each site that failed, and the largest equation error of each site.
+    """
     errors: dict[Site, float] = {}
     broken = dict(_misplaced(passages, spec, n_pos))
     stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
@@ -238,7 +230,7 @@ def examined(passages: Passages, functions: Functions, spec: ModelSpec, n_pos: i
     for site, source in _STANDS_WITH:
         if source in broken:  # these sites are verified only through `source`
             broken.setdefault(site, broken[source])
-    return Examined(broken=broken, errors=errors)
+    return broken, errors
 
 
 def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tuple[Site, str]]:

@@ -131,7 +131,8 @@ class ResidualModel(Model):
                 continue
             pre, wrote = (passages[site, layer].left[0] for site in (RESID_PRE, self._points[-1]))
             total = pre + _written(self._module.blocks[layer], pre, wrote)
-            if not _is_close(total, passages[RESID_POST, layer].arrived[0]):
+            right = passages[RESID_POST, layer].arrived[0]
+            if not bool((total - right).abs().max() <= TOLERANCE * right.abs().max()):
                 reason = f"identity resid_pre + what is written from {self._points[-1].name} = resid_post fails"
                 broken |= dict.fromkeys(self._points, f"{reason} in layer {layer}")
         return broken
@@ -150,10 +151,6 @@ def _written(
     raise AssertionError(
         f"a block must be an MLPBlock, LSTMBlock or MambaBlock, got a {type(block).__name__}: add its update here."
     )
-
-
-def _is_close(left: Float[Tensor, "*axes"], right: Float[Tensor, "*axes"]) -> bool:
-    return bool((left - right).abs().max() <= TOLERANCE * right.abs().max())
 
 
 def _spec(module: ResidualModule, name: str, digest: str | None) -> ModelSpec:

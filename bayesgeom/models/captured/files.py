@@ -169,12 +169,9 @@ def site_named(name: str) -> Site:
 
 
 def hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, read in parts."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
-        while part := file.read(_CHUNK):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:

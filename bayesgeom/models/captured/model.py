@@ -119,6 +119,10 @@ class CapturedModel(Model):
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
                 recorded[site][:, at.start : stop] = values
+        static = dict[Site, Tensor]()
+        if of_weights := [site for site in wanted if site.is_static]:
+            shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
+            static = {site: shard.of(site.name, None) for site in of_weights}
         scored, exact, baselines = log.finished()
         run = Run(
             spec=self.spec,
@@ -127,7 +131,7 @@ class CapturedModel(Model):
             baseline_behaviors=baselines,
             trials=whole.rows(slice(0, room)),
             log_answers=torch.cat(answers)[:room],
-            recorded=recorded | self._read_static([site for site in wanted if site.is_static]),
+            recorded=recorded | static,
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
@@ -136,13 +140,6 @@ class CapturedModel(Model):
             return run
         seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
         return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
-
-    def _read_static(self, sites: Iterable[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
-        wanted = list(sites)
-        if not wanted:
-            return {}
-        shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
-        return {site: shard.of(site.name, None) for site in wanted}
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(

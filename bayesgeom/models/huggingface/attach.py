@@ -133,22 +133,6 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
     )
 
 
-def refuse_sharded(hf: "PreTrainedModel") -> None:
-    """Check that heads are not spread over processes, so that every site is complete.
-
-    Raises:
-        InvalidArgument: They are.
-    """
-    from torch.distributed.tensor import DTensor
-
-    is_sharded = any(isinstance(parameter, DTensor) for parameter in hf.parameters())
-    if is_sharded or (hf.tp_size or 1) > 1:
-        raise InvalidArgument(
-            f"{type(hf).__name__} is loaded with a tensor-parallel plan, which spreads heads over processes. Load it "
-            f"with device_map='auto', which keeps layers whole."
-        )
-
-
 def _config(hf: "PreTrainedModel") -> dict[str, Any]:
     config: dict[str, Any] = hf.config.get_text_config(decoder=True).to_dict()
     return config
@@ -259,7 +243,13 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
         InvalidArgument: Heads are sharded, blocks are not recognized, or the model is not causal.
         NonFinite: Logits are NaN or infinite.
     """
-    refuse_sharded(hf)
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(parameter, DTensor) for parameter in hf.parameters()) or (hf.tp_size or 1) > 1:
+        raise InvalidArgument(
+            f"{type(hf).__name__} is loaded with a tensor-parallel plan, which spreads heads over processes. Load it "
+            f"with device_map='auto', which keeps layers whole."
+        )
     if hf.config.is_encoder_decoder:
         raise InvalidArgument(
             f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder such as "
@@ -300,8 +290,7 @@ class _Attaching:
         of_weights = static_sites.layers()
         if site_hooks.layers.get(K, ()) == of_weights.get(TOKEN_INPUTS):
             functions = replace(functions, projected=static_sites.projected)
-        found = examined(passages, functions, self.spec, self.tokens.shape[1])
-        withheld = dict(found.broken)
+        withheld, errors = examined(passages, functions, self.spec, self.tokens.shape[1])
         scale = self._embedding_scale(passages[RESID_PRE, 0].arrived[0])
         if scale is None:
             reason = "resid_pre of layer 0 is not the token's embedding plus a function of the position"
@@ -319,7 +308,7 @@ class _Attaching:
             static_sites=StaticSites(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=absent | withheld,
             layers={site: own for site, own in layers.items() if site not in withheld},
-            errors=found.errors,
+            errors=errors,
         )
 
     def _first_logits(self) -> Float[Tensor, "..."]:

@@ -6,14 +6,10 @@ floating-point weights. The quantization error remains, so every result's proven
 Reference: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import contextlib
 import hashlib
 import importlib.util
-import io
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -56,50 +52,18 @@ def gguf_in(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """Storage of the weights of a GGUF file: number of tensors and of weights, by the number of the GGML type."""
+def storage_of(file: Path) -> str:
+    """Describe from the header of a GGUF file how its weights are stored, for provenance, without reading weights.
 
-    tensors: Mapping[int, int]
-    weights: Mapping[int, int]
-
-    def described(self) -> str:
-        """Return a description of the types and their bits, for provenance.
-
-        Example:
-            >>> Blocks(tensors={3: 2, 0: 1}, weights={3: 630, 0: 10}).described()
-            'dequantized from 4 bits (GGUF: Q4_1 in 2 tensors, F32 in 1; 5.42 bits a weight with scales)'
-        """
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        kinds = {kind: GGMLQuantizationType(kind).name for kind in self.tensors}
-        by_size = sorted(kinds, key=lambda kind: -self.weights[kind])
-        stored = ", ".join(
-            f"{kinds[kind]} in {self.tensors[kind]}{' tensors' if i == 0 else ''}" for i, kind in enumerate(by_size)
-        )
-        total = sum(
-            self.weights[kind]
-            * 8
-            * GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]
-            / GGML_QUANT_SIZES[GGMLQuantizationType(kind)][0]
-            for kind in kinds
-        )
-        most = kinds[by_size[0]]
-        if most in _PLAIN:
-            return f"read from GGUF ({stored})"
-        bits = "".join(filter(str.isdigit, most.partition("_")[0]))
-        each = total / sum(self.weights.values())
-        return f"dequantized from {bits} bits (GGUF: {stored}; {each:.3g} bits a weight with scales)"
-
-
-def blocks_of(file: Path) -> Blocks:
-    """Read from the header of a GGUF file how its weights are stored, without reading weights.
+    Returns:
+        The types and their bits: "dequantized from 4 bits (GGUF: Q4_1 in 2 tensors, F32 in 1; 5.42 bits a weight with
+        scales)".
 
     Raises:
         CheckpointFault: It is not a complete GGUF file, or it declares another number of layers than it holds.
     """
-    tensors, weights = Counter[int](), Counter[int]()
+    from gguf import GGML_QUANT_SIZES
+
     try:
         reader = _reader(file)
         declared = [int(own.parts[own.data[0]][0]) for key, own in reader.fields.items() if key.endswith(_N_LAYERS)]
@@ -108,9 +72,10 @@ def blocks_of(file: Path) -> Blocks:
             f"{file} is not a complete GGUF file that gguf {version('gguf')} can read ({error}). Copy or download it "
             f"again; if it is newer than the package: pip install -U gguf transformers."
         ) from error
+    tensors = Counter(own.tensor_type for own in reader.tensors)
+    weights = Counter[Any]()
     for own in reader.tensors:
-        tensors[own.tensor_type.value] += 1
-        weights[own.tensor_type.value] += int(own.n_elements)
+        weights[own.tensor_type] += int(own.n_elements)
     if not weights.total():
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
     layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
@@ -119,7 +84,15 @@ def blocks_of(file: Path) -> Blocks:
             f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}: it is not the file that was "
             f"converted. Copy or download it again."
         )
-    return Blocks(tensors=tensors, weights=weights)
+    most, *others = sorted(tensors, key=lambda kind: -weights[kind])
+    stored = f"{most.name} in {tensors[most]} tensors"
+    stored += "".join(f", {kind.name} in {tensors[kind]}" for kind in others)
+    if most.name in _PLAIN:
+        return f"read from GGUF ({stored})"
+    sizes = {kind: GGML_QUANT_SIZES[kind] for kind in tensors}  # weights and bytes of a block
+    each = sum(weights[kind] * 8 * n_bytes / n for kind, (n, n_bytes) in sizes.items()) / weights.total()
+    bits = "".join(filter(str.isdigit, most.name.partition("_")[0]))
+    return f"dequantized from {bits} bits (GGUF: {stored}; {each:.3g} bits a weight with scales)"
 
 
 def _reader(file: Path) -> Any:
@@ -138,11 +111,8 @@ def _reader(file: Path) -> Any:
 
 def digest_of(file: Path, dtype: torch.dtype) -> str:
     """Return 16 hex digits of a hash over the file and the dtype of its dequantized weights."""
-    digest = hashlib.sha256(f"gguf as {dtype}: ".encode())
     with file.open("rb") as opened:
-        while part := opened.read(2**22):
-            digest.update(part)
-    return digest.hexdigest()[:16]
+        return hashlib.file_digest(opened, lambda: hashlib.sha256(f"gguf as {dtype}: ".encode())).hexdigest()[:16]
 
 
 def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
@@ -160,11 +130,6 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
         InvalidArgument: The package `gguf` is not installed, or it is not a causal language model.
         CheckpointFault: The file lacks weights of the model.
     """
-    with contextlib.redirect_stderr(io.StringIO()):  # the reader draws a progress bar that no option hides
-        return _read(file, dtype, device_map)
-
-
-def _read(file: Path, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}

@@ -5,6 +5,7 @@ Missing weights are an error, while transformers would fill them with random num
 """
 
 import contextlib
+import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +26,7 @@ from bayesgeom.models.huggingface.directory_checks import (
     check_weight_files,
     check_weights,
 )
-from bayesgeom.models.huggingface.gguf_file import blocks_of, dequantized, digest_of, gguf_in, require_gguf
+from bayesgeom.models.huggingface.gguf_file import dequantized, digest_of, gguf_in, require_gguf, storage_of
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
 from bayesgeom.models.huggingface.weights import check_readable, quiet
@@ -125,9 +126,10 @@ def load_gguf(
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
     require_gguf(file)
-    stored = blocks_of(file).described()
+    stored = storage_of(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
+    unseen = contextlib.redirect_stderr(io.StringIO())  # the reader draws a progress bar that no option hides
+    with PROCESS_STATE, quiet(), unseen, _translated(file.parent), torch.random.fork_rng(devices=()):
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)

@@ -83,19 +83,13 @@ class HFModel(Model):
 
     @alone()
     def replayer(self) -> Replayer:
-        if self._replayer is None:
-            self._replayer = self._made_replayer()
+        if self._replayer is None:  # prefix reuse if it is exact; otherwise full passes, with a warning
+            self._replayer = replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
+            if (layer := replay.inexact_from()) is not None:
+                self._replayer = PlainLoop(self)
+                warnings.warn(
+                    f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than "
+                    f"the residual stream: every ablation runs a full forward pass.",
+                    stacklevel=2,
+                )
         return self._replayer
-
-    def _made_replayer(self) -> Replayer:
-        """Prefix reuse if it is exact; otherwise full passes, with a warning."""
-        replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
-        layer = replay.inexact_from()
-        if layer is None:
-            return replay
-        warnings.warn(
-            f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than the "
-            f"residual stream: every ablation runs a full forward pass.",
-            stacklevel=3,
-        )
-        return PlainLoop(self)

@@ -59,11 +59,6 @@ def check_adapter(stored: Mapping[str, Any], config: Path, weights: Path) -> Non
         )
 
 
-def is_readable_name(base: str) -> bool:
-    """Return whether a text can be the directory or hub name of a base model."""
-    return len(base) <= _LONGEST_NAME and is_encodable(base) and "\0" not in base
-
-
 def _check_sizes(stored: Mapping[str, Any], shapes: Shapes, config: Path) -> None:
     longest = max((size for shape in shapes.values() if math.prod(shape) for size in shape), default=0)
     of_patterns = stored.get("rank_pattern")
@@ -121,9 +116,15 @@ def unwrapped(model: Any) -> Any:
         if isinstance(model, OptimizedModule):
             return unwrapped(model._orig_mod)  # noqa: SLF001  (torch has no public way to read it)
     if (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel):
-        if (effect := _beyond_weights(model.active_peft_config)) is not None:
+        config = model.active_peft_config
+        effects = {  # what the model inside, called without PEFT, does not do
+            "puts learned vectors before the tokens": config.is_prompt_learning,
+            "adds learned prompts to the attention": config.is_adaption_prompt,
+            "acts only after its invocation tokens (activated LoRA)": vars(config).get("alora_invocation_tokens"),
+        }
+        if effect := next((effect for effect, is_there in effects.items() if is_there), ""):
             raise InvalidArgument(
-                f"{type(model).__name__} has an adapter of kind {model.active_peft_config.peft_type}, which {effect}; "
+                f"{type(model).__name__} has an adapter of kind {config.peft_type}, which {effect}; "
                 f"only adapters of the weights, such as LoRA, are supported."
             )
         return unwrapped(model.get_base_model())
@@ -135,17 +136,6 @@ def unwrapped(model: Any) -> Any:
                 f"may do nothing. Pass the model before it is compiled; torch.compile(model) leaves it as it is."
             )
     return model
-
-
-def _beyond_weights(config: Any) -> str | None:
-    """What an adapter does that the model inside, called without PEFT, does not do; None for one of the weights."""
-    if config.is_prompt_learning:
-        return "puts learned vectors before the tokens"
-    if config.is_adaption_prompt:
-        return "adds learned prompts to the attention"
-    if vars(config).get("alora_invocation_tokens"):
-        return "acts only after its invocation tokens (activated LoRA)"
-    return None
 
 
 def is_adapter(path: Path) -> bool:
@@ -169,7 +159,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
             f"{path / ADAPTER} names no base model. Write its directory or hub name there as base_model_name_or_path, "
             f"or merge the adapter with peft's merge_and_unload and save the model."
         )
-    if not is_readable_name(base):
+    if len(base) > _LONGEST_NAME or not is_encodable(base):  # a NUL cannot be encoded either
         raise CheckpointFault(f"{path / ADAPTER} names the base model {shown(base)}, which no path can be. Restore it.")
     if revision is not None and not isinstance(revision, str):
         raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text. Restore the file.")

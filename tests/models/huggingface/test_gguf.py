@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.gguf_file import blocks_of, gguf_in
+from bayesgeom.models.huggingface.gguf_file import gguf_in, storage_of
 
 D, D_MLP, N_VOCAB, N_LAYERS, N_HEADS = 64, 96, 37, 2, 2
 
@@ -109,7 +109,7 @@ def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     hashes.append(bayesgeom.load(tmp_path / "a.gguf", dtype="bfloat16").spec.weights_hash)
     assert len({*hashes}) == 3
     write_tiny(tmp_path / "c.gguf", kind=Kind.Q8_0)
-    assert blocks_of(tmp_path / "c.gguf").described().startswith("dequantized from 8 bits")
+    assert storage_of(tmp_path / "c.gguf").startswith("dequantized from 8 bits")
 
 
 def test_a_quantization_type_that_gguf_does_not_know_is_named(tmp_path: Path) -> None:
