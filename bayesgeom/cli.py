@@ -28,7 +28,6 @@ import tyro
 from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 import bayesgeom
-from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import (
     BayesGeomError,
     InvalidArgument,
@@ -44,6 +43,7 @@ from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown
 from bayesgeom.core.text import number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
+from bayesgeom.results.columns import WIDTH
 from bayesgeom.results.tables import counted
 
 if TYPE_CHECKING:

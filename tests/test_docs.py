@@ -33,13 +33,13 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
-from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import discover, values
 from bayesgeom.core.run import Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.base import Probe
+from bayesgeom.results.columns import WIDTH
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.cli import COMMANDS, GROUPS, main, tell
-from bayesgeom.core.columns import WIDTH, fitted
 from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.results.columns import WIDTH, fitted
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict

@@ -23,9 +23,8 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import numpy as np
 
@@ -211,7 +210,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise OutputFault(f"{path} is a device or a pipe, which is not replaced; name a file.")
     _make_parent(target)
     _remove_remains(target)
-    temporary = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_TEMPORARY}")
+    temporary = target.with_name(f".{target.name}.{_here()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
     try:
         yield temporary
         os.replace(temporary, target)
@@ -256,8 +255,9 @@ def check_directory(path: Path) -> None:
     _check_name(path, target)
     if target.exists() and not target.is_dir():
         raise OutputFault(f"{path} is a file; name a directory.")
-    if _holds_working_directory(target):
-        raise OutputFault(f"{path} is the working directory, which cannot be replaced; name a directory inside it.")
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+        if Path.cwd().is_relative_to(os.path.realpath(target)):
+            raise OutputFault(f"{path} is the working directory, which cannot be replaced; name a directory inside it.")
     if os.path.ismount(target):
         raise OutputFault(f"{path} is a mount point, which cannot be replaced; name a directory inside it.")
     _make_parent(target)
@@ -279,7 +279,7 @@ def put_back(path: Path) -> None:
         target = _target(path)
         if (target.is_dir() and any(target.iterdir())) or target.is_file():
             return
-        former = [own.path for own in _remains(target) if own.is_former]
+        former = [path for path, is_former in _remains(target) if is_former]
         if former:
             os.replace(max(former, key=lambda own: own.stat().st_ctime), target)
 
@@ -325,23 +325,14 @@ def write_arrays(
     path.chmod(0o644)  # safetensors makes the file readable by its owner only
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Remains:
-    """A temporary of a dead process: a half-written file or directory, or the former directory."""
-
-    path: Path
-    is_former: bool
-
-
-def _remains(target: Path) -> list[_Remains]:
-    """The temporaries that dead processes of this machine left for this path."""
+def _remains(target: Path) -> list[tuple[Path, bool]]:
+    """The temporaries that dead processes of this machine left for this path; whether each is a former directory."""
     try:
         named = [(entry, _REMAINS.fullmatch(entry.name)) for entry in target.parent.iterdir()]
     except OSError:
         return []
     return [
-        _Remains(path=entry, is_former=found["former"] is not None)
+        (entry, found["former"] is not None)
         for entry, found in named
         if found and found["of"] == target.name and found["host"] == _here() and not _is_alive(int(found["pid"]))
     ]
@@ -349,14 +340,14 @@ def _remains(target: Path) -> list[_Remains]:
 
 def _remove_remains(target: Path) -> None:
     """Remove temporaries of dead processes; a former directory only if the path exists again."""
-    for own in _remains(target):
-        if own.is_former and not target.exists():
+    for path, is_former in _remains(target):
+        if is_former and not target.exists():
             continue
-        if own.path.is_dir() and not own.path.is_symlink():
-            shutil.rmtree(own.path, ignore_errors=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):  # as `ignore_errors` above: the next run tries again
-                own.path.unlink()
+                path.unlink()
 
 
 def _take_place(temporary: Path, target: Path) -> None:
@@ -395,14 +386,11 @@ def _restore(former: Path, target: Path) -> None:
 
 
 def _new_directory(target: Path) -> Path:
+    prefix = f".{target.name}.{_here()}-{os.getpid()}-"
     try:
-        return Path(tempfile.mkdtemp(prefix=f".{target.name}.{_owner()}-", suffix=_TEMPORARY, dir=target.parent))
+        return Path(tempfile.mkdtemp(prefix=prefix, suffix=_TEMPORARY, dir=target.parent))
     except OSError as error:
         raise _unwritable(target.parent, error) from error
-
-
-def _owner() -> str:
-    return f"{_here()}-{os.getpid()}"
 
 
 def _here() -> str:
@@ -423,7 +411,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):  # another user's
-        return True
+        pass
     return True
 
 
@@ -459,13 +447,6 @@ def _check_name(path: Path, target: Path) -> None:
         raise OutputFault(f"{path} is not encoded as UTF-8, as pyarrow and safetensors require. Choose another path.")
 
 
-def _holds_working_directory(target: Path) -> bool:
-    try:
-        return Path.cwd().is_relative_to(os.path.realpath(target))
-    except OSError:  # the working directory was removed
-        return False
-
-
 def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -498,17 +479,18 @@ def apart(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
         there: The stored fields. They may be nested.
         requested: The requested fields.
     """
-    return "; ".join(_differences(there, requested))
+    return "; ".join(_differences(there, requested, ""))
 
 
-def _differences(there: Mapping[str, Any], requested: Mapping[str, Any]) -> Iterator[str]:
+def _differences(there: Mapping[str, Any], requested: Mapping[str, Any], at: str) -> Iterator[str]:
     for key in dict.fromkeys([*there, *requested]):
         one, other = there.get(key), requested.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from (f"{key}.{difference}" for difference in _differences(one, other))
+            yield from _differences(one, other, f"{at}{key}.")
         elif one != other:
             shown = [_short(value) for value in (one, other)]
-            yield f"{key}: {shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else f"{key}: another one"
+            apart = f"{shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else "another one"
+            yield f"{at}{key}: {apart}"
 
 
 def _short(value: Any) -> str:

@@ -278,7 +278,13 @@ def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | Non
             for number, hook in enumerate(hooks):
                 fired.append(0)
                 labels.append(hook.label)
-                handles.append(_set(hook, _counted(hook, fired, number)))
+                call = _counted(hook, fired, number)
+                if hook.kind == "backward":
+                    handles.append(hook.part.register_full_backward_hook(call, prepend=hook.is_first))
+                    continue
+                part, is_pre = hook.part, hook.kind == "pre"
+                register: Any = part.register_forward_pre_hook if is_pre else part.register_forward_hook
+                handles.append(register(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first))
             yield fired
         finally:
             for handle in handles:
@@ -332,13 +338,3 @@ def _counted(hook: Hook, fired: list[int], number: int) -> Callable[..., Any]:
         return hook.call(*given)
 
     return call
-
-
-def _set(hook: Hook, call: Callable[..., Any]) -> RemovableHandle:
-    match hook.kind:
-        case "forward":
-            return hook.part.register_forward_hook(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first)
-        case "pre":
-            return hook.part.register_forward_pre_hook(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first)
-        case "backward":
-            return hook.part.register_full_backward_hook(call, prepend=hook.is_first)

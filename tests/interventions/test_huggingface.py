@@ -216,7 +216,7 @@ def attached(name: str) -> Model:
 @pytest.mark.parametrize(
     ("name", "fit", "message"),
     [
-        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) requires site 'W_O', .* \(a norm stands between W_O"),
+        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) requires site 'W_O', .* \(norm after W_O"),
         (
             "bloom",
             fits.frame(),

@@ -102,7 +102,7 @@ def test_a_missing_site_states_its_reason() -> None:
         MissingSite, match=r"requires site 'k', which lstm does not provide \(it has no attention heads\)"
     ):
         attached("lstm").require((s.K,), by="a probe")
-    with pytest.raises(MissingSite, match=r"'state', which mlp does not provide \(an MLP carries nothing"):
+    with pytest.raises(MissingSite, match=r"'state', which mlp does not provide \(an MLP carries no state"):
         attached("mlp").require((s.STATE,), by="a probe")
 
 
@@ -167,7 +167,7 @@ def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
     for battery in (every_layer, every_mlp):
         lstm = attached("lstm")
         with pytest.raises(
-            MissingSite, match=r"which lstm does not provide \(a block of it writes into the stream once"
+            MissingSite, match=r"which lstm does not provide \(blocks write once"
         ):
             ablate(lstm, TASK, battery(lstm), n=6)
 

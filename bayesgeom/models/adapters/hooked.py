@@ -169,7 +169,7 @@ class HookedModel(Model):
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         module = self._transformer
         stored = capture(module, lambda: module(trials.tokens), self.point, self._points, self.spec.n_layers)
-        silent = {site: "its hook does not fire once in every layer" for site in self._points if site not in stored}
+        silent = {site: "hook not fired once a layer" for site in self._points if site not in stored}
         return silent | broken_identities(
             stored, scale=self.spec.score_scale, bias=self._score_bias(trials.tokens.shape[1]), attn_out=self._attn_out
         )

@@ -148,6 +148,7 @@ def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, 
 
 
 TOLERANCE = 1e-4  # relative to the largest entry, in float32
+SUM = "resid_pre + attn_out + mlp_out = resid_post"
 _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 
 _STANDS_WITH = (
@@ -226,7 +227,7 @@ def examined(
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
     for site, layer in stored.keys() - verified:
-        broken.setdefault(site, f"no identity ties it to other sites in layer {layer}")
+        broken.setdefault(site, f"no identity holds it, layer {layer}")
     for site, source in _STANDS_WITH:
         if source in broken:  # these sites are verified only through `source`
             broken.setdefault(site, broken[source])
@@ -237,9 +238,9 @@ def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tupl
     """Sites that do not occur exactly once in every layer with their expected shape."""
     for (site, layer), passage in passages.items():
         if len(passage.arrived) != 1:
-            yield site, f"it is met {len(passage.arrived)} times in layer {layer}, not once"
+            yield site, f"met {len(passage.arrived)} times in layer {layer}"
         elif (shape := tuple(passage.arrived[0].shape))[1:] != _widths(site, spec, n_pos):
-            yield site, f"its shape {shape} in layer {layer} is not {' '.join(site.axes)}"
+            yield site, f"shape {shape} in layer {layer}, not {' '.join(site.axes)}"
 
 
 def tolerance_of(dtype: str) -> float:
@@ -313,7 +314,7 @@ def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int
         summed = at.left(RESID_PRE).to(attn_out.device) + attn_out
         middle = at.left(RESID_MID) if at.has(RESID_MID) else summed
         yield _Claim(
-            equation="resid_pre + attn_out + mlp_out = resid_post",
+            equation=SUM,
             sites=_RESIDUAL,
             left=at.arrived(RESID_POST),
             right=middle.to(mlp_out.device) + mlp_out,
@@ -327,7 +328,9 @@ def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int
         # RWKV halves the stream every few layers: compare up to one factor.
         factor = (arrived.double().to(left.device) * left.double()).sum() / left.double().square().sum()
         sites = (RESID_PRE, RESID_POST)
-        yield _Claim(equation="resid_post is the next resid_pre", sites=sites, left=arrived, right=factor * left)
+        yield _Claim(
+            equation=f"{RESID_POST.name} = next {RESID_PRE.name}", sites=sites, left=arrived, right=factor * left
+        )
 
 
 def _turned_claims(
@@ -424,7 +427,7 @@ def broken_identities(
             for site in identity.sites:
                 broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
     alone = (site for site in stored if site not in verified)
-    return broken | dict.fromkeys(alone, "no identity that verifies it could be checked")
+    return broken | dict.fromkeys(alone, "no identity could be checked")
 
 
 def _attention_claims(
@@ -462,7 +465,7 @@ def _write_claims(stored: Captured, attn_out: AttnOut) -> Iterator[_Claim]:
     if {RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST} <= stored.keys():
         total = stored[RESID_PRE] + stored[ATTN_OUT] + stored[MLP_OUT]
         yield _Claim(
-            equation="resid_pre + attn_out + mlp_out = resid_post",
+            equation=SUM,
             sites=(RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST),
             left=total,
             right=stored[RESID_POST],

@@ -60,8 +60,8 @@ _STREAM = (RESID_PRE, RESID_POST)
 _AMOUNT = 0.3  # standard deviations of the noise in the verification
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V, W_O)
 _NO_HEADS = "it has no attention heads"
-_ONE_WRITE = "a block of it writes into the stream once, and not by attention"
-_NO_STATE = "an MLP carries nothing from one position to the next"
+_ONE_WRITE = "blocks write once, without attention"
+_NO_STATE = "an MLP carries no state"
 
 
 @final
@@ -127,13 +127,13 @@ class ResidualModel(Model):
         for layer in range(n_layers):
             silent = [site for site in self._points if len(passages[site, layer].arrived) != 1]
             if silent:
-                broken |= dict.fromkeys(silent, f"its hook does not fire once in layer {layer}")
+                broken |= dict.fromkeys(silent, f"hook not fired once, layer {layer}")
                 continue
             pre, wrote = (passages[site, layer].left[0] for site in (RESID_PRE, self._points[-1]))
             total = pre + _written(self._module.blocks[layer], pre, wrote)
             right = passages[RESID_POST, layer].arrived[0]
             if not bool((total - right).abs().max() <= TOLERANCE * right.abs().max()):
-                reason = f"identity resid_pre + what is written from {self._points[-1].name} = resid_post fails"
+                reason = f"identity {RESID_PRE.name} + update by {self._points[-1].name} = {RESID_POST.name} fails"
                 broken |= dict.fromkeys(self._points, f"{reason} in layer {layer}")
         return broken
 

@@ -45,7 +45,7 @@ class CapturedModel(Model):
         every = tuple(range(self.spec.n_layers))
         self._layers = self.manifest.sites | self.manifest.static_sites
         self.partial_sites = {site: own for site, own in self._layers.items() if own != every}
-        missing = "it was not captured: capture again with this site and these layers"
+        missing = "not captured; capture it, too"
         self.withheld = dict.fromkeys((site for site in ALL_SITES if self._layers.get(site) != every), missing)
 
     @property

@@ -41,6 +41,7 @@ from bayesgeom.core.run import (
 )
 from bayesgeom.core.torch_state import PROCESS_STATE, Hook, default_dtype, evaluating, hooked, lock_of, site_hook
 from bayesgeom.models.adapters.proof import (
+    SUM,
     Functions,
     Passages,
     Taps,
@@ -293,10 +294,10 @@ class _Attaching:
         withheld, errors = examined(passages, functions, self.spec, self.tokens.shape[1])
         scale = self._embedding_scale(passages[RESID_PRE, 0].arrived[0])
         if scale is None:
-            reason = "resid_pre of layer 0 is not the token's embedding plus a function of the position"
+            reason = f"{RESID_PRE.name} of layer 0 is no embedding"
             withheld |= dict.fromkeys((TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS), reason)
         if (layer := static_sites.misnormed(of_weights.get(NORM_WEIGHT, ()))) is not None:
-            withheld[NORM_WEIGHT] = f"the input of W_K in layer {layer} is not a norm of the residual stream"
+            withheld[NORM_WEIGHT] = f"W_K of layer {layer} reads no norm"
         self._check_causal(site_hooks, withheld)
         self._check_gated(site_hooks, withheld)
         layers = site_hooks.layers | of_weights
@@ -482,7 +483,7 @@ class _Attaching:
                 f"language model, not an encoder."
             )
         if is_close(logits[:, 0], self.logits[:, 0]):
-            withheld.setdefault(RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
+            withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")
 
     def _check_gated(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
         """Check, where a gate or a norm follows z, that the input of W_O is zero for heads whose z is zero."""
@@ -500,7 +501,7 @@ class _Attaching:
         with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), site_hooks.open():
             self.forward.logits(self.tokens)
         if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
-            withheld[Z] = f"W_O of layer {wrong} reads more than the heads' outputs"
+            withheld[Z] = f"W_O of layer {wrong} reads beyond z"
 
 
 def _turned(
@@ -578,16 +579,16 @@ def _absent(anatomy: Anatomy, found: Mapping[Site, tuple[int, ...]], static_site
     reasons = static_sites.absent()
     heads = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
     if all(parts.output is None for parts in anatomy.parts):
-        reasons |= dict.fromkeys(heads, "it has no attention heads that are known here")
+        reasons |= dict.fromkeys(heads, "no known attention heads")
     elif any(K not in parts.projections for parts in anatomy.parts):
-        reasons |= dict.fromkeys((Q, K), "its queries and keys are projected in a way that is not known here")
+        reasons |= dict.fromkeys((Q, K), "unknown query and key projections")
     if any(parts.writers is None for parts in anatomy.parts):
-        no_sum = "identity resid_pre + attn_out + mlp_out = resid_post holds for no two parts of a block"
+        no_sum = f"no two parts with {SUM}"
         reasons |= dict.fromkeys((ATTN_OUT, MLP_OUT, RESID_MID), no_sum)
     elif any(parts.mid_reader is None for parts in anatomy.parts):
-        reasons[RESID_MID] = "attention and MLP work side by side: nothing reads the stream between them"
+        reasons[RESID_MID] = "attention and MLP are parallel"
     for site, own in found.items():
         if len(own) < anatomy.n_layers:
             layers = ", ".join(map(str, own))
-            reasons[site] = f"only layers {layers} have it: the others have no attention, or heads of another width"
+            reasons[site] = f"only in layers {layers}"
     return {site: reason for site, reason in reasons.items() if len(found.get(site, ())) < anatomy.n_layers}

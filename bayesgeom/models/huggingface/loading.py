@@ -151,7 +151,7 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
             check_sizes(raw, Path(source))
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
-        reason = "its config names code of its own" if "auto_map" in raw else f"transformers knows no type {kind!r}"
+        reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
         raise InvalidArgument(
             f"{source} cannot be built without code that comes with it ({reason}). The command line runs no such "
             f"code; from Python, read it, then bayesgeom.load(…, trust_remote_code=True)."

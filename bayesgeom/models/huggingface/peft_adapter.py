@@ -95,7 +95,7 @@ def _fault(pattern: str) -> str:
     except (re.error, RecursionError, OverflowError) as error:
         return f"is no regular expression ({error})"
     if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MOST_REPEATS:
-        return f"repeats a group or has more than {_MOST_REPEATS} repetitions, and could take years to match"
+        return f"repeats a group, or over {_MOST_REPEATS} times"
     return ""
 
 
@@ -118,9 +118,9 @@ def unwrapped(model: Any) -> Any:
     if (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel):
         config = model.active_peft_config
         effects = {  # what the model inside, called without PEFT, does not do
-            "puts learned vectors before the tokens": config.is_prompt_learning,
-            "adds learned prompts to the attention": config.is_adaption_prompt,
-            "acts only after its invocation tokens (activated LoRA)": vars(config).get("alora_invocation_tokens"),
+            "prepends learned vectors": config.is_prompt_learning,
+            "adds prompts to the attention": config.is_adaption_prompt,
+            "acts after invocation tokens only": vars(config).get("alora_invocation_tokens"),
         }
         if effect := next((effect for effect, is_there in effects.items() if is_there), ""):
             raise InvalidArgument(
@@ -191,7 +191,7 @@ def with_adapter(hf: Any, path: Path) -> Any:
             f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}. Load it with the base model that "
             f"it was trained on."
         ) from error
-    for tensors, fault in ((absent, "lacks"), (foreign, "holds, for no layer of this model,")):
+    for tensors, fault in ((absent, "lacks"), (foreign, "holds, without a layer,")):
         if tensors:
             raise CheckpointFault(
                 f"the adapter in {path} does not fit {type(hf).__name__}: {ADAPTER_WEIGHTS} {fault} "

@@ -356,17 +356,17 @@ def _absent_in(parts: Parts) -> dict[Site, str]:
     reasons = dict[Site, str]()
     if parts.key_input is None or K not in parts.projections:
         read = (TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_V)
-        reasons |= dict.fromkeys(read, "its key projection or the input of that projection was not found")
+        reasons |= dict.fromkeys(read, "no key projection or input")
     if K not in parts.projections:
-        reasons |= dict.fromkeys((W_K, W_K_GRAM), "its key projection was not found")
+        reasons |= dict.fromkeys((W_K, W_K_GRAM), "no key projection found")
     if V not in parts.projections:
-        reasons.setdefault(W_V, "its value projection was not found")
+        reasons.setdefault(W_V, "no value projection found")
     if parts.output is None or parts.writers is None:
-        reasons[W_O] = "the part that adds its heads' outputs to the residual stream was not found"
+        reasons[W_O] = "no writer of its heads"
     elif parts.is_gated:
-        reasons[W_O] = "a gate or a norm stands between a head's output z and W_O: a head's update is not linear in z"
+        reasons[W_O] = "gate or norm before W_O"
     elif not parts.is_plain_write:
-        reasons[W_O] = "a norm stands between W_O and the residual stream: a head's update is not linear in z"
+        reasons[W_O] = "norm after W_O"
     return reasons
 
 

@@ -251,7 +251,7 @@ def test_code_that_comes_with_a_model_is_not_run(copied: Path) -> None:
         copied, model_type="novel", auto_map={"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
     )
     with pytest.raises(
-        InvalidArgument, match=r"cannot be built without code .* names code of its own.*trust_remote_code"
+        InvalidArgument, match=r"cannot be built without code .* names own code.*trust_remote_code"
     ):
         load(copied)
     change_config(copied, auto_map={})
