@@ -529,7 +529,6 @@ class Model(ABC):
         with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
-        static = {site: self._static(site, trials) for site in wanted if site.is_static}
         scored, exact, baselines = log.finished()
         n_kept = recorder.room or recorder.n_streamed  # a run has at least one sequence
         run = Run(
@@ -539,7 +538,7 @@ class Model(ABC):
             baseline_behaviors=baselines,
             trials=trials.rows(slice(0, n_kept)),
             log_answers=log_answers[:n_kept],
-            recorded=recorder.finished() | static,
+            recorded=recorder.finished() | {site: self._static(site, trials) for site in wanted if site.is_static},
             layers=layers,
             seed=seed,
             windows=log.windows(),

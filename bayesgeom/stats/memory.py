@@ -89,6 +89,11 @@ class EffectiveMemory:
         """Whether the task can show transport and the model beats every observer of up to ten symbols."""
         return self.can_show_transport and self.symbols > TRANSPORT_WINDOW
 
+    @property
+    def note(self) -> str:
+        """Whether the task can show transport, in one sentence."""
+        return transport_note(self.transport_gap_bits)
+
 
 def window_name(width: int, start: str) -> str:
     """Return the name of a window observer among a task's baselines: "window_3_stationary", "stationary".

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import (
@@ -476,6 +476,22 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
 def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor, "batch place"]:
     """Draw `n` random orders of 0 … size − 1, in float32 whatever torch's default dtype is."""
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
+
+
+def only_at(
+    at: slice | Int64[Tensor, " place"], values: Shaped[Tensor, "batch place *rest"], n_pos: int, other: float
+) -> Shaped[Tensor, "batch pos *rest"]:
+    """Return these values at some of `n_pos` positions, and another value at the others."""
+    full = values.new_full((len(values), n_pos, *values.shape[2:]), other)
+    full[:, at] = values
+    return full
+
+
+def is_at(at: slice | Int64[Tensor, " place"], tokens: Int64[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+    """Return true at some positions of every sequence."""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    found[:, at] = True
+    return found
 
 
 def checked_seed(seed: Any) -> int:

@@ -168,7 +168,9 @@ _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a ma
 
 
 class MarkovProcess(DynamicTask):
-    """A stationary generator of symbols, the same for all sequences, with a hidden state."""
+    """A stationary generator of `length` symbols, the same for all sequences, with a hidden state."""
+
+    length: int
 
     @abstractmethod
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
@@ -177,6 +179,11 @@ class MarkovProcess(DynamicTask):
     @abstractmethod
     def start(self) -> Float64[Tensor, " state"]:
         """Return the distribution of the state before the first symbol."""
+
+    @property
+    @final
+    def n_pos(self) -> int:
+        return self.length
 
     @property
     @final

@@ -1,6 +1,6 @@
 """Reading of captures: a model that runs from files, on the captured sequences only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -119,10 +119,6 @@ class CapturedModel(Model):
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
                 recorded[site][:, at.start : stop] = values
-        static = dict[Site, Tensor]()
-        if of_weights := [site for site in wanted if site.is_static]:
-            shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
-            static = {site: shard.of(site.name, None) for site in of_weights}
         scored, exact, baselines = log.finished()
         run = Run(
             spec=self.spec,
@@ -131,7 +127,7 @@ class CapturedModel(Model):
             baseline_behaviors=baselines,
             trials=whole.rows(slice(0, room)),
             log_answers=torch.cat(answers)[:room],
-            recorded=recorded | static,
+            recorded=recorded | self._read_static([site for site in wanted if site.is_static]),
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
@@ -140,6 +136,12 @@ class CapturedModel(Model):
             return run
         seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
         return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
+
+    def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
+        if not sites:
+            return {}
+        shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
+        return {site: shard.of(site.name, None) for site in sites}
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(
