@@ -182,11 +182,8 @@ def checkpoints() -> dict[str, Path]:
 def _holds_config(path: Path) -> bool:
     """Whether there is a config, of any kind; true if that cannot be determined."""
     try:
-        if not path.is_dir():
-            return False
-        (path / CONFIG).lstat()
+        return path.is_dir() and bool((path / CONFIG).lstat())
     except FileNotFoundError:
         return False
     except OSError:  # no permission to look
         return True
-    return True

@@ -16,8 +16,9 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Shaped
@@ -99,10 +100,15 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
     It packs codes and moves scales then, so that hashes before and after would differ.
     """
     if _library(module) == _BITSANDBYTES and isinstance(module, nn.Linear):
-        logger = logging.getLogger(_REPEATED)
-        if not any(isinstance(own, _Once) for own in logger.filters):
-            logger.addFilter(_Once())
+        _mute_repeats()
         module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+
+
+@cache
+def _mute_repeats() -> None:
+    """Let bitsandbytes' logger pass each message once."""
+    seen = set[object]()
+    logging.getLogger(_REPEATED).addFilter(lambda record: record.msg not in seen and not seen.add(record.msg))
 
 
 def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
@@ -147,20 +153,6 @@ def quiet() -> Iterator[None]:
         theirs.set_verbosity(former)
         if was_on:
             theirs.enable_progress_bar()
-
-
-@final
-class _Once(logging.Filter):
-    """Passes each message once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[object] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_new = record.msg not in self._seen
-        self._seen.add(record.msg)
-        return is_new
 
 
 def _format(hf: "PreTrainedModel") -> tuple[str, int | None]:

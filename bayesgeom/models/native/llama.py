@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import nn
 
-from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.wrapped import Wrapped
 
@@ -43,10 +43,7 @@ class LlamaConfig(ModelConfig):
     d_mlp: int = 512
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.n_kv_heads, self.d_model, self.d_mlp)
-        if min(sizes) < 1:
-            raise InvalidArgument(f"every size of a Llama must be at least 1, got {self}.")
+        self.check_sizes("a Llama")
         if self.d_model % self.n_heads or self.n_heads % self.n_kv_heads:
             raise InvalidArgument(
                 f"d_model = {self.d_model} must be a multiple of n_heads = {self.n_heads}, and n_heads of n_kv_heads = "

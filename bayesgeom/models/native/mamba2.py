@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.wrapped import Wrapped
 
@@ -50,10 +50,7 @@ class Mamba2Config(ModelConfig):
     chunk_size: int = 16
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_head, self.d_state, self.d_conv)
-        if min(*sizes, self.expand, self.chunk_size) < 1:
-            raise InvalidArgument(f"every size of a Mamba-2 must be at least 1, got {self}.")
+        self.check_sizes("a Mamba-2")
         if self.expand * self.d_model % self.d_head:
             raise InvalidArgument(
                 f"expand · d_model = {self.expand * self.d_model} must be a multiple of d_head = {self.d_head}."

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.wrapped import Wrapped
 
@@ -46,9 +46,7 @@ class RWKVConfig(ModelConfig):
     d_mlp: int = 768
 
     def __post_init__(self) -> None:
-        check_types(self)
-        if min(self.d_vocab, self.n_ctx, self.d_mlp) < 1:
-            raise InvalidArgument(f"every size of an RWKV must be at least 1, got {self}.")
+        self.check_sizes("an RWKV")
         if min(self.n_layers, self.d_model) < 2:
             raise InvalidArgument(
                 f"an RWKV is initialized with ramps over layers and channels and needs at least 2 of each, got {self}."
