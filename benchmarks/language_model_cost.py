@@ -26,7 +26,7 @@ from bayesgeom.ablations.batteries import battery
 from bayesgeom.core.run import ATTN_OUT, Run, Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.gguf_file import dequantized, gguf_in
+from bayesgeom.models.huggingface.loading import dequantized, gguf_in
 from bayesgeom.models.resolve import task_of
 
 PART = 16  # sequences in a pass

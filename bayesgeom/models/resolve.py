@@ -33,8 +33,14 @@ from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
-from bayesgeom.models.huggingface.gguf_file import gguf_in
-from bayesgeom.models.huggingface.loading import FETCHING, load_adapter, load_gguf, load_huggingface, load_tokenizer
+from bayesgeom.models.huggingface.loading import (
+    FETCHING,
+    gguf_in,
+    load_adapter,
+    load_gguf,
+    load_huggingface,
+    load_tokenizer,
+)
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.lstm import LSTM

@@ -166,9 +166,7 @@ def test_mlps_are_ablated_and_what_a_block_has_not_is_refused() -> None:
     assert len(report.kl_increase_bits.value) == 3
     for battery in (every_layer, every_mlp):
         lstm = attached("lstm")
-        with pytest.raises(
-            MissingSite, match=r"which lstm does not provide \(blocks write once"
-        ):
+        with pytest.raises(MissingSite, match=r"which lstm does not provide \(blocks write once"):
             ablate(lstm, TASK, battery(lstm), n=6)
 
 

@@ -255,8 +255,9 @@ def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
 
 def _is_bare(name: object) -> bool:
     """Whether a name is that of a safetensors file without a folder."""
-    is_plain = isinstance(name, str) and name.endswith(_WEIGHTS) and not name.startswith(".")
-    return is_plain and PurePosixPath(name).name == name and "\\" not in name
+    if not isinstance(name, str) or name.startswith(".") or not name.endswith(_WEIGHTS):
+        return False
+    return PurePosixPath(name).name == name and "\\" not in name
 
 
 def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:

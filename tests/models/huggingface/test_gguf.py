@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.gguf_file import gguf_in, storage_of
+from bayesgeom.models.huggingface.loading import gguf_in, storage_of
 
 D, D_MLP, N_VOCAB, N_LAYERS, N_HEADS = 64, 96, 37, 2, 2
 

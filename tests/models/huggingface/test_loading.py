@@ -250,9 +250,7 @@ def test_code_that_comes_with_a_model_is_not_run(copied: Path) -> None:
     change_config(
         copied, model_type="novel", auto_map={"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
     )
-    with pytest.raises(
-        InvalidArgument, match=r"cannot be built without code .* names own code.*trust_remote_code"
-    ):
+    with pytest.raises(InvalidArgument, match=r"cannot be built without code .* names own code.*trust_remote_code"):
         load(copied)
     change_config(copied, auto_map={})
     with pytest.raises(InvalidArgument, match=r"cannot be built without code .*"):
