@@ -170,9 +170,9 @@ class ModularRecurrence(WindTunnel):
             tokens=tokens,
             scored=is_at(at, tokens),
             answers=ids,
-            predictive=only_at(at, predictive[:, shown], self.n_pos, torch.nan),
-            belief=only_at(at, belief[:, shown], self.n_pos, torch.nan),
-            labels=only_at(at, labels[:, shown], self.n_pos, NO_LABEL),
+            predictive=only_at(at, predictive[:, shown], tokens.shape[1], torch.nan),
+            belief=only_at(at, belief[:, shown], tokens.shape[1], torch.nan),
+            labels=only_at(at, labels[:, shown], tokens.shape[1], NO_LABEL),
             token_sets=sets,
             relations=Relations(draw=functools.partial(_relations, header=header, scored=shown), of=tokens),
         )

@@ -219,7 +219,7 @@ def test_recurrent_models_offer_the_stream(name: str, folder: Callable[[str], Pa
     torch.testing.assert_close(run.at(s.RESID_PRE), torch.stack(given), atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(run.at(s.RESID_POST), torch.stack(gave), atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(model.logits(trials), logits, atol=ATOL, rtol=ATOL)
-    with pytest.raises(MissingSite, match=r"site 'k', which .* does not provide \(it has no attention heads"):
+    with pytest.raises(MissingSite, match=r"site 'k', which .* does not provide \(no known attention heads"):
         model.run([trials], record=(s.K,))
 
 
