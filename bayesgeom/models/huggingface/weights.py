@@ -108,7 +108,13 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
 def _mute_repeats() -> None:
     """Let bitsandbytes' logger pass each message once."""
     seen = set[object]()
-    logging.getLogger(_REPEATED).addFilter(lambda record: record.msg not in seen and not seen.add(record.msg))
+
+    def is_new(record: logging.LogRecord) -> bool:
+        is_known = record.msg in seen
+        seen.add(record.msg)
+        return not is_known
+
+    logging.getLogger(_REPEATED).addFilter(is_new)
 
 
 def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
