@@ -91,7 +91,7 @@ def spline_row(rng: np.random.Generator) -> None:
 
 
 def pca_row(rng: np.random.Generator) -> None:
-    from bayesgeom.stats.pca import leading_coordinates
+    from bayesgeom.stats.subspace import leading_coordinates
 
     wide = torch.from_numpy(rng.normal(size=(1_536, 2_048)) * np.geomspace(1, 0.01, 2_048)).float()
 

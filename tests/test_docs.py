@@ -32,7 +32,7 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
 from bayesgeom.core.plugins import discover, values
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.probes.base import Probe
 from bayesgeom.subspaces.base import Sample

@@ -361,6 +361,6 @@ def _kl_ratio(tally: Tally, seed: int) -> Estimate:
 
 
 def _rank_correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " a"]) -> float:
-    from bayesgeom.stats.correlation import spearman
+    from bayesgeom.stats.regression import spearman
 
     return float(spearman(x, y)) if len(x) > 2 else math.nan

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar, 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import interval_text, number_text, shown
+from bayesgeom.core.errors import InvalidArgument, checked, shown
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.config import architectures
-from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
 from bayesgeom.results.diagnosis import Diagnosis, load_report

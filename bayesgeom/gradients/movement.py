@@ -10,10 +10,8 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import at_scored
-from bayesgeom.core.sites import PATTERN
+from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.core.text import number_text
-from bayesgeom.core.trials import Trials
 from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable, times_later
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.tally import OTHER, layer_tally

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.run import Behavior, Run
+from bayesgeom.core.run import Behavior, Run, WindowScores
 from bayesgeom.core.text import percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
@@ -33,7 +33,6 @@ from bayesgeom.stats.memory import (
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     EffectiveMemory,
-    WindowScores,
     effective_memory,
     transport_verdict,
     unbeaten_note,

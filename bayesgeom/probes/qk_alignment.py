@@ -19,9 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Run, Trials
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes._relations import (
     Masks,
@@ -38,8 +36,8 @@ from bayesgeom.results.estimators import of_untrained, smooth_estimate
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
-from bayesgeom.stats.correlation import spearman
 from bayesgeom.stats.extremes import remark_of
+from bayesgeom.stats.regression import spearman
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from bayesgeom.core.columns import fitted
+from bayesgeom.results.columns import fitted
 
 
 def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bayesgeom.core.columns import narrow, wrapped
 from bayesgeom.core.verdict import Verdict
+from bayesgeom.results.columns import narrow, wrapped
 from bayesgeom.results.headline import MEAN, Headline
 
 LINES = 24  # of what `print(result)` shows, at most 100 columns wide

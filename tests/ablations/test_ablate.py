@@ -16,8 +16,7 @@ from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import N_REFERENCE, BatteryRun, ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
-from bayesgeom.core.sites import Z
-from bayesgeom.core.trials import concatenate
+from bayesgeom.core.run import Z, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.folder import PROGRESS

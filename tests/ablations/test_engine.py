@@ -22,8 +22,7 @@ from bayesgeom.ablations.engine import (
 )
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
 from bayesgeom.models.replay import layer as replay_layer

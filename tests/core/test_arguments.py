@@ -10,8 +10,7 @@ import pytest
 import torch
 from beartype.door import is_bearable
 
-from bayesgeom.core.arguments import check_argument, checked, fits
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_argument, checked, fits
 
 VALUES: list[Any] = [None, 3, -1, 2.5, "x", b"x", [], [1], ["x"], (1, 2), {}, {"x": 1}, object(), int, 1j]
 VALUES += [Path("x"), torch.zeros(2), np.int64(3), range(3), {1}, iter(())]

@@ -11,7 +11,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.core.sites import PATTERN, RESID_PRE, K
+from bayesgeom.core.run import PATTERN, RESID_PRE, K
 from bayesgeom.dynamics.measure import Bench, KeyFrame
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DynamicsReport

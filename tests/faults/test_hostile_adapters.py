@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*could take years"),
+    "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*repeats a group"),
+    "many repetitions": ({"target_modules": "a*b*c*d*e*f*g*x"}, "repeats a group, or over 6 times"),
+    "pattern of ranks": ({"rank_pattern": {"([a-z]+)+$": 2}}, "rank_pattern has the pattern"),
     "no pattern": ({"exclude_modules": "(("}, "exclude_modules has the pattern '.*which is no regular expression"),
     "rank": ({"r": 10**9}, r"sets r to 1,000,000,000, but no axis of the adapter's weights is longer than 12"),
     "copies of layers": ({"layer_replication": [[0, 2]] * 20_000}, "sets layer_replication to 40,000 layers"),

@@ -12,7 +12,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.reading import LEVELS, read_json
+from bayesgeom.core.files import LEVELS, read_json
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.training.formation import pack
 from bayesgeom.training.packed import read_formation

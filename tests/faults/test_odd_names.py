@@ -15,9 +15,15 @@ from safetensors.numpy import load_file, save_file
 import bayesgeom
 from bayesgeom.cli import note, tell
 from bayesgeom.core import files
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault, ServerFault
+from bayesgeom.core.errors import (
+    BayesGeomError,
+    CheckpointFault,
+    OutputFault,
+    ServerFault,
+    on_lines,
+    on_one_line,
+)
 from bayesgeom.core.files import atomic_directory, atomic_file
-from bayesgeom.core.text import on_lines, on_one_line
 from bayesgeom.results.diagnosis import Diagnosis
 from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
 from tests.interventions.worlds import lively

@@ -11,8 +11,7 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.edits import Replace
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.resolve import as_model

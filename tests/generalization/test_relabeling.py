@@ -11,8 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.run import Run
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.run import NO_LABEL, Run, Trials
 from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance

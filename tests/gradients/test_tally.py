@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.gradients.capture import LayerGradients, captured, in_float64
 from bayesgeom.gradients.tally import BIN_EDGES, layer_tally
 from tests.ablations.plain import TASK, lively

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.sites import RESID_PRE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_PRE, Site, Trials, Z
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import KL, SHIFT
@@ -200,7 +199,7 @@ def attached(name: str) -> Model:
 @pytest.mark.parametrize(
     ("name", "fit", "message"),
     [
-        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) requires site 'W_O', .* \(a norm stands between W_O"),
+        ("gemma2", fits.frame("ov", head=1), r"frame \(ov of H1\) requires site 'W_O', .* \(norm after W_O"),
         (
             "bloom",
             fits.frame(),

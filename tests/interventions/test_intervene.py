@@ -13,8 +13,7 @@ from torch import Tensor
 from bayesgeom.ablations.run import ablate
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
-from bayesgeom.core.sites import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Trials, Z
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import (

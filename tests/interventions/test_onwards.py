@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
-from bayesgeom.core.trials import concatenate
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards

@@ -12,8 +12,7 @@ from torch import Tensor
 from bayesgeom.cli import main
 from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import RESID_PRE, Site, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_PRE, Site, Trials, V
 from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.engine import N_MEAN, PairReference
 from bayesgeom.interventions.joint import JointIntervention, orthogonal_to

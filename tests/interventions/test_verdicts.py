@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
+from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE

@@ -66,7 +66,7 @@ def test_a_config_survives_json(kind: tuple[str, str, bool]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n_layers": 0}, r"every size of a transformer must be at least 1, got .*n_layers=0"),
+        ({"n_layers": 0}, r"every size of a transformer must be at least 1 .*n_layers=0"),
         ({"d_model": 31}, r"d_model = 31 must be a multiple of n_heads = 3"),
         ({"positions": "rotary"}, r"d_head = 7 must be even"),
         ({"n_head": 3}, r"architecture 'transformer' has no parameter 'n_head'. It has: .*n_heads"),

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Site
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.models.adapters.proof import broken_identities, capture, sentinel_trials
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 
 SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
@@ -172,7 +172,7 @@ def test_what_no_identity_vouches_for_is_not_believed(missing: Site) -> None:
     del recorded[missing]
     found = broken(recorded)
     assert set(found) == alone.get(missing, set()) - {missing}
-    assert set(found.values()) <= {"no identity that verifies it could be checked"}
+    assert set(found.values()) <= {"no identity could be checked"}
 
 
 def test_capture_holds_every_position_and_removes_its_hooks() -> None:
@@ -228,10 +228,10 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
     module.blocks[0].forward = lambda resid: resid + module.blocks[0].hook_attn_out(resid)
     model = HookedModel(module, name="planted")
     assert s.RESID_POST not in model.sites
-    assert model.withheld[s.ATTN_OUT] == "no identity that verifies it could be checked", "it fires, all alone"
+    assert model.withheld[s.ATTN_OUT] == "no identity could be checked", "it fires, all alone"
     with pytest.raises(
         MissingSite,
-        match=r"probe 'p' requires site 'resid_post', which planted does not provide \(its hook does not fire once",
+        match=r"probe 'p' requires site 'resid_post', which planted does not provide \(hook not fired once",
     ):
         model.require((s.RESID_POST,), by="probe 'p'")
 

@@ -8,7 +8,7 @@ import torch
 import transformer_lens
 from torch import nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model
@@ -71,9 +71,7 @@ def assert_edits_agree(model: Model, own: Model) -> None:
 
 def test_what_is_withheld_says_why(tmp_path: Path) -> None:
     model = as_model(bridge(saved("gpt_neox", tmp_path / "neox")))
-    with pytest.raises(
-        MissingSite, match=r"'k_rot', which TransformerBridge does not provide \(it is met 0 times in layer"
-    ):
+    with pytest.raises(MissingSite, match=r"'k_rot', which TransformerBridge does not provide \(met 0 times in layer"):
         model.run([text()], record=(s.K_ROT,))
     with pytest.raises(InvalidArgument, match=r"is a bridge, which cannot be instantiated again"):
         model.untrained_copy(0)

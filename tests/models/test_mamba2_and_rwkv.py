@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.native.mamba2 import Mamba2, Mamba2Config
-from bayesgeom.models.native.rwkv import RWKV, RWKVConfig
+from bayesgeom.models.native.mamba2 import Mamba2Config
+from bayesgeom.models.native.rwkv import RWKVConfig
+from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
@@ -23,7 +24,7 @@ SIZES = {
     "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 22, "d_head": 11, "d_state": 7, "chunk_size": 3},
     "rwkv": {"architecture": "rwkv", "n_layers": 3, "d_model": 22, "d_mlp": 29},
 }
-Trained = tuple[str, Path, Mamba2 | RWKV]
+Trained = tuple[str, Path, Wrapped]
 
 
 def recipe(kind: str, steps: int) -> Recipe:
@@ -36,7 +37,7 @@ def recipe(kind: str, steps: int) -> Recipe:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     home, plan = tmp_path_factory.mktemp(request.param), recipe(request.param, steps=16)
     module = train(plan, home / "run", pace=Pace(quiet=True, log_every=4))
-    assert isinstance(module, Mamba2 | RWKV)
+    assert isinstance(module, Wrapped)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bayesgeom.training.publish.N_SCORED", 64)
         publish(plan, module, home / "checkpoint")

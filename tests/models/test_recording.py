@@ -8,10 +8,10 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import PATTERN, K
+from bayesgeom.core.run import PATTERN, K
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models import recording as budget
-from bayesgeom.models.recording import bytes_per_sequence
+from bayesgeom.models import base as budget
+from bayesgeom.models.base import bytes_per_sequence
 from bayesgeom.models.resolve import load
 from tests.models.test_run import TASK, blocks, lively
 from tests.test_cli import save

@@ -8,16 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
-from bayesgeom.core.run import Behavior
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import Behavior, Site, Trials, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, Replayer, bytes_per_sequence
 from bayesgeom.models.native.transformer import POSITIONS, Block, Transformer, TransformerConfig
-from bayesgeom.models.recording import bytes_per_sequence
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.tasks.bijection import Bijection
 

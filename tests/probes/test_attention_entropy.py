@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
+from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.core.text import number_text
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_chain, planted_run

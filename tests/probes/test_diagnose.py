@@ -14,10 +14,8 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import N_RECORDED, RESID_POST, RESID_PRE, STATE, Z
+from bayesgeom.core.run import N_RECORDED, RESID_POST, RESID_PRE, STATE, Run, Trials, Z
 from bayesgeom.core.torch_state import limited, lock_of
-from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis import measuring, passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_probes

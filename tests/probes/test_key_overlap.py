@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bayesgeom import TransformerConfig, diagnose
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.models.native.transformer import Transformer

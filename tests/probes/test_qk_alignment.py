@@ -10,9 +10,8 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.run import Run
-from bayesgeom.core.trials import Trials
+from bayesgeom.core import run as s
+from bayesgeom.core.run import Run, Trials
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes._relations import SHIFTS
 from bayesgeom.probes.base import planted_run, planted_trials

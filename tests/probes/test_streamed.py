@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.diagnosis.measuring import within
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.base import Model
-from bayesgeom.models.recording import Recorder, Stream
+from bayesgeom.models.base import Model, Recorder, Stream
 from bayesgeom.probes._consistency import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.results.report import Report

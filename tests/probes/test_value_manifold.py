@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from bayesgeom.charts.manifold import LEAST_SHARE
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, V, Z
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, V, Z
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
@@ -20,10 +19,10 @@ from bayesgeom.results.estimate import Estimate, codes_of
 from bayesgeom.results.estimators import UNTRAINED
 from bayesgeom.results.storage import parts_of
 from bayesgeom.results.tidy import records_of
-from bayesgeom.stats.correlation import absolute_interval
 from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
-from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
+from bayesgeom.stats.regression import absolute_interval
+from bayesgeom.stats.subspace import covariance, principal_axes, variance_shares
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

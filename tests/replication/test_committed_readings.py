@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesgeom.core.reading import encoded
+from bayesgeom.core.files import encoded
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.models.checkpoint_files import checkpoints

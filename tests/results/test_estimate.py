@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.reading import decoded
+from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
 from bayesgeom.results.estimate import Baseline, Better, Estimate, Share, codes_of, with_ceiling, within
 from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate, stacked

@@ -13,10 +13,10 @@ import pytest
 import xarray as xr
 from IPython.core.interactiveshell import InteractiveShell
 
-from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.results import diagnosis as module
+from bayesgeom.results.columns import WIDTH
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.findings import verdict_word
 from bayesgeom.results.folder import write_run

@@ -17,8 +17,7 @@ import xarray as xr
 from torch import nn
 
 import bayesgeom
-from bayesgeom.core.columns import WIDTH
-from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.core.run import RESID_PRE
 from bayesgeom.interventions.design import Design
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -26,6 +25,7 @@ from bayesgeom.models.checkpoint import save_checkpoint, weights_hash
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
 from bayesgeom.results import page
+from bayesgeom.results.columns import WIDTH
 from bayesgeom.results.diagnosis import Diagnosis, load_report
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report

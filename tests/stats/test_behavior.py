@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.core.run import Behavior
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Behavior, Trials
 from bayesgeom.stats.behavior import (
     BehaviorLog,
     answer_log_probabilities,

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bayesgeom.stats.correlation import pearson, ranks, spearman
+from bayesgeom.stats.regression import pearson, ranks, spearman
 
 
 def slow_rank(x: list[float]) -> list[float]:

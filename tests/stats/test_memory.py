@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.stats import memory
 from bayesgeom.stats.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import (
     END_LEVEL,
     EffectiveMemory,
-    WindowScores,
     effective_memory,
     joined,
     wider_window,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from bayesgeom.stats.pca import (
+from bayesgeom.stats.subspace import (
     cloud_axes,
     covariance,
     leading_coordinates,

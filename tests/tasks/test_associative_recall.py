@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 

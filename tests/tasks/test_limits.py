@@ -9,8 +9,7 @@ import torch
 
 from bayesgeom import tasks
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.tasks.cost import BLOCK, check_affordable
+from bayesgeom.tasks.base import BLOCK, WindTunnel, check_affordable
 from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL
+from bayesgeom.core.run import NO_LABEL
 from bayesgeom.tasks.base import task_from_config, task_from_text
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence, _buckets
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL
+from bayesgeom.core.run import NO_LABEL
 from bayesgeom.tasks.evidence import MESSAGES, BoundEvidence, LabeledEvidence
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 

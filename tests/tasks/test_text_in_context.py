@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bayesgeom.core import tokenizer as templates
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import chat_prompt
-from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import NO_LABEL, Trials, concatenate
+from bayesgeom.core.run import NO_LABEL, Trials, concatenate
 from bayesgeom.tasks.base import BLOCK, derived_seed
 from bayesgeom.tasks.prompts import BoundPrompts, Prompts
 from tests.tasks.test_trials import assert_equal

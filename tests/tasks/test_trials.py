@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials, checked, concatenate
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, checked, concatenate
 from bayesgeom.stats.observers import WindowObservers
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection

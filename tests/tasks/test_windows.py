@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
 from bayesgeom.stats.observers import STARTS

@@ -18,7 +18,7 @@ from bayesgeom.ablations.batteries import Ablation, Component, mode_names
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
-from bayesgeom.core.sites import ATTN_OUT
+from bayesgeom.core.run import ATTN_OUT
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.config import ModelConfig, architectures, config_from_dict
 from bayesgeom.models.resolve import of_module

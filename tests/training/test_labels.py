@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import BLOCK

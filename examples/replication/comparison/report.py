@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.text import number_text, percent_text
-from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.results.estimators import mean_estimate, with_interval
 from bayesgeom.results.headline import Headline
@@ -20,6 +19,7 @@ from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from examples.replication.comparison.cell import Cell, cell
 from examples.replication.comparison.scores import CONTEXT_FREE, Scores
+from examples.replication.comparison.state_size import state_floats
 from examples.replication.comparison.verdict import (
     LIMITED,
     NOT_TESTABLE,

@@ -14,11 +14,10 @@ from jaxtyping import Float, Int
 
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import provenance
 from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.results.headline import Headline
 from bayesgeom.results.report import Report, headline_of, with_provenance

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import load
 from tests.families import each

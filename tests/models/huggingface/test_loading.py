@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import as_model, load
@@ -238,9 +238,7 @@ def test_code_that_comes_with_a_model_is_not_run(copied: Path) -> None:
     change_config(
         copied, model_type="novel", auto_map={"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
     )
-    with pytest.raises(
-        InvalidArgument, match=r"cannot be built without code .* names code of its own.*trust_remote_code"
-    ):
+    with pytest.raises(InvalidArgument, match=r"cannot be built without code .* names own code.*trust_remote_code"):
         load(copied)
     change_config(copied, auto_map={})
     with pytest.raises(InvalidArgument, match=r"cannot be built without code .*"):

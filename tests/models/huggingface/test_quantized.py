@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
