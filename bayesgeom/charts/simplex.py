@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.polygon import MAX_CORNERS as MOST_HYPOTHESES
 from bayesgeom.charts.polygon import corners, placed
-from bayesgeom.results.theme import BASELINE, EXACT, SERIES, SHADES
+from bayesgeom.report.theme import BASELINE, EXACT, SERIES, SHADES
 
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200
@@ -35,36 +35,33 @@ class Simplex:
     note: str = "not measured"
 
 
-def add_simplex(figure: go.Figure, panel: tuple[int, int], simplex: Simplex) -> None:
-    """Add outline, corners and points to one panel of a grid; its axes have no meaning and are hidden."""
-    places = {"row": panel[0], "col": panel[1]}
+def add_simplex(figure: go.Figure, simplex: Simplex) -> None:
+    """Add outline, corners and points; the axes have no meaning and are hidden."""
     n = simplex.placed.shape[1]
     drawn = np.isfinite(simplex.placed).all(axis=1)
     if n > MAX_CORNERS and drawn.any():
-        _add_sorted(figure, places, simplex.placed[drawn], simplex.belief[drawn])
+        _add_sorted(figure, simplex.placed[drawn], simplex.belief[drawn])
         return
     if n < 2 or not drawn.any():
-        text = f"not drawn: {n} hypotheses are too many" if n > MOST_HYPOTHESES else simplex.note
-        _add(figure, places, x=[0], y=[0], mode="text", text=[text], textfont={"color": BASELINE})
+        text = f"not drawn: {n} hypotheses" if n > MOST_HYPOTHESES else simplex.note
+        _add(figure, x=[0], y=[0], mode="text", text=[text], textfont={"color": BASELINE})
     else:
         edge = corners(n)
         closed = np.concatenate([edge, edge[:1]])
-        _add(figure, places, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": BASELINE, "width": 1})
+        _add(figure, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": BASELINE, "width": 1})
         at = placed(simplex.placed[drawn])
         marker = {"size": 3.5, "opacity": 0.8, "color": belief_colors(simplex.belief[drawn])}
-        _add(figure, places, x=at[:, 0], y=at[:, 1], mode="markers", marker=marker)
+        _add(figure, x=at[:, 0], y=at[:, 1], mode="markers", marker=marker)
         names = [str(i) for i in range(n)]
         out = 1.12 * edge
-        _add(figure, places, x=out[:, 0], y=out[:, 1], mode="text", text=names, textfont={"color": EXACT})
-    hidden = {"visible": False, **places}
+        _add(figure, x=out[:, 0], y=out[:, 1], mode="text", text=names, textfont={"color": EXACT})
     lowest = -0.5 if n == 3 else -1.0
-    figure.update_xaxes(range=[-1.4, 1.4], **hidden)
-    figure.update_yaxes(range=[lowest - 0.22, 1.22], scaleanchor=figure.data[-1].xaxis or "x", **hidden)
+    figure.update_xaxes(range=[-1.4, 1.4], visible=False)
+    figure.update_yaxes(range=[lowest - 0.22, 1.22], scaleanchor="x", visible=False)
 
 
 def _add_sorted(
     figure: go.Figure,
-    places: dict[str, int],
     read: Float[np.ndarray, "point hypothesis"],
     belief: Float[np.ndarray, "point hypothesis"],
 ) -> None:
@@ -80,17 +77,16 @@ def _add_sorted(
             z=np.take_along_axis(read[columns], order, axis=1).T.round(3),
             x0=1,
             y0=1,
-            coloraxis="coloraxis",
+            zmin=0.0,
+            zmax=1.0,
+            colorscale=SHADES,
+            colorbar={"title": {"text": "probability", "side": "right"}, "thickness": 12},
             name=POINTS,
             hovertemplate="hypothesis of rank %{y}: %{z}<extra></extra>",
-        ),
-        **places,
+        )
     )
-    bottom = figure.get_subplot(*places.values()).yaxis.domain[0]
-    bar = {"title": {"text": "probability", "side": "right"}, "thickness": 12, "y": (1 + bottom) / 2, "len": 1 - bottom}
-    figure.update_layout(coloraxis={"colorscale": SHADES, "cmin": 0.0, "cmax": 1.0, "colorbar": bar})
-    figure.update_xaxes(title_text="sampled positions, most certain first", **places)
-    figure.update_yaxes(title_text="hypothesis, by exact rank", autorange="reversed", **places)
+    figure.update_xaxes(title_text="sampled positions, most certain first")
+    figure.update_yaxes(title_text="hypothesis, by exact rank", autorange="reversed")
 
 
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:
@@ -102,5 +98,5 @@ def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str
     return [f"rgb({red},{green},{blue})" for red, green, blue in mixed]
 
 
-def _add(figure: go.Figure, places: dict[str, int], **trace: object) -> None:
-    figure.add_trace(go.Scatter(name=POINTS, showlegend=False, hoverinfo="skip", **trace), **places)
+def _add(figure: go.Figure, **trace: object) -> None:
+    figure.add_trace(go.Scatter(name=POINTS, showlegend=False, hoverinfo="skip", **trace))

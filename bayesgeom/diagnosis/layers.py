@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import axes_of, value_of
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import axes_of, value_of
 
 R = TypeVar("R", bound=Report)
 _AXIS = "layer"

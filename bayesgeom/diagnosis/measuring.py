@@ -11,9 +11,9 @@ from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.layers import on_layers
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.diagnosis.views import within
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.tables import records_of
 
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side

@@ -34,8 +34,8 @@ from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recording import is_out_of_memory, recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
-from bayesgeom.results.report import Report
+from bayesgeom.report.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
+from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built

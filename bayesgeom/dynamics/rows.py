@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.intervals import Interval, Scale
 from bayesgeom.stats.overlap import mean_overlap_interval

@@ -22,8 +22,8 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import check_device
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import PARTS
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import PARTS
 from bayesgeom.tasks.base import checked_seed, task_from_config
 
 N_DEFAULT, N_LEAST = 256, 4

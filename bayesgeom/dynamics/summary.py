@@ -9,8 +9,7 @@ from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
 from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
 from bayesgeom.dynamics.runs import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Kind, with_ceiling
-from bayesgeom.results.estimators import with_interval
+from bayesgeom.report.estimate import Baseline, Estimate, Kind, with_ceiling, with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
 

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.generalization.curves import first_place, mean_along
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.estimate import Estimate
 
 LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged
 

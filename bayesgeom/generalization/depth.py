@@ -19,8 +19,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
 from bayesgeom.stats.information import kl_bits
 
 EARLIER = "the same, one window earlier"

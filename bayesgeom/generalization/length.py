@@ -38,7 +38,7 @@ from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.recording import recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer

@@ -14,11 +14,11 @@ from bayesgeom.generalization.curves import (
     strongest,
 )
 from bayesgeom.generalization.depth import Depth, Window, depth
-from bayesgeom.generalization.stretch import Stretch, position_kind, untrained_positions
+from bayesgeom.generalization.stretch import Stretch, position_kind, untrained_rows
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.tasks.base import WindTunnel
 
 _TABLE = "pos_embed.weight"
@@ -44,7 +44,7 @@ class ModelErrors:
 
     name: str
     position_kind: str
-    untrained_positions: str
+    untrained_rows: tuple[int, int]
     weights_hash: str
     n_layers: int
     errors: Errors
@@ -65,7 +65,7 @@ def measured(
     return ModelErrors(
         name=model.spec.name,
         position_kind=position_kind(model),
-        untrained_positions=untrained_positions(model, setting.stretch.to(setting.task, trained)),
+        untrained_rows=untrained_rows(model, setting.stretch.to(setting.task, trained)),
         weights_hash=model.spec.weights_hash,
         n_layers=model.spec.n_layers,
         errors=errors,

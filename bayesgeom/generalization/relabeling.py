@@ -17,7 +17,7 @@ from bayesgeom.generalization.relabeling_report import RelabelingReport, Scored,
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 

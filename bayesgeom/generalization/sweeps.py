@@ -18,7 +18,7 @@ from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import WindowScores, effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS

@@ -7,10 +7,9 @@ from jaxtyping import Float
 
 from bayesgeom.generalization.curves import mean_along, strongest, whole_means
 from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
+from bayesgeom.generalization.length_report import ERRORS, LengthReport
 from bayesgeom.generalization.model_errors import ModelErrors, Setting
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import stacked
+from bayesgeom.report.estimate import Baseline, Estimate, stacked
 from bayesgeom.stats.memory import EffectiveMemory
 
 
@@ -27,7 +26,8 @@ def length_report(models: Sequence[ModelErrors], setting: Setting) -> LengthRepo
         trained=setting.trained,
         threshold_bits=setting.threshold_bits,
         models=_distinct([model.name for model in models]),
-        position_kinds=tuple(positions_text(model.position_kind, model.untrained_positions) for model in models),
+        position_kinds=tuple(model.position_kind for model in models),
+        untrained_rows=np.array([model.untrained_rows for model in models]),
         weights_hashes=tuple(model.weights_hash for model in models),
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,
@@ -57,7 +57,7 @@ def length_report(models: Sequence[ModelErrors], setting: Setting) -> LengthRepo
             [None if model.depth is None else model.depth.shift for model in models], n_layers, has_interval=False
         ),
         effective_memory_symbols=_memories(memories),
-        transport="" if memories[0] is None else memories[0].note,
+        transports=tuple("" if own is None else str(own.verdict) for own in memories),
         n=len(first.kl_bits),
     )
 

@@ -18,7 +18,7 @@ from bayesgeom.gradients.tally import LayerTally, layer_tally, together
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20

@@ -29,7 +29,7 @@ from bayesgeom.gradients.run import batches
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import check_device
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 

@@ -6,7 +6,7 @@ from typing import Literal, final
 from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.results.headline import MOST
+from bayesgeom.report.tables import MOST
 
 Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")

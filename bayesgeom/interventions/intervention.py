@@ -34,7 +34,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.models.replay.replayer import Replayer
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.pca import covariance
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, Sample, Setting

@@ -30,7 +30,7 @@ from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_re
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import STAGES
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces

@@ -23,8 +23,8 @@ from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdic
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.subspaces.quantity import Quantity, is_function_of_position
 from bayesgeom.subspaces.scrubbing import (
@@ -154,7 +154,7 @@ def _report(
         r2=Estimate.of(r2),
         r2_excess=excess,
         unedited_kl_bits=Estimate.of(own_kl, n=n),
-        verdict_by_layer=tuple(verdicts),
+        verdict_by_layer=tuple(map(str, verdicts)),
         is_matched_by_layer=tuple(is_matched),
         n=n,
     )

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, put_back, write_arrays
 from bayesgeom.core.reading import check_regular
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint_files import (
     CARD,
     CONFIG,
@@ -36,7 +37,6 @@ from bayesgeom.models.checkpoint_files import (
     versions,
 )
 from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
-from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 Shapes = Mapping[str, tuple[int, ...]]

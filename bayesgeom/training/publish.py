@@ -16,15 +16,14 @@ from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.core.files import atomic_directory, check_directory
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import interval_text, number_text, percent_text
+from bayesgeom.core.text import counted, interval_text, number_text, percent_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.tables import counted
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.duration import as_duration, estimated_seconds
 from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
 from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
 from bayesgeom.core.reading import check_regular
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.results.tables import counted
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipe import Recipe, deciding
 

@@ -19,9 +19,8 @@ from torch import nn
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import is_file
 from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import is_encodable, shown
+from bayesgeom.core.text import counted, is_encodable, shown
 from bayesgeom.models.checkpoint import Shapes, tensor_shapes
-from bayesgeom.results.tables import counted
 
 _PATTERNS, _KEYED_BY_PATTERN = (
     ("target_modules", "exclude_modules", "layers_pattern"),
