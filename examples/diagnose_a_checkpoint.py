@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.results.diagnosis import left_out
-from bayesgeom.results.storage import axes_of
+from bayesgeom.report.diagnosis import left_out
+from bayesgeom.report.storage import axes_of
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.stats.information import entropy_bits
 

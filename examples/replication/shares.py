@@ -7,7 +7,7 @@ the answer as far, the movement shows how much of the difference the subspace ho
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
@@ -16,6 +16,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 
 from bayesgeom.core.arguments import checked
+from bayesgeom.core.columns import fitted
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason
@@ -27,12 +28,11 @@ from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of, with_provenance
-from bayesgeom.results.storage import JSON
-from bayesgeom.results.tables import aligned
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import JSON
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.stats.correlation import jackknife_student, spearman
 from bayesgeom.subspaces.fits import as_fit
@@ -40,7 +40,7 @@ from bayesgeom.subspaces.matching import Matched
 from bayesgeom.subspaces.site import InterventionSite
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 EXPLANATIONS = ("share of the donor's difference", "share of the site's variance")
 ALIKE = "share-matched subspaces"
@@ -77,25 +77,23 @@ class ShareControlsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         return [
-            replace(
-                headline_of(self, "movement", (effect, layer), f"{name}, layer {layer}"),
-                short_label=f"{name} in layer {layer} by a swap of {self.subspace}",
-            )
+            headline_of(self, "movement", (effect, layer), f"{name}, layer {layer}")
             for effect, name in enumerate(self.effects)
             for layer in map(int, np.flatnonzero(np.isfinite(self.movement.value[effect])))
         ]
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.results.theme import label_axes, panels
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import label_axes
 
-        figure = panels(self.title, self.effects)
-        for column, effect in enumerate(self.effects, start=1):
-            own = self.movement[column - 1]
+        panels = [Panel.blank(effect) for effect in self.effects]
+        for at, panel in enumerate(panels):
+            own = self.movement[at]
             levels = {ALIKE: own.baseline(ALIKE).value}
-            add_profile(figure, (1, column), own.value, name=effect, band=own.ends, baselines=levels)
-            label_axes(figure, (1, column), "layer", f"{effect} (1: all of the way)")
-        return figure
+            add_profile(panel.figure, own.value, name=panel.title, band=own.ends, baselines=levels)
+            label_axes(panel.figure, "layer", f"{panel.title} (1: all of the way)")
+        return panels
 
     def table(self) -> str:
         """Return movements, the range over the controls, and the shares of every edited layer."""
@@ -107,7 +105,7 @@ class ShareControlsReport(Report):
                 numbers = (part[effect, layer] for part in (self.movement.value, level.low, level.value, level.high))
                 shares = (f"{own:.3f}" for own in self.share.value[:, layer])
                 rows.append((str(layer), name, *(f"{x:.3f}" for x in numbers), *shares, self.drawn_by_layer[layer]))
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
 
 @checked("model", "task", "subspace")
@@ -225,13 +223,14 @@ class SwapSharesReport(Report):
             for j, effect in enumerate(self.effects)
         ]
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from plotly.graph_objects import Scatter
 
-        from bayesgeom.results.theme import MEASURED, label_axes, panels
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import MEASURED, label_axes
 
-        figure = panels(self.title, self.effects)
-        for column, (effect, values) in enumerate(zip(self.effects, self.moved, strict=True), start=1):
+        panels = [Panel.blank(effect) for effect in self.effects]
+        for panel, values in zip(panels, self.moved, strict=True):
             dots = Scatter(
                 x=self.held.value[0],
                 y=values,
@@ -239,18 +238,17 @@ class SwapSharesReport(Report):
                 mode="markers",
                 name="one layer of one network",
                 marker={"color": MEASURED},
-                showlegend=column == 1,
             )
-            figure.add_trace(dots, row=1, col=column)
-            label_axes(figure, (1, column), f"{self.explanations[0]} (0 to 1)", f"{effect} (1: all of the way)")
-        return figure
+            panel.figure.add_trace(dots)
+            label_axes(panel.figure, f"{self.explanations[0]} (0 to 1)", f"{panel.title} (1: all of the way)")
+        return panels
 
     def table(self) -> str:
         """Return every swap, the largest share of the difference first."""
         rows = [("network and layer", *self.explanations, *self.effects)]
         columns = np.concatenate([self.held.value, self.moved])
         rows += [(self.swaps[at], *(f"{own:.3f}" for own in columns[:, at])) for at in np.argsort(-self.held.value[0])]
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
 
 @checked()
