@@ -21,7 +21,7 @@ from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.controls import intervention_controls
 from bayesgeom.selftest.run import Verdict

@@ -40,7 +40,7 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.base import Probe
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel
 from tests.structure.source import ROOT, assert_none, package_sources

@@ -9,7 +9,7 @@ from bayesgeom.ablations import tally as module
 from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.results.folder import PROGRESS
+from bayesgeom.report.storage import PROGRESS
 
 VARIANTS, METRICS, POSITIONS = 5, 3, 7
 JOB = {"weights": "abc", "n": 23}

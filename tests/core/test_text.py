@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import headline_of
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.tables import Headline, headline_of
 from tests.results.planted import planted
 
 

@@ -19,8 +19,8 @@ from bayesgeom.core.errors import BayesGeomError, CheckpointFault, OutputFault, 
 from bayesgeom.core.files import atomic_directory, atomic_file
 from bayesgeom.core.reading import check_regular
 from bayesgeom.core.text import on_lines, on_one_line
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import ARRAYS, HASH, JSON, hashed
 from tests.interventions.worlds import lively
 
 CLEAR = "a\nb\x1b[2Jc\u2028d\u202ee"

@@ -12,8 +12,8 @@ from jaxtyping import Float64
 import bayesgeom
 from bayesgeom.probes._planted import planted_run, planted_trials
 from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.stats.bootstrap import mean_interval
 
 N = 64

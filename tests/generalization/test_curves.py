@@ -13,8 +13,7 @@ from bayesgeom.generalization.curves import (
     strongest,
     whole_means,
 )
-from bayesgeom.results.estimate import Baseline, Estimate, codes_of
-from bayesgeom.results.estimators import stacked
+from bayesgeom.report.estimate import Baseline, Estimate, codes_of, stacked
 
 AT = np.arange(1, 32)
 TRAINED = 13

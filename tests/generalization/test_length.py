@@ -30,9 +30,8 @@ from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import ModelLike, of_module
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.split import split
-from bayesgeom.results.theme import BASELINE, MEASURED
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.theme import BASELINE, MEASURED
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed

@@ -18,9 +18,8 @@ from bayesgeom.generalization.sweeps import _listed, sweep, varied_task
 from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.captions import stated_caption
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.findings import tone, verdict_word
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.findings import tone, verdict_word
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed

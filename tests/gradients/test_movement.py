@@ -24,7 +24,7 @@ from bayesgeom.gradients.run_movement import gradient_movement
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import hashed
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection

@@ -33,10 +33,8 @@ from bayesgeom.interventions.report import (
 )
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import RULE
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.estimate import UNTRAINED
+from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits

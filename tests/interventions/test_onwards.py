@@ -13,8 +13,6 @@ from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.quantity import Quantity

@@ -14,12 +14,9 @@ from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, explained, hardly_decodable, sentence, verdict_of
-from bayesgeom.results.captions import stated_caption
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import UNTRAINED
+from bayesgeom.report.storage import parts_of
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.readout import Erasure
 from bayesgeom.subspaces.site import InterventionSite

@@ -11,7 +11,7 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.sites import RESID_POST
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.domain_separation import EXCHANGED, MIXED, SHUFFLES, DomainSeparation
-from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.report.estimate import UNTRAINED
 from tests.figures import assert_one_meaning_per_color
 
 N, D, LAYERS = 66, 13, 2

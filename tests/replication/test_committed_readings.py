@@ -5,10 +5,8 @@ import pytest
 
 from bayesgeom.core.reading import encoded
 from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.comparison.replication import ReplicationReport
 from examples.replication.em.report import HELD_OUT, SEEDS, TRAINED, EMReport

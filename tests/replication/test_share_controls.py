@@ -13,7 +13,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.subspaces.matching import SITE, TOLERANCE, WHOLE
 from bayesgeom.subspaces.subspace import Subspace
 from examples.replication.shares import ALIKE, ShareControlsReport, share_controls

@@ -13,10 +13,9 @@ import torch
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import mean_estimate, of_untrained
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate, of_untrained
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -45,9 +44,7 @@ class AttentionSinkReport(Report):
 
     def plot(self) -> "Figure":
         from bayesgeom.charts.lines import add_baseline, add_line
-        from bayesgeom.results.captions import with_captions
-        from bayesgeom.results.findings import numbers
-        from bayesgeom.results.theme import label_axes, panels
+        from bayesgeom.report.theme import label_axes
 
         figure, layers = panels(self.title, ("Mean over heads",), n_columns=1), range(len(self.excess.value))
         add_line(figure, (1, 1), layers, self.excess.value.mean(axis=1), name="measured")
