@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
-    from bayesgeom.gradients.run_movement import gradient_movement as gradient_movement
+    from bayesgeom.gradients.run import gradient_movement as gradient_movement
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from bayesgeom.models.resolve import load as load
     from bayesgeom.report.diagnosis import Diagnosis as Diagnosis
     from bayesgeom.report.diagnosis import load_report as load_report
-    from bayesgeom.subspaces.site import InterventionSite as InterventionSite
+    from bayesgeom.subspaces.base import InterventionSite as InterventionSite
 
 __version__ = "0.1.0"
 
@@ -82,9 +82,9 @@ _HOMES = {
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_laws": "bayesgeom.gradients.run",
-    "gradient_movement": "bayesgeom.gradients.run_movement",
+    "gradient_movement": "bayesgeom.gradients.run",
     "intervene": "bayesgeom.interventions.run",
-    "InterventionSite": "bayesgeom.subspaces.site",
+    "InterventionSite": "bayesgeom.subspaces.base",
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.report.diagnosis",

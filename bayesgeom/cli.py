@@ -287,8 +287,8 @@ def intervene(
         n: Number of sequences, or of pairs.
     """
     from bayesgeom.interventions.design import Design
+    from bayesgeom.subspaces.erasers import Eraser
     from bayesgeom.subspaces.fits import fit_from_text
-    from bayesgeom.subspaces.quantity_fits import Eraser
 
     places = _places(site, layers)
     is_joint = any(len(place.layers or ()) > 1 for place in places)

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.ablations.batteries import Ablation, Component
+from bayesgeom.ablations.engine import Exact
 from bayesgeom.ablations.run import N_REFERENCE, BatteryRun
-from bayesgeom.ablations.scoring import scores_of
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -73,7 +73,7 @@ def plain_loop(model: HookedModel, job: BatteryRun) -> tuple[np.ndarray, np.ndar
 
 def score(logits: Tensor, batch: Trials) -> np.ndarray:
     """KL in bits summed over sequences; the other metrics are computed as the engine computes them."""
-    return scores_of(batch.at_scored(logits), batch)[0].sum(axis=0)
+    return Exact.of(batch).scores(batch.at_scored(logits))[0].sum(axis=0)
 
 
 def reference_means(module: Transformer, job: BatteryRun) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from bayesgeom.models.checkpoint_files import hashed as sealed
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import HASH, parts_of
 from bayesgeom.report.storage import hashed as report_hash
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from benchmarks.faults import Accepted, Case
 
 TASK = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)

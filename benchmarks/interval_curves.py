@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 from interval_row import Ends, Row, stacked
 
-from bayesgeom.generalization.convergence import tokens_to_converge
-from bayesgeom.generalization.curves import critical_length, discontinuity, mean_along
+from bayesgeom.generalization.curves import critical_length, discontinuity, mean_along, tokens_to_converge
 from bayesgeom.probes.qk_alignment import trend_of
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.stats.bootstrap import (

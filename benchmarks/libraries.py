@@ -113,8 +113,8 @@ def read_out_rows(rng: np.random.Generator) -> None:
     """The read-out of an erased quantity: the package uses scikit-learn; `own` is the solve that it used before."""
     from sklearn.linear_model import Ridge
 
+    from bayesgeom.interventions._evidence import PERMUTATIONS, STRENGTH
     from bayesgeom.stats.regression import ridge
-    from bayesgeom.subspaces.readout import PERMUTATIONS, STRENGTH
 
     for n, d, n_components in ((9_728, 192, 1), (9_728, 192, 20), (3_300, 768, 5)):
         n_targets = n_components * (1 + PERMUTATIONS)

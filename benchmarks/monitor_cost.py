@@ -20,12 +20,10 @@ from torch import nn
 
 from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.resolve import of_module
-from bayesgeom.monitor.good_state import GoodState
-from bayesgeom.monitor.watch import EVERY, Monitor, Settings
+from bayesgeom.monitor.watch import EVERY, GoodState, Monitor, Settings
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipes import Recipe, recipe
 
 LIMIT = 0.03
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

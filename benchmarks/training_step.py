@@ -27,11 +27,10 @@ from torch import nn
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.training.environment import is_bfloat16_fast
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.precision import is_bfloat16_fast
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipes import Recipe, recipe
 
 Clock = Callable[[], float]
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}

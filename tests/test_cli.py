@@ -23,12 +23,11 @@ from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
-from bayesgeom.selftest.controls import intervention_controls
-from bayesgeom.selftest.run import Verdict
+from bayesgeom.selftest.run import ControlResult, intervention_controls
 from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = Bijection(n_values=11, n_pairs=5)
 CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
@@ -388,7 +387,7 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bayesgeom.training.publish.estimated_seconds", lambda *_, **named: 754.0)
-    monkeypatch.setattr("bayesgeom.training.precision.is_bfloat16_fast", lambda kind: False)
+    monkeypatch.setattr("bayesgeom.training.environment.is_bfloat16_fast", lambda kind: False)
     monkeypatch.setattr("bayesgeom.training.loop.training_step", interrupted)
     monkeypatch.setattr(importlib.import_module("bayesgeom.ablations.run"), "score_batch", interrupted)
     kept = "bayesgeom: interrupted; the progress is saved in {}; to continue, repeat the {}.\n"
@@ -406,7 +405,7 @@ def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys:
     assert re.fullmatch(r"3 steps in float32, about \d+ s\n", capsys.readouterr().err)
     made = Path("runs/train") / TINY.name / "checkpoint"
     assert json.loads((made / "config.json").read_text())["precision"] == "float32"
-    assert "; float32 products; seed" in (made / "card.md").read_text()
+    assert "\n- precision float32\n" in (made / "card.md").read_text()
     assert main(["train", TINY.name, "--steps", "3", "--resume", "--precision", "bfloat16"]) == 2
     assert "was started in float32 and cannot continue in bfloat16" in capsys.readouterr().err
 
@@ -462,7 +461,10 @@ def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_control_that_fails_fails_the_selftest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdicts = [Verdict(probe="a", control="one", passed=True), Verdict(probe="b", control="two", passed=False)]
+    verdicts = [
+        ControlResult(probe="a", control="one", passed=True),
+        ControlResult(probe="b", control="two", passed=False),
+    ]
     monkeypatch.setattr(selftests, "selftest", lambda: verdicts)
     assert main(["selftest"]) == 1
     assert capsys.readouterr().out.splitlines() == ["ok      a: one", "FAILED  b: two", "", "1 controls hold, 1 do not"]

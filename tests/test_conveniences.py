@@ -9,13 +9,12 @@ import torch
 import bayesgeom
 from bayesgeom.cli import COMMANDS, _assignments, main
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.generalization.stretch import stretch_of, with_room_for
+from bayesgeom.generalization.longer_tasks import length_field_of, with_room_for
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipes import Recipe, recipe
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 from tests.test_cli import folder
 
@@ -124,7 +123,7 @@ def test_a_tokenizer_is_attached_to_a_copy(kind: str) -> None:
 def test_default_lengths_are_those_with_room(task: Bijection, n_ctx: int | None, kept: tuple[int, ...]) -> None:
     config = bayesgeom.TransformerConfig(d_vocab=40, n_ctx=n_ctx or 999, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
     spec = bayesgeom.as_model(config.build(seed=0)).spec
-    assert with_room_for([spec], task, stretch_of(task), 9, (9, 14, 22, 45)) == kept
+    assert with_room_for([spec], task, length_field_of(task), 9, (9, 14, 22, 45)) == kept
 
 
 def test_without_any_room_the_error_is_immediate() -> None:

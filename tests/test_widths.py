@@ -11,8 +11,7 @@ from bayesgeom.cli import COMMANDS, GROUPS, main, tell
 from bayesgeom.core.columns import WIDTH, fitted
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.selftest import run as selftests
-from bayesgeom.selftest.controls import intervention_controls
-from bayesgeom.selftest.run import Verdict
+from bayesgeom.selftest.run import ControlResult, intervention_controls
 from benchmarks import fault_files
 from tests.tiny import FORMATION, tiny_checkpoints, tiny_folder
 
@@ -44,11 +43,11 @@ def too_long(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("report: ")]
 
 
-def unmeasured() -> list[Verdict]:
+def unmeasured() -> list[ControlResult]:
     """A verdict for every control of the self-test, without its measurement."""
     found = [(name, control.label) for name, probe in all_probes().items() for control in probe.controls()]
     found += [("intervention", control.label) for control in intervention_controls()]
-    return [Verdict(probe=name, control=label, passed=True) for name, label in found]
+    return [ControlResult(probe=name, control=label, passed=True) for name, label in found]
 
 
 @pytest.mark.parametrize("command", CHEAP)

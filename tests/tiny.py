@@ -9,8 +9,7 @@ from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import FOLDER_VARIABLE
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.training.formation import pack
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import RECIPES
+from bayesgeom.training.recipes import RECIPES, Recipe
 
 FORMATION = "bijection-formation"
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 15, "d_mlp": 7}

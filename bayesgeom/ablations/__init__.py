@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 from bayesgeom.core.plugins import names_on_demand
 
 if TYPE_CHECKING:
+    from bayesgeom.ablations.batteries import Ablation as Ablation
+    from bayesgeom.ablations.batteries import Component as Component
     from bayesgeom.ablations.batteries import cumulative as cumulative
     from bayesgeom.ablations.batteries import every_attention as every_attention
     from bayesgeom.ablations.batteries import every_head as every_head
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from bayesgeom.ablations.batteries import every_pair_of_heads as every_pair_of_heads
     from bayesgeom.ablations.batteries import everything as everything
     from bayesgeom.ablations.batteries import top_attention_off as top_attention_off
-    from bayesgeom.ablations.component import Ablation as Ablation
-    from bayesgeom.ablations.component import Component as Component
     from bayesgeom.ablations.run import attribution_preview as attribution_preview
 
 _BATTERIES = (
+    "Ablation",
+    "Component",
     "cumulative",
     "every_attention",
     "every_head",
@@ -46,11 +48,6 @@ _BATTERIES = (
     "everything",
     "top_attention_off",
 )
-_HOMES = {
-    **dict.fromkeys(_BATTERIES, "batteries"),
-    "Ablation": "component",
-    "Component": "component",
-    "attribution_preview": "run",
-}
+_HOMES = dict.fromkeys(_BATTERIES, "batteries") | {"attribution_preview": "run"}
 __all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

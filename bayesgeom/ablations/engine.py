@@ -1,25 +1,31 @@
-"""The engine: record the unablated pass once per block of sequences, then replay each variant from its first edit.
+"""The engine: record the unedited pass once per batch of sequences, then replay each variant from its first edit.
 
-Memory does not grow with n. Sequences are drawn in batches, and the activations of a block are freed before the next
-one. Results are stored for at most `MAX_UNITS` units, each a run of consecutive sequences.
+Memory does not grow with n: sequences are drawn in batches, and the activations of a batch are freed before the next
+one. Interventions run their conditions through `batches` and `edited_logits`, too. An ablation is scored against the
+exact posterior; what does not depend on the logits is computed once per batch.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.ablations.scoring import Exact
-from bayesgeom.core.edits import Replace
+from bayesgeom.core.edits import Reference, Replace
+from bayesgeom.core.errors import NonFinite
+from bayesgeom.core.hooks import SiteLayer
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import Site
+from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Replayer, Variant, entry
+from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Replayer, Variant
+from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
+
+METRICS = ("kl_bits", "entropy_error_bits", "correct")
 
 TARGET_ROWS = 2_400  # positions × sequences × variants computed at once: what stays in the processor's cache
 BATCH_BYTES = 2**30  # activations and logits of a batch; smaller batches make the matrix products of large models slow
@@ -57,6 +63,61 @@ class BatchReference:
         return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.stored[site, layer], own[:-1]])
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """Exact predictive distribution, its entropy and the labels of one batch of sequences."""
+
+    answers: Int64[Tensor, " answer"]
+    predictive: Float64[Tensor, "batch query_pos answer"]
+    entropy_bits: Float64[Tensor, "batch query_pos"]
+    labels: Int64[Tensor, "batch query_pos"]  # an index into `answers`
+
+    @classmethod
+    def of(cls, trials: Trials) -> Self:
+        """Return the exact values of a batch, computed once for all variants."""
+        predictive = trials.at_scored(trials.predictive)
+        drawn = trials.at_scored(trials.labels)[..., None]
+        return cls(
+            answers=trials.answers,
+            predictive=predictive,
+            entropy_bits=entropy_bits(predictive),
+            labels=(trials.answers == drawn).double().argmax(-1),
+        )
+
+    def scores(
+        self, logits: Float[Tensor, "batch query_pos d_vocab"], variant: Variant = ()
+    ) -> Float[np.ndarray, "metric sequence position"]:
+        """Return KL, entropy error and correctness, in float64, of probabilities renormalized over the answers.
+
+        Raises:
+            NonFinite: A logit is NaN or infinite; the error names the edits.
+        """
+        if not all(math.isfinite(end) for end in logits.aminmax()):  # NaN is both least and largest
+            what = " and ".join(edit.label for edit in variant) or "no edit"
+            raise NonFinite(f"the logits are NaN or infinite under: {what}. Check the weights and the edit.")
+        # A softmax over the answers is the softmax over all ids, renormalized; finite logits keep 0 log q = 0. Both
+        # sums subtract the largest logit first, so the exponentials are computed once.
+        wide = logits.index_select(-1, self.answers).double()
+        largest, first = wide.max(dim=-1, keepdim=True)
+        below = wide.sub_(largest)
+        weights = below.exp()
+        total = weights.sum(-1)
+        log_total = total.log()
+        kl = (log_total - torch.linalg.vecdot(self.predictive, below)) / NATS_PER_BIT - self.entropy_bits
+        entropy = (log_total - torch.linalg.vecdot(weights, below) / total) / NATS_PER_BIT
+        correct = (first[..., 0] == self.labels).double()
+        scored: np.ndarray = torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy()
+        return scored
+
+
+def scores_of(
+    logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
+) -> Float[np.ndarray, "metric sequence position"]:
+    """Return the scores of one batch of logits."""
+    return Exact.of(trials).scores(logits)
+
+
 def batches(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
     """Cut a block into batches of at least two sequences whose activations fit the processor's cache.
 
@@ -76,6 +137,35 @@ def variants_at_once(trials: Trials, logits: Float[Tensor, "batch query_pos d_vo
     """
     in_budget = BATCH_BYTES // (_COPIES * 4 * logits.numel())
     return max(1, min(TARGET_ROWS // trials.tokens.numel(), in_budget))
+
+
+def edited_logits(
+    replayer: Replayer, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
+) -> Iterator[tuple[list[int], Float[Tensor, "variant batch query_pos d_vocab"]]]:
+    """Yield the logits of all variants, after their indices: those with the same entry together, as the cache allows.
+
+    The order of the variants may differ from the order in which they are given.
+    """
+    together = variants_at_once(baseline.trials, baseline.logits)
+    order = sorted(range(len(variants)), key=lambda index: _places(variants[index]))
+    for _, group in groupby(order, key=lambda index: _places(variants[index])):
+        members = list(group)
+        for start in range(0, len(members), together):
+            chosen = members[start : start + together]
+            yield chosen, replayer.logits(baseline, [variants[index] for index in chosen], reference)
+
+
+def position_means(
+    replayer: Replayer, blocks: Iterable[Trials], spec: ModelSpec, places: Collection[SiteLayer], n: int
+) -> Means:
+    """Return the mean activation over `n` sequences at each position of these sites and layers."""
+    sums: dict[SiteLayer, Tensor] = {}
+    for batch in (batch for block in blocks for batch in batches(block, spec)) if places else ():
+        stored = replayer.baseline(batch).stored
+        for place in places:
+            values = stored[place].to(torch.promote_types(stored[place].dtype, torch.float32))
+            sums[place] = sums.get(place, 0) + values.sum(dim=0) / n
+    return sums
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
@@ -100,25 +190,15 @@ def references(
 def score_batch(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> BatchScores:
-    """Score every variant on one batch; `before` is the sequence before it, the donor of its first sequence.
-
-    Variants with the same entry point run together, as many as the cache holds.
-    """
+    """Score every variant on one batch; `before` is the sequence before it, the donor of its first sequence."""
     reference = references(replayer, trials, before, variants, means)
     baseline, exact = reference.baseline, Exact.of(trials)
-    together = variants_at_once(trials, baseline.logits)
     scores: list[Float[np.ndarray, "metric sequence position"] | None] = [None] * len(variants)
     inert = np.zeros(len(variants), dtype=bool)
-    order = sorted(range(len(variants)), key=lambda index: _places(variants[index]))
-    for _, group in groupby(order, key=lambda index: _places(variants[index])):
-        members = list(group)
-        for start in range(0, len(members), together):
-            chosen = members[start : start + together]
-            at_once = [variants[index] for index in chosen]
-            logits = replayer.logits(baseline, at_once, reference)
-            for index, own in zip(chosen, logits, strict=True):
-                scores[index] = exact.scores(own, variants[index])
-            inert[chosen] = _inert(logits, replayer, baseline, at_once, reference)
+    for chosen, logits in edited_logits(replayer, baseline, variants, reference):
+        for index, own in zip(chosen, logits, strict=True):
+            scores[index] = exact.scores(own, variants[index])
+        inert[chosen] = _inert(logits, replayer, baseline, [variants[index] for index in chosen], reference)
     return BatchScores(
         baseline=exact.scores(baseline.logits),
         variants=np.stack([score for score in scores if score is not None]),
@@ -147,16 +227,21 @@ def _inert(
 
 
 def _places(variant: Variant) -> tuple[int, ...]:
-    """Return the entry and the stages edited in that layer; variants that agree in them can share a replay."""
-    layer, stage = entry(variant)
-    return (layer, stage, *sorted(STAGES[edit.site] for edit in variant if edit.layer == layer))
+    """Return the first edited layer and the stages edited there; variants that agree in them can share a replay.
+
+    Edits of the layer's output after another edit do not count: they come after all that a replay can leave out. A
+    replayer that edits a site without a stage, such as `v`, has no use for the order of stages.
+    """
+    first = min(edit.layer for edit in variant)
+    stages = sorted(STAGES.get(edit.site, 0) for edit in variant if edit.layer == first)
+    return first, stages[0], *(stage for stage in stages if stage < STAGES[RESID_POST])
 
 
 def _unchanged(variant: Variant) -> Variant:
     """Return the edits of a variant's first layer, each replaced by one that changes nothing."""
-    layer, _ = entry(variant)
+    first = min(edit.layer for edit in variant)
     return tuple(
-        Replace(site=edit.site, layer=layer, mode="nothing", heads=edit.heads if isinstance(edit, Replace) else None)
+        Replace(site=edit.site, layer=first, mode="nothing", heads=edit.heads if isinstance(edit, Replace) else None)
         for edit in variant
-        if edit.layer == layer
+        if edit.layer == first
     )

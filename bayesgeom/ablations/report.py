@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.ablations.component import Ablation
-from bayesgeom.ablations.scoring import METRICS
-from bayesgeom.ablations.tally import Tally
+from bayesgeom.ablations._tally import Tally
+from bayesgeom.ablations.batteries import Ablation
+from bayesgeom.ablations.engine import METRICS
 from bayesgeom.core.columns import fitted
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.text import interval_text, number_text

@@ -8,32 +8,39 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.ablations.attribution import attributed_kl_increase
-from bayesgeom.ablations.batteries import Battery
+from bayesgeom.ablations._tally import Tally
+from bayesgeom.ablations.batteries import Ablation, Battery, mode_names, uses_donor
 from bayesgeom.ablations.batteries import battery as named_battery
-from bayesgeom.ablations.component import Ablation
-from bayesgeom.ablations.engine import BatchScores, Means, batches, batches_with_donors, references, score_batch
-from bayesgeom.ablations.modes import mode_names, uses_donor
+from bayesgeom.ablations.engine import (
+    BatchScores,
+    Exact,
+    Means,
+    batches_with_donors,
+    position_means,
+    references,
+    score_batch,
+)
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
-from bayesgeom.ablations.scoring import scores_of
-from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.arguments import checked
-from bayesgeom.core.edits import Mode, Replace
+from bayesgeom.core.edits import Mode, Reference, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument
+from bayesgeom.core.hooks import SiteLayer, keeping
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.sites import Site
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
@@ -259,7 +266,7 @@ class BatteryRun:
         seen = 0
         for at, block in enumerate(self._blocks()):
             if at == index:
-                return self._plus_block(replace(self._empty(block), done=seen), block, self._replayed())
+                return self._plus_block(None, block, self._replayed(), done=seen)
             seen += len(block)
         raise InvalidArgument(f"block must be below {at + 1}, the number of blocks of {self.n} sequences; got {index}.")
 
@@ -271,17 +278,13 @@ class BatteryRun:
 
     def preview(self, exact: AblationReport | None) -> AblationReport:
         """Return the first-order estimate, added to the exact report if there is one."""
-        variants, replayer = self._variants, self.model.replayer()
+        variants, replayer = [ablation.edits(self.mode) for ablation in self.battery], self.model.replayer()
         means = self._means(variants, replayer)
         tally = self._tally(lambda *batch: self._attributed(batch, variants, means, replayer), None)
         bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
         if exact is not None:
             return with_provenance(with_attribution(exact, bits), self._provenance("both"))
         return with_provenance(ablation_report(tally, self._context(bits)), self._provenance("attribution"))
-
-    @property
-    def _variants(self) -> list[Variant]:
-        return [ablation.edits(self.mode) for ablation in self.battery]
 
     def _context(self, attribution_bits: np.ndarray) -> Context:
         return Context(
@@ -296,14 +299,8 @@ class BatteryRun:
         )
 
     def _provenance(self, method: str) -> dict[str, Any]:
-        arguments = {
-            "n": self.n,
-            "seed": self.seed,
-            "mode": self.mode,
-            "method": method,
-            "battery": len(self.battery),
-        }
-        return provenance(self.model, self.task, arguments)
+        counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
+        return provenance(self.model, self.task, {**counts, "mode": self.mode, "method": method})
 
     def uniform_kl_bits(self) -> float:
         """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
@@ -314,14 +311,13 @@ class BatteryRun:
         return total / self.n
 
     def _replayed(self) -> BatchScorer:
-        variants, replayer = self._variants, self.model.replayer()
+        variants, replayer = [ablation.edits(self.mode) for ablation in self.battery], self.model.replayer()
         means = self._means(variants, replayer)
         return lambda batch, before: score_batch(replayer, batch, before, variants, means)
 
-    def _empty(self, block: Trials) -> Tally:
-        return Tally.empty(self.n, len(self.battery), block.n_scored)
-
-    def _plus_block(self, tally: Tally, block: Trials, score: BatchScorer) -> Tally:
+    def _plus_block(self, tally: Tally | None, block: Trials, score: BatchScorer, done: int = 0) -> Tally:
+        """Return the tally with a block added; without one, a new tally whose first `done` sequences are missing."""
+        tally = tally or replace(Tally.empty(self.n, len(self.battery), block.n_scored), done=done)
         for batch, before in batches_with_donors(block, self.model.spec):
             tally = tally.plus(score(batch, before))
         return tally
@@ -339,7 +335,7 @@ class BatteryRun:
             for block in self._blocks():
                 seen += len(block)
                 if tally is None or seen > tally.done:
-                    tally = self._plus_block(tally or self._empty(block), block, score)
+                    tally = self._plus_block(tally, block, score)
                     if out is not None:
                         tally.save(out, self.describe())
                 progress.update(len(block))
@@ -368,16 +364,9 @@ class BatteryRun:
             for edit in variant
             if not isinstance(edit, Replace) or edit.mode == "mean" or edit.by is not None
         }
-        sums: dict[tuple[Site, int], Tensor] = {}
-        if not places:
-            return sums
-        seed = derived_seed(self.seed, _MEANS)
-        for block in self.task.stream(N_REFERENCE, seed=seed, device=self.model.spec.device):
-            for batch in batches(block, self.model.spec):
-                stored = replayer.baseline(batch).stored
-                for place in places:
-                    sums[place] = sums.get(place, 0) + stored[place].sum(dim=0) / N_REFERENCE
-        return sums
+        spec, seed = self.model.spec, derived_seed(self.seed, _MEANS)
+        blocks = self.task.stream(N_REFERENCE, seed=seed, device=spec.device)
+        return position_means(replayer, blocks, spec, places, N_REFERENCE)
 
     def _attributed(
         self, batch: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer
@@ -386,10 +375,42 @@ class BatteryRun:
         trials, before = batch
         reference = references(replayer, trials, before, variants, means)
         increase = attributed_kl_increase(self.model, trials, variants, reference)
-        untouched = scores_of(reference.baseline.logits, trials)
+        untouched = Exact.of(trials).scores(reference.baseline.logits)
         after = np.full((len(variants), *untouched.shape), np.nan)
         after[:, 0] = untouched[0] + increase[:, :, None]
         return BatchScores(baseline=untouched, variants=after, inert=np.zeros(len(variants), dtype=bool))
+
+
+def attributed_kl_increase(
+    model: Model, trials: Trials, variants: Sequence[Variant], reference: Reference
+) -> Float[np.ndarray, "variant sequence"]:
+    """Return the first-order increase in KL (bits, mean over scored positions) of every variant on every sequence.
+
+    KL increase ≈ Σ (a′ − a) · ∂KL/∂a over the activations a that the ablation replaces by a′. It is exact where KL is
+    linear in a. It does not replace the battery: saturated heads have small gradients and large effects.
+
+    References: Nanda 2023 (attribution patching); Michel, Levy & Neubig 2019 (head importance).
+    """
+    places = sorted(
+        {(edit.site, edit.layer) for variant in variants for edit in variant}, key=lambda p: (p[1], p[0].name)
+    )
+    stored: dict[SiteLayer, Tensor] = {}
+    with hooked_sites(model, {place: keeping(stored, place) for place in places}), torch.enable_grad():
+        log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
+    # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
+    total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()
+    gradients = dict(zip(places, torch.autograd.grad(total, [stored[place] for place in places]), strict=True))
+    rows = []
+    with torch.no_grad():
+        for variant in variants:
+            row = torch.zeros(len(trials))
+            for edit in variant:
+                place = edit.site, edit.layer
+                values = stored[place].detach()
+                change = edit.applied(values, reference) - values
+                row = row + (change * gradients[place]).flatten(1).sum(1).cpu()
+            rows.append(row)
+    return torch.stack(rows).double().numpy()
 
 
 def _at_least_two(stream: Iterator[Trials]) -> Iterator[Trials]:

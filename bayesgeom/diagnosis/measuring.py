@@ -1,28 +1,36 @@
-"""The probes of a plan, measured on one run."""
+"""The probes of a plan, measured on one run: what each reads of it, and reports on some of a model's layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Shaped
+from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run
+from bayesgeom.core.sites import Site
 from bayesgeom.core.torch_state import side_by_side
-from bayesgeom.diagnosis.layers import on_layers
-from bayesgeom.diagnosis.plan import Plan
-from bayesgeom.diagnosis.views import within
+from bayesgeom.diagnosis.plan import ProbePlan
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import Report
-from bayesgeom.report.storage import parts_of
+from bayesgeom.report.storage import axes_of, parts_of, value_of
 from bayesgeom.report.tables import records_of
 
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
+R = TypeVar("R", bound=Report)
+_AXIS = "layer"
 
 Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
 
 
 def probed(
-    plan: Plan,
+    plan: ProbePlan,
     run: Run,
     untrained: Mapping[str, Sequence[Report]],
     *,
@@ -48,9 +56,13 @@ def probed(
     found, faults = dict[str, Report](), dict[str, str]()
     with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
         foreign = [name for name in untrained if is_foreign(type(plan.supported[name]))]
-        own = _longest_first(plan, [name for name in untrained if name not in foreign])
+        own = [name for name in untrained if name not in foreign]
+        own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         works = [partial(measured, name) for name in own]
-        each = side_by_side(works, meanwhile) if _is_small(run) else ((at, do()) for at, do in enumerate(works))
+        # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
+        n_bytes = sum(values.nbytes for values in run.recorded.values())
+        is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
+        each = side_by_side(works, meanwhile) if is_small else ((at, do()) for at, do in enumerate(works))
         for place, report in each:
             found[own[place]] = report
             shown.update()
@@ -65,20 +77,55 @@ def probed(
     return {name: found[name] for name in untrained if name in found}, faults
 
 
-def _is_small(run: Run) -> bool:
-    """Whether probes gain from running side by side, and the memory holds what several of them compute at a time."""
-    stored = sum(values.nbytes for values in run.recorded.values())
-    return run.spec.n_parameters < LARGE and stored < _MOST_STORED
-
-
-def _longest_first(plan: Plan, names: Sequence[str]) -> list[str]:
-    """Order probes so that the short ones come last and no thread waits long for the others at the end."""
-    return sorted(names, key=lambda name: plan.supported[name].relative_time, reverse=True)
-
-
 def _usable(report: object) -> Report:
     """Return the report of a plug-in, after checking that tables and files can be made from it."""
     if not isinstance(report, Report):
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
     report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
     return report
+
+
+def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
+    """Return the report with one entry per layer of the model along every axis `layer`; NaN in unmeasured layers.
+
+    Args:
+        report: A report whose layers are `layers`, in this order.
+        layers: Indices of the measured layers.
+        n_layers: Number of layers of the model.
+
+    Raises:
+        InvalidArgument: A field along `layer` has no NaN, because its numbers are integers.
+    """
+    wider = dict[str, Any]()
+    for name, axes in axes_of(type(report)).items():
+        if _AXIS not in axes:
+            continue
+        at, own = axes.index(_AXIS), value_of(report, name)
+
+        def spread(values: Shaped[np.ndarray, "..."], at: int = at, name: str = name) -> Shaped[np.ndarray, "..."]:
+            if values.dtype.kind != "f":
+                raise InvalidArgument(f"{type(report).__name__}.{name} cannot be NaN in the layers that lack its site.")
+            wide = np.full((*values.shape[:at], n_layers, *values.shape[at + 1 :]), np.nan, dtype=values.dtype)
+            wide[(slice(None),) * at + (list(layers),)] = values
+            return wide
+
+        wider[name] = own.mapped(spread) if isinstance(own, Estimate) else spread(own)
+    return replace(report, **wider)
+
+
+def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
+    """Return the run of a model that has only these layers, with the sites and statistics that exist in all of them."""
+    every = tuple(range(run.spec.n_layers))
+
+    def cut(stored: Tensor, own: tuple[int, ...]) -> Tensor:
+        return stored if tuple(layers) == own else stored[[own.index(layer) for layer in layers]]
+
+    recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
+    for site in sites:
+        if site in run.recorded and set(layers) <= set(own := run.layers.get(site, every)):
+            recorded[site] = cut(run.recorded[site], own)
+    for name, stored in run.reduced.items():
+        if set(layers) <= set(own := run.reduced_layers.get(name, every)):
+            reduced[name] = cut(stored, own)
+    spec = replace(run.spec, n_layers=len(layers))
+    return replace(run, spec=spec, recorded=recorded, layers={}, reduced=reduced, reduced_layers={}, streamed=None)

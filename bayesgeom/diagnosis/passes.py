@@ -4,103 +4,70 @@ Probes read the activations of the first sequences only. So in a small model the
 measured: a forward pass consists of few long operations and needs Python's lock rarely, probes need it all the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, final
 
+import numpy as np
+from jaxtyping import Float
+
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
+from bayesgeom.core.run import Behavior, Run
 from bayesgeom.core.sites import N_RECORDED, Site
 from bayesgeom.core.torch_state import lock_of
 from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.diagnosis._run_scores import RunScores
 from bayesgeom.diagnosis.measuring import LARGE
-from bayesgeom.diagnosis.plan import Plan, sites_read
+from bayesgeom.diagnosis.plan import ProbePlan, sites_read
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.recording import Stream
 from bayesgeom.models.served.model import ServedModel
+from bayesgeom.stats.memory import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 _PART = 16  # sequences that a large model runs at once
 _STEP = 64  # sequences of a step: when probes end, the other threads wait for the end of the step
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Sequences:
-    """The same sequences for the model and for the untrained networks."""
-
-    task: WindTunnel
-    seed: int
-    device: str
-
-    def blocks(self, n: int) -> Iterator[Trials]:
-        """Draw the first `n` sequences.
-
-        Args:
-            n: Number of sequences.
-
-        Raises:
-            InvalidArgument: `n` is below 1; raised before anything is drawn.
-        """
-        return self.task.stream(n, seed=self.seed, device=self.device)
-
-
-def _record(model: Model, plan: Plan, stream: Sequences) -> list[Site | Stream]:
-    """What a pass records for the probes of a plan."""
-    layers = {
-        reduction: model.layers_of(reduction.site)
-        for name in plan.streamed
-        for reduction in plan.supported[name].needs.streamed
-        if reduction.site in sites_read(model, plan.supported[name])
-    }
-    if not layers:
-        return [*plan.sites]
-    blocks = list(stream.blocks(plan.n_streamed))
-    return [*plan.sites, Stream(layers=layers, trials=concatenate(blocks).rows(slice(0, plan.n_streamed)))]
-
-
 @contextmanager
 def passes(
-    model: Model, sequences: Sequences, blocks: Iterator[Trials], plan: Plan, *, n: int, seed: int, budget: int
-) -> Iterator["Passes"]:
-    """Yield the passes over blocks of `n` sequences in all, and show their progress inside the block.
+    model: Model, task: WindTunnel, plan: ProbePlan, *, n: int, seed: int, budget: int
+) -> Iterator["ModelPasses"]:
+    """Yield the passes over `n` sequences of a task, and show their progress inside the block.
 
     `plan` says what is recorded, `budget` in how many bytes.
     """
     with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
 
         def counted() -> Iterator[Trials]:
-            for part in _in_passes(model, blocks):
+            for part in _in_passes(model, _sequences(model, task, n, seed)):
                 yield part
                 shown.update(len(part))  # the next part is requested, so this one is done
 
-        yield Passes(model, sequences, counted(), plan, seed=seed, budget=budget)
+        yield ModelPasses(model, task, counted(), plan, seed=seed, budget=budget)
 
 
 @final
-class Passes:
+class ModelPasses:
     """The passes of one model: `first`, then `others` step by step, then `whole`."""
 
     def __init__(
         self,
         model: Model,
-        sequences: Sequences,
+        task: WindTunnel,
         blocks: Iterator[Trials],
-        plan: Plan,
+        plan: ProbePlan,
         *,
         seed: int,
         budget: int,
     ) -> None:
-        self._model, self._sequences, self._plan, self._budget = model, sequences, plan, budget
-        self._seed = derived_seed(seed, Branch.RESAMPLING)
+        self._model, self._task, self._plan, self._seed, self._budget = model, task, plan, seed, budget
         self._is_whole = (
             model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
         )
         self._blocks, self._others = (blocks, iter(())) if self._is_whole else _split(blocks, N_RECORDED)
-        self._scores: list[RunScores] = []
+        self._scores: list[dict[str, Any]] = []
 
     def locked(self) -> AbstractContextManager[Any]:
         """Return the lock of the module if `others` runs it, to be taken before probes are measured meanwhile."""
@@ -111,26 +78,70 @@ class Passes:
         run = self._model.run_from_disk if isinstance(self._model, CapturedModel) else self._model.run
         return run(
             self._blocks,
-            record=_record(self._model, self._plan, self._sequences),
+            record=self._record(),
             n_recorded=N_RECORDED,
-            baseline_predictives=self._sequences.task.baseline_predictives,
+            baseline_predictives=self._task.baseline_predictives,
             budget_bytes=self._budget,
-            seed=self._seed,
+            seed=derived_seed(self._seed, Branch.RESAMPLING),
         )
+
+    def _record(self) -> list[Site | Stream]:
+        """What the first pass records for the probes of the plan."""
+        plan = self._plan
+        layers = {
+            reduction: self._model.layers_of(reduction.site)
+            for name in plan.streamed
+            for reduction in plan.supported[name].needs.streamed
+            if reduction.site in sites_read(self._model, plan.supported[name])
+        }
+        if not layers:
+            return [*plan.sites]
+        blocks = list(_sequences(self._model, self._task, plan.n_streamed, self._seed))
+        return [*plan.sites, Stream(layers=layers, trials=concatenate(blocks).rows(slice(0, plan.n_streamed)))]
 
     def others(self) -> Iterator[None]:
         """Run the other sequences, a pass per step, and keep their scores."""
         for block in (part for whole in self._others for part in whole.batches(at_most=_STEP)):
             # Nothing is recorded; a run that keeps fewer of its sequences would be cut into two passes.
             found = self._model.run(
-                [block], n_recorded=len(block), baseline_predictives=self._sequences.task.baseline_predictives
+                [block], n_recorded=len(block), baseline_predictives=self._task.baseline_predictives
             )
-            self._scores.append(RunScores.of(found))
+            self._scores.append(_scores(found))
             yield
 
     def whole(self, first: Run) -> Run:
-        """Return the first run with the scores of all sequences that have run."""
-        return RunScores.of(first).followed_by(self._scores).of_run(first) if self._scores else first
+        """Return the first run with the scores of all sequences that have run. Fields that share arrays still do."""
+        if not self._scores:
+            return first
+        every, shared = [_scores(first), *self._scores], dict[tuple[int, ...], Float[np.ndarray, "sequence position"]]()
+
+        def together(parts: Sequence[Behavior]) -> Behavior:
+            columns = dict[str, Float[np.ndarray, "sequence position"]]()
+            for name in vars(parts[0]):
+                arrays = [vars(part)[name] for part in parts]
+                key = tuple(map(id, arrays))
+                columns[name] = shared[key] = shared[key] if key in shared else np.concatenate(arrays)
+            return Behavior(**columns)
+
+        return replace(
+            first,
+            behavior=together([own["behavior"] for own in every]),
+            exact_behavior=together([own["exact_behavior"] for own in every]),
+            baseline_behaviors={
+                name: together([own["baseline_behaviors"][name] for own in every]) for name in first.baseline_behaviors
+            },
+            windows=joined([own["windows"] for own in every if own["windows"] is not None]),
+        )
+
+
+def _scores(run: Run) -> dict[str, Any]:
+    """The scores of a run, without its sequences and activations."""
+    return {name: vars(run)[name] for name in ("behavior", "exact_behavior", "baseline_behaviors", "windows")}
+
+
+def _sequences(model: Model, task: WindTunnel, n: int, seed: int) -> Iterator[Trials]:
+    """The first `n` sequences, the same for the model and for the untrained networks."""
+    return task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
 
 
 def _split(blocks: Iterator[Trials], n_first: int) -> tuple[Iterator[Trials], Iterator[Trials]]:

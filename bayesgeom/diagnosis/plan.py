@@ -39,22 +39,18 @@ def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
     broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
     for name, kind in kinds.items():
         with Contained(is_foreign=is_foreign(kind)) as making:
-            found[name] = _checked(kind())
+            probe = kind()
+            if not isinstance(probe.needs, Needs):
+                raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
+            found[name] = probe
         if making.fault:
             broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
     return found, broken
 
 
-def _checked(probe: AnyProbe) -> AnyProbe:
-    """Return the probe; one without valid `needs` raises `InvalidArgument`."""
-    if not isinstance(probe.needs, Needs):
-        raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
-    return probe
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ProbePlan:
     """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
 
     `layers`: the layers that have all the sites that a probe requires. `streamed`: probes whose statistics are computed
@@ -82,7 +78,7 @@ def plan_of(
     *,
     n: int,
     seed: int,
-) -> Plan:
+) -> ProbePlan:
     """Choose the probes that this model and task support; a named one that they do not support is an error."""
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
@@ -118,7 +114,7 @@ def plan_of(
     chosen = {name: supported[name] for name in first}
     by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
     foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
-    return Plan(
+    return ProbePlan(
         supported=chosen,
         contained=foreign,
         is_named=probes is not None,
@@ -140,7 +136,7 @@ def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
     return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
 
 
-def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) -> Plan:
+def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: int) -> ProbePlan:
     """Stream or remove probes until the memory holds the activations of `n` sequences, or at least of enough.
 
     Probes whose statistics can be computed during the pass are streamed if the activations of all `n` sequences do not
@@ -182,14 +178,14 @@ def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) ->
     return with_streams(plan, model, streamed.intersection(supported), n_streamed)
 
 
-def with_streams(plan: Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> Plan:
+def with_streams(plan: ProbePlan, model: Model, streamed: frozenset[str], n_streamed: int) -> ProbePlan:
     """The plan in which these probes are streamed: only what they read from the weights is stored."""
     reads = {name: sites_read(model, probe) for name, probe in plan.supported.items()}
     sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
     return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
 
 
-def _streamed(plan: Plan, model: Model, trials: Trials, is_needed: bool) -> frozenset[str]:
+def _streamed(plan: ProbePlan, model: Model, trials: Trials, is_needed: bool) -> frozenset[str]:
     """The probes that are streamed if needed: those whose statistics are smaller than their activations."""
 
     def is_smaller(probe: AnyProbe) -> bool:

@@ -1,5 +1,6 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,14 +10,15 @@ from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
+from bayesgeom.core.files import apart
 from bayesgeom.core.plugins import is_foreign
 from bayesgeom.core.run import Run
 from bayesgeom.core.sites import N_RECORDED
 from bayesgeom.diagnosis.measuring import Found, probed
-from bayesgeom.diagnosis.passes import Passes, Sequences, passes
+from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
     AnyProbe,
-    Plan,
+    ProbePlan,
     affordable,
     all_probes,
     bytes_of_one,
@@ -25,7 +27,6 @@ from bayesgeom.diagnosis.plan import (
     plan_of,
     with_streams,
 )
-from bayesgeom.diagnosis.views import captured_arguments, captured_provenance
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model
@@ -36,7 +37,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, requir
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
@@ -116,19 +117,18 @@ def _diagnosed(
     """Return the reports with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(subject, CapturedModel):
-        n, seed = captured_arguments(subject, chosen, n=n, seed=seed)
+        n, seed = _captured_arguments(subject, chosen, n=n, seed=seed)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    stream = Sequences(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    blocks = stream.blocks(n)  # first, so that an invalid n or task is an error before untrained networks run
+    check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = affordable(plan_of(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]
     if executor is None:
         indices = range(n_untrained)
-        found = (_untrained(subject, plan, stream, index, n=n_seen, seed=seed, budget=budget) for index in indices)
+        found = (_untrained(subject, plan, chosen, index, n=n_seen, seed=seed, budget=budget) for index in indices)
     else:
         each = bytes_of_one(subject, plan.sites, one)
         streamed = plan.n_streamed * bytes_streamed(subject, [plan.supported[name] for name in plan.streamed], one)
@@ -140,7 +140,7 @@ def _diagnosed(
     if isinstance(subject, ServedModel):
         subject.count_anew()
     before = {name: own for name, own in untrained.items() if name not in skipped}
-    with passes(subject, stream, blocks, plan, n=n, seed=seed, budget=budget) as own, own.locked():
+    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as own, own.locked():
         run, renamed, (reports, faults) = _measured(own, plan, before)
     skipped |= faults
     partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
@@ -156,14 +156,14 @@ def _diagnosed(
         "ablations": ablations,
     }
     where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
-    where |= captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
+    where |= _captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
     where |= {LAYERS: {name: list(own) for name, own in partly.items()}} if partly else {}
     where |= {SERVED: {"top": subject.client.top, **subject.unlisted()}} if isinstance(subject, ServedModel) else {}
     where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
 
-def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
+def _collected(plan: "ProbePlan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some are missing."""
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
     skipped = dict[str, str]()
@@ -177,7 +177,7 @@ def _collected(plan: "Plan", found: Iterable[Found]) -> tuple[dict[str, list[Rep
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
-    plan: "Plan",
+    plan: "ProbePlan",
     task: WindTunnel,
     counts: Mapping[str, int],
     *,
@@ -217,8 +217,7 @@ def untrained_at(
     if counts["streamed"]:
         plan = with_streams(plan, subject, frozenset(counts["streamed"]), int(counts["n_streamed"]))
     budget = int(counts["bytes"])
-    stream = Sequences(task=chosen, seed=derived_seed(seed, Branch.TRIALS), device=subject.spec.device)
-    return _untrained(subject, plan, stream, index, n=n, seed=seed, budget=budget)
+    return _untrained(subject, plan, chosen, index, n=n, seed=seed, budget=budget)
 
 
 def _spelled(probe: AnyProbe) -> str:
@@ -235,7 +234,9 @@ def _spelled(probe: AnyProbe) -> str:
     return spelled
 
 
-def _measured(own: Passes, plan: Plan, untrained: Mapping[str, Sequence[Report]]) -> tuple[Run, Run | None, Found]:
+def _measured(
+    own: ModelPasses, plan: ProbePlan, untrained: Mapping[str, Sequence[Report]]
+) -> tuple[Run, Run | None, Found]:
     """Return the run, the run with hypotheses renamed, and the reports. Most probes are measured during the passes."""
     first, renamed = own.first(), list[Run]()
 
@@ -245,7 +246,11 @@ def _measured(own: Passes, plan: Plan, untrained: Mapping[str, Sequence[Report]]
             yield
         yield from own.others()
 
-    steps, last = others(), {name for name in untrained if _reads_all_scores(plan.supported[name])}
+    # These read the scores of sequences whose activations are not recorded; a probe of a plug-in may do so.
+    last = {
+        name for name in untrained if not plan.supported[name].needs.sites or is_foreign(type(plan.supported[name]))
+    }
+    steps = others()
     early = {name: copies for name, copies in untrained.items() if name not in last}
     found, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
     deque(steps, maxlen=0)
@@ -256,29 +261,23 @@ def _measured(own: Passes, plan: Plan, untrained: Mapping[str, Sequence[Report]]
     return run, renamed[0] if renamed else None, (reports, faults | more)
 
 
-def _reads_all_scores(probe: AnyProbe) -> bool:
-    """Whether a probe reads the scores of sequences whose activations are not recorded; one of a plug-in may do so."""
-    return not probe.needs.sites or is_foreign(type(probe))
-
-
 def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, ablations: bool) -> Found:
     """Return the ablations, or the reason why there are none, which must not lose the earlier measurements."""
-    found, skipped = list[Report](), dict[str, str]()
-    if ablations:
-        try:
-            require_posterior(task)
-            found.append(BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact())
-        except (InvalidArgument, MissingSite, TaskMismatch) as reason:
-            skipped[AblationReport.name] = str(reason)
-    return {report.name: report for report in found}, skipped
+    if not ablations:
+        return {}, {}
+    try:
+        require_posterior(task)
+        return {AblationReport.name: BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact()}, {}
+    except (InvalidArgument, MissingSite, TaskMismatch) as reason:
+        return {}, {AblationReport.name: str(reason)}
 
 
-def _untrained(model: Model, plan: Plan, stream: Sequences, index: int, *, n: int, seed: int, budget: int) -> Found:
+def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
         network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
-        with passes(network, stream, stream.blocks(n), plan, n=n, seed=seed, budget=budget) as own:
+        with passes(network, task, plan, n=n, seed=seed, budget=budget) as own:
             del network
             run = own.first()
         del own
@@ -289,3 +288,31 @@ def _untrained(model: Model, plan: Plan, stream: Sequences, index: int, *, n: in
             raise
         return {}, {_INITIALIZATION: f"untrained network {index} was left out, because it does not fit into memory."}
     return probed(plan, run, {name: [] for name in plan.supported})
+
+
+def _captured_provenance(model: CapturedModel) -> dict[str, Any]:
+    """Return what provenance takes from the capture: the model on its device, foreign hooks, and the versions then."""
+    stored = model.manifest
+    hooks = {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
+    capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
+    return {"model": stored.model_spec.to_dict(), **hooks, "capture": capture}
+
+
+def _captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
+    """Return number and seed of the sequences to read from a capture: at most all of them, and its own seed.
+
+    Raises:
+        TaskMismatch: It was captured on another task.
+        InvalidArgument: Another seed than that of the capture was requested.
+    """
+    stored = model.manifest
+    if difference := apart(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
+        raise TaskMismatch(
+            f"{model.folder} was captured on {model.task}, and cannot be measured on another task ({difference}). "
+            f"Capture that task, or omit the task."
+        )
+    if seed not in (0, stored.seed):
+        raise InvalidArgument(
+            f"{model.folder} was captured with seed {stored.seed}, got {seed}. Omit the seed, or capture again."
+        )
+    return min(n, stored.n), stored.seed

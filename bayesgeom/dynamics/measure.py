@@ -1,37 +1,45 @@
 """Measurements of one snapshot on the fixed trials: estimates, and the same without groups of sequences.
 
 Row 0 of each array is the estimate; each other row leaves one group of sequences out, and unused rows are NaN. The
-groups are the same at every snapshot, so differences between snapshots are paired. `rows.interval_of` turns rows into
-an interval. Numbers that an architecture does not provide are NaN, with the reason in `missing`.
+groups are the same at every snapshot, so differences between snapshots are paired. `interval_of` turns rows into an
+interval. Numbers that an architecture does not provide are NaN, with the reason in `missing`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.core.edits import Edit, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
 from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN, RESID_POST, K, Site, V
+from bayesgeom.core.sites import PATTERN, RESID_POST, RESID_PRE, K, Site, V
 from bayesgeom.core.trials import Trials
-from bayesgeom.dynamics.frame import Frame
+from bayesgeom.core.verdict import Reason
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
+from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.base import Model
 from bayesgeom.models.recording import bytes_per_sequence, recording_bytes
-from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights
+from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, statistic_interval
 from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.stats.intervals import Interval, Scale
 from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
-from bayesgeom.stats.overlap import chance_overlap, overlap_rows
+from bayesgeom.stats.overlap import chance_overlap, mean_overlap_interval, overlap_rows
 from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.stats.reduction import TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.jacobian import N_SEQUENCES
+from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
+from bayesgeom.subspaces.fits import frame
+from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 ROWS, MAX_POINTS, MAX_PAIRS = 1 + MAX_GROUPS, 3_072, 128
@@ -39,7 +47,9 @@ N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
 ABOVE_GAUSSIAN = 1.25  # a share of PC1 below this multiple of that of Gaussian points has no interval
 PATTERN_BYTES = 64 * 2**20  # limit for the stored attention of the last snapshot
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
-_SHOWN = 9  # branch of the seed
+N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
+MAX_RANK = 8  # number of leading directions of the Jacobian
+_DRAWS, _JACOBIAN, _SHOWN = 7, 8, 9  # branches of the seed
 Arrays = Mapping[str, np.ndarray]
 BY_LAYER = (
     "pattern_distance_bits",
@@ -92,7 +102,7 @@ class Bench:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class LastSnapshot:
     """Attention patterns and principal axes of the values of the last snapshot."""
 
     patterns: Float[Tensor, "layer batch head query_pos key_pos"] | None
@@ -101,7 +111,7 @@ class Reference:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class SnapshotNumbers:
     """Numbers of one snapshot by name; `missing` states why a number is NaN."""
 
     numbers: Arrays
@@ -145,7 +155,7 @@ def _bytes_recorded(model: Model, task: WindTunnel) -> int:
     return max(1, bytes_per_sequence(model.spec, layers, task.sample(1, seed=0)))
 
 
-def reference_of(bench: Bench, run: Run) -> Reference:
+def reference_of(bench: Bench, run: Run) -> LastSnapshot:
     """Return the reference for the other snapshots from a pass of the last one."""
     patterns = None
     if PATTERN in run.recorded:
@@ -156,21 +166,21 @@ def reference_of(bench: Bench, run: Run) -> Reference:
     axes = cloud_statistics(points.flatten(0, 1), _scale(run, bench, len(points))).axes[:, :2].cpu()
     first = (points.flatten(0, 1).double().cpu() @ axes)[:, 0].numpy()
     turn = np.array([np.sign(np.dot(first - first.mean(), entropy.ravel())) or 1.0, 1.0])[: axes.shape[1]]
-    return Reference(patterns=patterns, axes=axes * torch.from_numpy(turn))
+    return LastSnapshot(patterns=patterns, axes=axes * torch.from_numpy(turn))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SnapshotPass:
     """A snapshot with its pass, and the reference for comparison."""
 
     model: Model
     bench: Bench
     run: Run
-    reference: Reference
+    reference: LastSnapshot
 
 
-def measured(at: Setting) -> Measured:
+def measured(at: SnapshotPass) -> SnapshotNumbers:
     """Return every measurement that this architecture supports."""
     n_layers = at.model.spec.n_layers
     numbers: dict[str, np.ndarray] = {name: np.full((ROWS, n_layers), np.nan) for name in BY_LAYER}
@@ -183,10 +193,10 @@ def measured(at: Setting) -> Measured:
             missing[title] = str(reason)
         else:
             numbers |= {name: _padded(own) if name in numbers else own for name, own in found.items()}
-    return Measured(numbers=numbers, missing=missing)
+    return SnapshotNumbers(numbers=numbers, missing=missing)
 
 
-def _calibration(at: Setting) -> Arrays:
+def _calibration(at: SnapshotPass) -> Arrays:
     own, weights = at.run.behavior, jackknife_weights(at.run.n)
     error = np.abs(np.subtract(own.model_entropy_bits, own.exact_entropy_bits, dtype=np.float64))
     kl = own.kl_bits.mean(axis=1, dtype=np.float64)
@@ -198,7 +208,7 @@ def _calibration(at: Setting) -> Arrays:
     }
 
 
-def _patterns(at: Setting) -> Arrays:
+def _patterns(at: SnapshotPass) -> Arrays:
     at.model.require((PATTERN,), by="pattern distance")
     assert at.reference.patterns is not None, "all snapshots are of one architecture"
     n = at.reference.patterns.shape[1]
@@ -209,7 +219,7 @@ def _patterns(at: Setting) -> Arrays:
     return {"pattern_distance_bits": rows, "n_patterns": np.array([n])}
 
 
-def _maps(at: Setting) -> Arrays:
+def _maps(at: SnapshotPass) -> Arrays:
     at.model.require((PATTERN,), by="attention maps")
     maps = at.run.at(PATTERN)[:, 0].mean(dim=1)
     if maps.numel() > MAX_MAP:
@@ -220,7 +230,7 @@ def _maps(at: Setting) -> Arrays:
     return {"maps": maps.double().cpu().numpy()}
 
 
-def _keys(at: Setting) -> Arrays:
+def _keys(at: SnapshotPass) -> Arrays:
     """Return the mean |cosine| between the keys of hypothesis tokens, mean over key heads."""
     at.model.require((K,), by="key overlap")
     sets = at.run.trials.token_sets
@@ -250,7 +260,7 @@ def _frames(
         yield of_tokens.means(part).transpose(1, 2)
 
 
-def _manifold(at: Setting) -> Arrays:
+def _manifold(at: SnapshotPass) -> Arrays:
     """Return the shape of the last layer's values (or residual stream), and points on the last snapshot's axes."""
     points, entropy = _cloud(at.run)
     statistics = cloud_statistics(points.flatten(0, 1), _scale(at.run, at.bench, len(points)))
@@ -281,7 +291,7 @@ def _first_share(
     return rows if rows[0] > least else _alone(float(rows[0]))
 
 
-def _belief(at: Setting) -> Arrays:
+def _belief(at: SnapshotPass) -> Arrays:
     """Return held-out R² of a linear map from the last layer's residual stream to the exact belief."""
     at.model.require((RESID_POST,), by="the belief read-out")
     points = at.run.at(RESID_POST)[-1][: _n_points(at.run)]
@@ -298,8 +308,8 @@ def _belief(at: Setting) -> Arrays:
     }
 
 
-def _frame(at: Setting) -> Arrays:
-    frame = Frame.of(at.model, at.bench.task, at.run, n=min(at.bench.n, MAX_PAIRS), seed=at.bench.seed)
+def _frame(at: SnapshotPass) -> Arrays:
+    frame = KeyFrame.of(at.model, at.bench.task, at.run, n=min(at.bench.n, MAX_PAIRS), seed=at.bench.seed)
     found = frame.answer_shifts()
     by_pair = found.pop("answer_shift_bits")
     alone = {name: _alone(values) for name, values in (found | {"frame_ratio": frame.ratios(at.run)}).items()}
@@ -307,7 +317,7 @@ def _frame(at: Setting) -> Arrays:
     return {"answer_shift_bits": jackknife_weights(len(by_pair)) @ by_pair, **alone, **counts}
 
 
-PARTS: Mapping[str, Callable[[Setting], Arrays]] = {
+PARTS: Mapping[str, Callable[[SnapshotPass], Arrays]] = {
     "calibration": _calibration,
     "attention-pattern distance": _patterns,
     "attention maps": _maps,
@@ -344,3 +354,106 @@ def _scale(run: Run, bench: Bench, n: int) -> EntropyScale:
     return shuffled_scale(
         run.reference_entropy_bits()[:n].round(9), level, shuffles=N_SHUFFLES, seed=derived_seed(bench.seed, _SHOWN)
     )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class KeyFrame:
+    """The key frame in every layer, the swap that edits it, and whether the answer depends on it.
+
+    answer shift = KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, with the donor's component swapped in
+    frame ratio = ‖P_J P_F‖² / min(r, rank F), divided by its value for a random J; J: the top-r Jacobian directions
+
+    References: the J-lens note of Agarwal, Dalal & Misra's repository (both).
+    """
+
+    model: Model
+    swap: Intervention
+    subspaces: dict[int, Subspace]
+
+    @classmethod
+    def of(cls, model: Model, task: WindTunnel, run: Run, *, n: int, seed: int) -> "KeyFrame":
+        """Return the span of the hypothesis tokens' embeddings at `resid_pre` of every layer.
+
+        Raises:
+            InvalidArgument: As in `intervene`, before anything runs.
+        """
+        place = InterventionSite(RESID_PRE)
+        swap = Intervention.of(model, task, frame(), design=Design("swap"), place=place, n=n, seed=seed)
+        sample = Sample(model=model, run=run, place=place, seed=seed)
+        return cls(model=model, swap=swap, subspaces=swap.fit.fitted(sample, swap.layers))
+
+    def answer_shifts(self) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Return the answer shift per pair and layer, and per layer those of the ceiling and of random subspaces."""
+        chosen = {layer: self._edits(layer) for layer in self.swap.layers}
+        swapped = self._scored({layer: edits[:2] for layer, edits in chosen.items()}, self.swap.n)
+        random = self._scored({layer: edits[2:] for layer, edits in chosen.items()}, min(self.swap.n, N_RANDOM_PAIRS))
+        return {
+            "answer_shift_bits": swapped[:, :, 0],
+            "whole_answer_shift_bits": swapped[:, :, 1].mean(axis=0),
+            "random_answer_shift_bits": random.mean(axis=(0, 2)),
+        }
+
+    def ratios(self, run: Run) -> Float64[np.ndarray, " layer"]:
+        """Return the overlap of the directions on which answers depend with the frame, over chance; 1 is chance."""
+        layers, seed = self.swap.layers, derived_seed(self.swap.seed, _JACOBIAN)
+        grams = jacobian_grams(self.model, run.trials, RESID_PRE, layers, seed=seed)
+        return np.array([_overlap(grams[layer].cpu(), self.subspaces[layer].basis.cpu()) for layer in layers])
+
+    def _edits(self, layer: int) -> list[Edit]:
+        """Return the swaps of the frame, of the whole activation, and of random subspaces."""
+        own = self.subspaces[layer]
+        seed = derived_seed(self.swap.seed, _DRAWS, layer)
+        random = random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed)
+        like = next(self.model.module.parameters())
+        conditions: list[Edit] = [
+            InSubspace(
+                site=RESID_PRE, layer=layer, kind="swap", basis=basis.to(like), turn=None, shift=None, name=own.name
+            )
+            for basis in (own.basis, *random)
+        ]
+        return [conditions[0], Replace(site=RESID_PRE, layer=layer, mode="resample"), *conditions[1:]]
+
+    def _scored(self, conditions: dict[int, list[Edit]], n: int) -> Float[np.ndarray, "pair layer condition"]:
+        variants = [(edit,) for edits in conditions.values() for edit in edits]
+        plan = EditPlan(replayer=self.model.replayer(), spec=self.model.spec, means={}, conditions=lambda _: variants)
+        sums = score_pairs(self.swap.pairs(n), plan, n).by_layer(len(conditions)).conditions[..., 0]
+        shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
+        return shift
+
+
+def _overlap(gram: Float64[torch.Tensor, "d d"], frame: Float[torch.Tensor, "d rank"]) -> float:
+    rank = min(MAX_RANK, frame.shape[1])
+    leading = torch.linalg.eigh(gram).eigenvectors[:, -rank:]
+    shared = float((leading.T @ frame.double().to(leading)).square().sum()) / rank
+    return shared / (frame.shape[1] / len(frame))
+
+
+def interval_of(rows: Float[np.ndarray, "row *rest"], *, seed: int, scale: Scale = "plain") -> Interval:
+    """Return the interval of a number; NaN if only the estimate is known.
+
+    Args:
+        rows: As in `SnapshotNumbers`: the estimate, then the same without each group of sequences, then NaN.
+        seed: Seed of the resamples.
+        scale: As in `statistic_interval`.
+    """
+    return statistic_interval(_known(rows), seed=seed, scale=scale)
+
+
+def overlap_interval_of(
+    rows: Float[np.ndarray, "row *rest"], kink: Float[np.ndarray, "*rest"], *, seed: int
+) -> Interval:
+    """Return the interval of a key overlap, from rows and bias of `stats.overlap.overlap_rows`."""
+    return mean_overlap_interval(_known(rows), kink, seed=seed)
+
+
+def _known(rows: Float[np.ndarray, "row *rest"]) -> Float[np.ndarray, "known_row *rest"]:
+    """Return the rows without those that are NaN at the end, at least two."""
+    known = np.isfinite(rows).reshape(len(rows), -1).any(axis=1)
+    return rows[: max(2, int(np.flatnonzero(known).max(initial=0)) + 1)]
+
+
+def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:
+    """Return an estimate over `n` trainings, without an interval for a single one."""
+    reason = Reason.ONE_TRAINING if n < 2 else None
+    return Estimate.of(value, ends, resampled="trainings", n=n, baselines=baselines, reason=reason)

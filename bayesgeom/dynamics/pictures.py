@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.measure import Measured
-from bayesgeom.dynamics.rows import interval_of
-from bayesgeom.dynamics.runs import TrainingRun
+from bayesgeom.dynamics.measure import SnapshotNumbers, interval_of
+from bayesgeom.dynamics.trainings import TrainingRun
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Unit, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -102,7 +101,7 @@ class AttentionMapsReport(Report):
         return map_panels(self.maps, steps, self.shown_layers, self.focus.value)
 
 
-def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> ManifoldFilmReport | None:
+def film(run: TrainingRun, found: Sequence[SnapshotNumbers], *, n: int, seed: int) -> ManifoldFilmReport | None:
     """Return the film of a training; None if its architecture provides no vectors."""
     if "points" not in found[-1].numbers:
         return None
@@ -120,7 +119,9 @@ def film(run: TrainingRun, found: Sequence[Measured], *, n: int, seed: int) -> M
     )
 
 
-def attention_maps(run: TrainingRun, found: Sequence[Measured], at: Sequence[int] | None) -> AttentionMapsReport | None:
+def attention_maps(
+    run: TrainingRun, found: Sequence[SnapshotNumbers], at: Sequence[int] | None
+) -> AttentionMapsReport | None:
     """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
     if "maps" not in found[-1].numbers:
         return None

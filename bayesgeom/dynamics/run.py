@@ -1,5 +1,7 @@
 """`training_dynamics`: run the diagnostics at every snapshot of one training or of several seeds."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,13 +12,22 @@ import torch
 
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.run import ModelSpec, Run
-from bayesgeom.dynamics.cache import SnapshotCache
-from bayesgeom.dynamics.measure import Bench, Measured, Reference, Setting, bench_of, measured, passed, reference_of
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.dynamics.measure import (
+    Bench,
+    LastSnapshot,
+    SnapshotNumbers,
+    SnapshotPass,
+    bench_of,
+    measured,
+    passed,
+    reference_of,
+)
 from bayesgeom.dynamics.pictures import attention_maps, film
-from bayesgeom.dynamics.runs import CACHE, Source, TrainingRun, model_at, runs_of
 from bayesgeom.dynamics.summary import dynamics_report, stacked
+from bayesgeom.dynamics.trainings import CACHE, Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
@@ -25,6 +36,39 @@ from bayesgeom.models.resolve import check_device
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import PARTS
 from bayesgeom.tasks.base import checked_seed, task_from_config
+
+_METHOD = 9  # version of the measurements: increase it when they or their names change
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SnapshotCache:
+    """A cache folder whose file names are hashes of all inputs; without a folder nothing is saved."""
+
+    folder: Path | None
+    settings: Mapping[str, Any]
+
+    def find(self, weights: str, last: str) -> SnapshotNumbers | None:
+        """Return the saved measurements of the snapshot with these weights and last snapshot, or None.
+
+        Raises:
+            OutputFault: The file cannot be read.
+        """
+        if self.folder is None or not (file := self._file(weights, last)).exists():
+            return None
+        found: SnapshotNumbers = read_parcel(file)
+        return found
+
+    def put(self, weights: str, last: str, found: SnapshotNumbers) -> None:
+        """Save the measurements of a snapshot."""
+        if self.folder is not None:
+            write_parcel(self._file(weights, last), found)
+
+    def _file(self, weights: str, last: str) -> Path:
+        assert self.folder is not None, "callers check that there is a folder"
+        decides = json.dumps([_METHOD, weights, last, dict(self.settings)], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
+
 
 N_DEFAULT, N_LEAST = 256, 4
 
@@ -85,7 +129,7 @@ def training_dynamics(
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    bench = bench_of(found[0].blank(), found[0].wind_tunnel(), n=n, seed=checked_seed(seed), budget_bytes=budget)
+    bench = bench_of(found[0].blank(), found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
     progress = None if out is None else Path(out) / PARTS
     return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)
@@ -122,12 +166,12 @@ class _Analysis:
         reports = {own.name: own for own in (curves, *pictures) if own is not None}
         return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance(specs[0]))
 
-    def _cached(self, run: TrainingRun) -> dict[int, Measured]:
+    def _cached(self, run: TrainingRun) -> dict[int, SnapshotNumbers]:
         """Return the saved measurements by index of the snapshot."""
         cache, last = self._cache(run), run.hashes[-1]
         return {index: cached for index, digest in enumerate(run.hashes) if (cached := cache.find(digest, last))}
 
-    def _send(self, batch: Batch, found: list[dict[int, Measured]]) -> None:
+    def _send(self, batch: Batch, found: list[dict[int, SnapshotNumbers]]) -> None:
         """Measure every snapshot that is not in `found`, each by a job, and add it."""
         missing = [
             (run, known, index)
@@ -141,8 +185,8 @@ class _Analysis:
             known[index] = snapshot
 
     def _measured(
-        self, run: TrainingRun, found: dict[int, Measured], shown: Any
-    ) -> tuple[list[Measured], ModelSpec | None]:
+        self, run: TrainingRun, found: dict[int, SnapshotNumbers], shown: Any
+    ) -> tuple[list[SnapshotNumbers], ModelSpec | None]:
         """Measure every snapshot of one training that is not in `found`, starting with the last, the reference.
 
         Returns:
@@ -150,29 +194,25 @@ class _Analysis:
         """
         cache, last, end = self._cache(run), run.hashes[-1], len(run.steps) - 1
         missing = [index for index in range(len(run.steps)) if index not in found]
+
+        def at(index: int, reference: LastSnapshot | None) -> tuple[ModelSpec, LastSnapshot, SnapshotNumbers | None]:
+            model = run.load(index, device=self.device)
+            one = passed(model, self.bench)
+            reference = reference or reference_of(self.bench, one)
+            own = SnapshotPass(model=model, bench=self.bench, run=one, reference=reference)
+            return model.spec, reference, measured(own) if index in missing else None
+
         if not missing:
             return [found[index] for index in range(len(run.steps))], None
         with progress_in(cache.folder):
-            spec, reference, own = self._last(run.load(end, device=self.device), is_wanted=end in missing)
+            spec, reference, numbers = at(end, None)
             for index in reversed(missing):
-                cached = own or self._snapshot(run.load(index, device=self.device), reference)
-                own = None
-                cache.put(run.hashes[index], last, cached)
-                found[index] = cached
+                _, _, numbers = at(index, reference) if index != end else (spec, reference, numbers)
+                assert numbers is not None, "it was missing"
+                cache.put(run.hashes[index], last, numbers)
+                found[index] = numbers
                 shown.update(1)
         return [found[index] for index in range(len(run.steps))], spec
-
-    def _last(self, model: Model, *, is_wanted: bool) -> tuple[ModelSpec, Reference, Measured | None]:
-        """Return the spec and the reference and, if wanted, the measurements of the last snapshot."""
-        one = passed(model, self.bench)
-        reference = reference_of(self.bench, one)
-        return model.spec, reference, self._at(model, one, reference) if is_wanted else None
-
-    def _snapshot(self, model: Model, reference: Reference) -> Measured:
-        return self._at(model, passed(model, self.bench), reference)
-
-    def _at(self, model: Model, run: Run, reference: Reference) -> Measured:
-        return measured(Setting(model=model, bench=self.bench, run=run, reference=reference))
 
     def _cache(self, run: TrainingRun) -> SnapshotCache:
         folder = self.progress if run.folder is None else run.folder / CACHE
@@ -204,16 +244,18 @@ def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job
     return Job(name=f"{run.name} step {run.steps[index]}", function=snapshot_at, arguments=arguments)
 
 
-def snapshot_at(*, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str) -> Measured:
+def snapshot_at(
+    *, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str
+) -> SnapshotNumbers:
     """Do the job of one snapshot."""
     shared = Bench(**{**bench, "task": task_from_config(bench["task"])})
     reference = _reference_at(tuple(last), device, shared)
     model = _model_at(snapshot, device)
-    return measured(Setting(model=model, bench=shared, run=passed(model, shared), reference=reference))
+    return measured(SnapshotPass(model=model, bench=shared, run=passed(model, shared), reference=reference))
 
 
 @lru_cache(maxsize=1)  # a worker measures many snapshots of one training
-def _reference_at(last: tuple[str, ...], device: str, bench: Bench) -> Reference:
+def _reference_at(last: tuple[str, ...], device: str, bench: Bench) -> LastSnapshot:
     return reference_of(bench, passed(_model_at(last, device), bench))
 
 

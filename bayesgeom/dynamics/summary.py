@@ -5,10 +5,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.dynamics.measure import BY_LAYER, SCALARS, Measured
+from bayesgeom.dynamics.measure import (
+    BY_LAYER,
+    SCALARS,
+    SnapshotNumbers,
+    interval_of,
+    over_trainings,
+    overlap_interval_of,
+)
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
-from bayesgeom.dynamics.rows import interval_of, over_trainings, overlap_interval_of
-from bayesgeom.dynamics.runs import TrainingRun
+from bayesgeom.dynamics.trainings import TrainingRun
 from bayesgeom.report.estimate import Baseline, Estimate, Kind, with_ceiling, with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
@@ -16,7 +22,7 @@ from bayesgeom.stats.intervals import Scale
 Stacked = Mapping[str, Float[np.ndarray, "run step row *layer"]]
 
 
-def stacked(found: Sequence[Sequence[Measured]]) -> Stacked:
+def stacked(found: Sequence[Sequence[SnapshotNumbers]]) -> Stacked:
     """Return the numbers of all trainings and snapshots under their names."""
     names = (*BY_LAYER, *SCALARS)
     return {name: np.stack([np.stack([own.numbers[name] for own in run]) for run in found]) for name in names}

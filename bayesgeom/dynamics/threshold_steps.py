@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 NEARBY = 0.1  # share of the first distance
 Steps = Sequence[int]
@@ -44,16 +44,11 @@ def stable(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:
         >>> stable((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]))
         ThresholdStep(step=40.0, before=20.0)
     """
-    found = _after(steps, np.flatnonzero(~(distance[:-1] <= NEARBY * distance[0])))
-    return ThresholdStep(step=float("nan"), before=found.before) if found.step == steps[-1] else found
-
-
-def _after(steps: Steps, outside: Int[np.ndarray, " far"]) -> ThresholdStep:
-    """Return the snapshot after the last one of these indices; `NEVER` if there are none."""
-    if len(outside) == 0:
+    far = np.flatnonzero(~(distance[:-1] <= NEARBY * distance[0]))
+    if len(far) == 0:
         return NEVER
-    at = int(outside[-1])
-    return ThresholdStep(step=float(steps[at + 1]), before=float(max(steps[at], 1)))
+    step, before = steps[far[-1] + 1], max(steps[far[-1]], 1)
+    return ThresholdStep(step=float("nan") if step == steps[-1] else float(step), before=float(before))
 
 
 def times_later(later: ThresholdStep, earlier: ThresholdStep) -> tuple[float, float, float]:

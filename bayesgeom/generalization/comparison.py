@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, ParamSpec, TypeVar, final
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
@@ -367,12 +367,8 @@ def _sequences(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 def _check_equal(name: str, values: Sequence[object], *, advice: str) -> None:
     for at, own in enumerate(values):
         if own != values[0]:
-            _refuse(name, (values[0], own), at, advice)
-
-
-def _refuse(name: str, both: tuple[object, object], at: int, advice: str) -> NoReturn:
-    a, b = (shown(own) if isinstance(own, list | dict) else own for own in both)
-    raise InvalidArgument(f"they differ in {name}: A has {a}, {_letter(at)} has {b}. {advice}")
+            a, b = (shown(side) if isinstance(side, list | dict) else side for side in (values[0], own))
+            raise InvalidArgument(f"they differ in {name}: A has {a}, {_letter(at)} has {b}. {advice}")
 
 
 def _letter(at: int) -> str:

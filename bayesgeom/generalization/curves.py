@@ -1,6 +1,6 @@
-"""Errors position by position, and the discontinuity at the training length.
+"""Curves over positions: errors, the discontinuity at the training length, and the convergence of a posterior.
 
-All functions take per-sequence errors, so whole sequences are resampled and intervals are paired.
+All functions on errors take those of single sequences, so whole sequences are resampled and intervals are paired.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from bayesgeom.stats.memory import EffectiveMemory, WindowScores, effective_memo
 from bayesgeom.stats.observers import STARTS
 
 LARGEST_WITHIN = "largest within the training length"
+LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged
 N_TREND = 5  # positions to which the trend before the discontinuity is fitted
 _WORST = 1e6  # bits, replaces infinite values
 _PLACES = 4_096  # positions resampled at once, so that memory does not grow with the length
@@ -209,3 +210,31 @@ def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " 
 def _entropy_error(behavior: Behavior) -> Float[np.ndarray, "sequence position"]:
     error: np.ndarray = np.abs(behavior.model_entropy_bits.astype(np.float64) - behavior.exact_entropy_bits)
     return error
+
+
+def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:
+    """Return the floor: mean entropy over the last quarter of the positions."""
+    return float(entropies_bits[:, -_n_last(entropies_bits.shape[1]) :].mean())
+
+
+def tokens_to_converge(
+    entropies_bits: Float[np.ndarray, "sequence position"], threshold_bits: float, *, seed: int
+) -> Estimate:
+    """Return the first scored position, counted from 1, at which mean entropy is within the threshold of its floor.
+
+    Infinite if there is no such position. The interval runs from the first position that may be as near to the first
+    that certainly is, by the intervals of the mean differences from the floor: see `curves.first_place`.
+    """
+    n_positions, values = entropies_bits.shape[1], entropies_bits.astype(np.float64)
+    mean = values.mean(axis=0)
+    is_there = np.abs(mean - mean[-_n_last(n_positions) :].mean()) <= threshold_bits
+    away = mean_along(values - values[:, -_n_last(n_positions) :].mean(axis=1, keepdims=True), seed=seed)
+    low, high = away.ends
+    may_be = is_there | np.isnan(low) | ((low <= threshold_bits) & (high >= -threshold_bits))
+    is_certain = is_there & (low >= -threshold_bits) & (high <= threshold_bits)
+    at = np.arange(1, n_positions + 1)
+    return first_place(at, is_there, may_be, is_certain, np.isfinite(low), n=len(values))
+
+
+def _n_last(n_positions: int) -> int:
+    return max(1, round(LAST_SHARE * n_positions))

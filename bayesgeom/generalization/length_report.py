@@ -12,7 +12,7 @@ from bayesgeom.core.columns import fitted
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.generalization.depth import EARLIER
+from bayesgeom.generalization.model_errors import EARLIER
 from bayesgeom.report.estimate import Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

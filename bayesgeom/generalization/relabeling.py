@@ -96,6 +96,7 @@ class Renaming:
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()
         stuck = predicted_behavior(after.trials, given)
+        entropies_bits = before.behavior.exact_entropy_bits[: len(given)]
         report = relabeling_report(
             _scored(before, given),
             _scored(after, _with_first_names(after.log_answers.exp(), names)),
@@ -104,22 +105,21 @@ class Renaming:
                 entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
                 answers=_with_first_names(given, names).cpu().numpy(),
             ),
-            uniform_kl_bits=_uniform_kl_bits(before, given),
+            uniform_kl_bits=float(np.log2(given.shape[-1]) - entropies_bits.mean(dtype=np.float64)),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(report, provenance(self.model, self.task, {"n": self.n, "seed": self.seed}))
 
     def _pass(self, *, is_renamed: bool) -> Run:
         """Run one pass that keeps the answers of every sequence and no activations."""
-        blocks = self._renamed() if is_renamed else self._blocks()
+        blocks = self._blocks()
+        if is_renamed:
+            numbered = enumerate(blocks)
+            blocks = (self.task.relabeled(block, self._names(len(block), number)) for number, block in numbered)
         return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, Branch.RESAMPLING))
 
     def _blocks(self) -> Iterator[Trials]:
         return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
-
-    def _renamed(self) -> Iterator[Trials]:
-        for number, block in enumerate(self._blocks()):
-            yield self.task.relabeled(block, self._names(len(block), number))
 
     def _names(self, n: int, block: int) -> Int64[Tensor, "batch name"]:
         """Return a different renaming for every sequence."""
@@ -135,12 +135,6 @@ def _scored(run: Run, answers: Tensor) -> Scored:
         entropy_error_bits=np.abs(own.model_entropy_bits[first].astype(np.float64) - own.exact_entropy_bits[first]),
         answers=answers.cpu().numpy(),
     )
-
-
-def _uniform_kl_bits(run: Run, answers: Tensor) -> float:
-    """Return the KL of a uniform prediction: log2 of the number of answers minus the mean exact entropy."""
-    entropies_bits = run.behavior.exact_entropy_bits[: len(answers)]
-    return float(np.log2(answers.shape[-1]) - entropies_bits.mean(dtype=np.float64))
 
 
 def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:

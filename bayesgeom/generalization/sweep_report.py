@@ -11,8 +11,7 @@ from bayesgeom.core.columns import fitted
 from bayesgeom.core.run import Behavior
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
-from bayesgeom.generalization.curves import strongest
+from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

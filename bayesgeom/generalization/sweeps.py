@@ -1,20 +1,21 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
 
 from bayesgeom.core.arguments import check_fields, checked
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Behavior
+from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
-from bayesgeom.generalization.vocabulary import Vocabulary
 from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
@@ -26,6 +27,7 @@ from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, der
 
 Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
+_NAMED = 6  # missing tokens that an error lists
 
 
 @checked("task", "model")
@@ -66,36 +68,12 @@ def sweep(
         >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
         8
     """
-    sent = None
-    if executor is not None:
-        sent = _Sent(batch=Batch.of(executor), model=None if model is None else name_of(model))
+    batch = None if executor is None else Batch.of(executor)
+    name = None if executor is None or model is None else name_of(model)
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
+    sent = None if batch is None else (batch, name)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """Where values are computed, and the name under which workers load the model."""
-
-    batch: Batch
-    model: str | None
-
-    def values(
-        self, labels: Sequence[str], tasks: Sequence[WindTunnel], weights: str, *, n: int, seed: int
-    ) -> list[Value]:
-        """Every value, a job each."""
-        shared = {"model": self.model, "weights": weights, "n": n, "seed": seed}
-        jobs = [
-            Job(
-                name=label,
-                function=value_at,
-                arguments={"label": label, "task": task.config(), **shared},
-            )
-            for label, task in zip(labels, tasks, strict=True)
-        ]
-        return self.batch.results(jobs, desc="values")
 
 
 def value_at(*, label: str, task: Mapping[str, Any], model: str | None, weights: str, n: int, seed: int) -> Value:
@@ -113,7 +91,7 @@ def _swept(
     n: int,
     seed: int,
     threshold_bits: float,
-    executor: _Sent | None,
+    executor: tuple[Batch, str | None] | None,
 ) -> SweepReport:
     """Return the report with its provenance; check everything before anything runs."""
     if n < 2 or not threshold_bits > 0:
@@ -124,8 +102,13 @@ def _swept(
     if executor is None:
         found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
     else:
+        batch, name = executor  # the name under which workers load the model
         weights = "" if model is None else model.spec.weights_hash
-        found = executor.values(labels, tasks, weights, n=n, seed=seed)
+        jobs = []
+        for label, own in zip(labels, tasks, strict=True):
+            sent = {"label": label, "task": own.config(), "model": name, "weights": weights, "n": n, "seed": seed}
+            jobs.append(Job(name=label, function=value_at, arguments=sent))
+        found = batch.results(jobs, desc="values")
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
             f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {found[0].note} "
@@ -146,13 +129,27 @@ def _swept(
 
 
 def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:
-    """Measure one value of the parameter; `note` states why a model could not be run."""
-    if model is None:
-        return _exact(label, task, n=n, seed=seed)
-    try:
-        return _measured(label, task, model, n=n, seed=seed)
-    except TaskMismatch as reason:
-        return _exact(label, task, n=n, seed=seed, note=str(reason))
+    """Measure one value of the parameter: without a model, or where it cannot be run (`note`), the exact posterior."""
+    note = ""
+    if model is not None:
+        try:
+            return _measured(label, task, model, n=n, seed=seed)
+        except TaskMismatch as reason:
+            note = str(reason)
+    log = BehaviorLog()
+    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
+        certain = block.at_scored(block.predictive)
+        log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
+    exact: Behavior
+    exact, _, predictors = log.finished()
+    return Value(
+        label=label,
+        note=note,
+        exact_entropy_bits=exact.exact_entropy_bits,
+        own=None,
+        predictors=predictors,
+        wider=_wider(log.windows(), None, seed=seed),
+    )
 
 
 def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
@@ -171,24 +168,6 @@ def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) 
         own=run.behavior,
         predictors=run.baseline_behaviors,
         wider=_wider(run.windows, run.behavior.kl_bits, seed=run.seed),
-    )
-
-
-def _exact(label: str, task: WindTunnel, *, n: int, seed: int, note: str = "") -> Value:
-    """Measure the exact posterior and the shortcut predictors alone."""
-    log = BehaviorLog()
-    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
-        exact = block.at_scored(block.predictive)
-        log.add(block, exact.log(), torch.zeros_like(exact[..., 0]), task.baseline_predictives(block))
-    exactly: Behavior
-    exactly, _, predictors = log.finished()
-    return Value(
-        label=label,
-        note=note,
-        exact_entropy_bits=exactly.exact_entropy_bits,
-        own=None,
-        predictors=predictors,
-        wider=_wider(log.windows(), None, seed=seed),
     )
 
 
@@ -259,3 +238,57 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
     if not task.has_posterior:
         raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
     return task
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Map between the ids of two tasks: `there` to the known ids, `back` from them; −1 where there is none.
+
+    An HMM with a higher floor has fewer probability tokens, and so other ids for the same symbols. Token labels are
+    unique in a task, so ids can be mapped by label to the vocabulary on which a model was trained.
+    """
+
+    there: Int64[Tensor, " id"]
+    back: Int64[Tensor, " known"]
+
+    @classmethod
+    def between(cls, task: WindTunnel, known: WindTunnel) -> "Vocabulary":
+        """Return the map from the ids of `task` to those of `known`.
+
+        Raises:
+            TaskMismatch: `known` lacks tokens of `task`.
+        """
+        own, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
+        if missing := [label for label in own if label not in places]:
+            shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+            raise TaskMismatch(f"{task} uses tokens that {known} lacks: {shown}.")
+        there = torch.tensor([places[label] for label in own])
+        back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(own)))
+        return cls(there=there, back=back)
+
+    def rendered(self, trials: Trials) -> Trials:
+        """Return trials of the task in known ids."""
+        return _mapped(trials, self.there)
+
+    def read(self, trials: Trials) -> Trials:
+        """Return trials in known ids in the ids of the task, the inverse of `rendered`."""
+        return _mapped(trials, self.back)
+
+    def baselines(
+        self, task: WindTunnel
+    ) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
+        """Return the task's shortcut predictors, for trials in known ids."""
+        return lambda trials: task.baseline_predictives(self.read(trials))
+
+
+def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
+    to = to.to(trials.tokens.device)
+    is_labeled = trials.labels != NO_LABEL
+    return replace(
+        trials,
+        tokens=to[trials.tokens],
+        answers=to[trials.answers],
+        labels=torch.where(is_labeled, to[trials.labels * is_labeled], NO_LABEL),
+        token_sets={name: to[members] for name, members in trials.token_sets.items()},
+    )

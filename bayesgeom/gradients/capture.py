@@ -1,5 +1,6 @@
 """One forward and one backward pass: all activations and gradients that the gradient laws relate, in every layer."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, final
@@ -10,12 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.hooks import Hook, hooked
 from bayesgeom.core.trials import Trials
 from bayesgeom.gradients.attention_laws import agreement, value_gradient
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.proof import per_query_head
 from bayesgeom.models.base import Model
+from bayesgeom.models.native.transformer import Transformer
 
 Targets = Literal["sampled", "exact"]
 SITES = (s.Q_ROT, s.K_ROT, s.V, s.Z)
@@ -111,7 +114,9 @@ def _layer(
     by_q, by_k, by_v, u = (rearrange(by[site.name, layer], "b p h d -> b h p d") for site in SITES)
     pattern = stored.get(("pattern", layer))
     if pattern is None:
-        pattern = _causal_softmax(q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale)
+        scores = q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale
+        is_hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        pattern = scores.masked_fill(is_hidden, -torch.inf).softmax(dim=-1)
     return LayerGradients(
         queries=q,
         keys=k,
@@ -153,6 +158,36 @@ def _value_matrix(model: Model, layer: int) -> nn.Linear | None:
     return next((part for name, part in named if name.endswith(ends) and isinstance(part, nn.Linear)), None)
 
 
-def _causal_softmax(scores: PerHead) -> PerHead:
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+def in_float64(model: Model) -> Model:
+    """Return a copy of the model in float64 and evaluation mode, with gradients enabled.
+
+    A Hugging Face model's eager attention always computes its softmax in float32, so the copy uses the fused kernel,
+    which does not.
+
+    Raises:
+        InvalidArgument: The model is a transformer-lens model.
+    """
+    if isinstance(model, HookedModel):
+        module = copy.deepcopy(model.module)
+        assert isinstance(module, Transformer), "HookedModel wraps a Transformer"
+        wide = module.double().requires_grad_(True).eval()
+        return HookedModel(wide, name=model.spec.name, task=model.task, digest=model.spec.weights_hash)
+    if type(model).__name__ == "HFModel":
+        return _huggingface(model)
+    raise InvalidArgument(
+        f"the gradient laws are checked on a copy in float64, which is not supported for {model.spec.name} "
+        f"({model.spec.architecture}): load it as a Hugging Face model instead."
+    )
+
+
+def _huggingface(model: Model) -> Model:
+    from transformers import PreTrainedModel
+
+    from bayesgeom.models.huggingface.model import HFModel
+
+    hf = copy.deepcopy(model.module)
+    assert isinstance(hf, PreTrainedModel), "HFModel wraps a PreTrainedModel"
+    wide: nn.Module = hf
+    wide.double().requires_grad_(True).eval()
+    hf.set_attn_implementation("sdpa")
+    return HFModel(hf, name=model.spec.name, tokenizer=model.tokenizer, task=model.task, digest=model.spec.weights_hash)

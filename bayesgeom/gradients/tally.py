@@ -1,7 +1,7 @@
-"""Per-head statistics of attention and advantage, summed batch by batch, one row per sequence.
+"""What is computed of one layer: statistics of attention and advantage, and the deviation of each law from autograd.
 
-Correlations are computed within one query's row: rows differ in the size of their gradients, and within a row the
-attention-weighted mean advantage is zero by construction.
+Statistics are summed batch by batch, with one row per sequence. Correlations are computed within one query's row: rows
+differ in the size of their gradients, and within a row the attention-weighted mean advantage is zero by construction.
 """
 
 from collections.abc import Sequence
@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.run import at_scored
 from bayesgeom.core.sites import PATTERN
 from bayesgeom.core.trials import Trials
-from bayesgeom.gradients.attention_laws import advantage, routing_gradient
+from bayesgeom.gradients.attention_laws import advantage, key_gradient, query_gradient, routing_gradient
 from bayesgeom.gradients.capture import LayerGradients
 
 OTHER = "another sequence's advantage"  # the baseline of every correlation
 FEWEST = 3  # visible keys below which a row's correlation is meaningless
 BIN_EDGES = tuple(float(k) for k in range(-7, 5))  # log2 of attention over uniform attention
 N_BINS = len(BIN_EDGES) + 1
+IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 PerSequence = Float64[Tensor, "batch head"]
 AtScored = Float[Tensor, "batch head query_pos key_pos"]
 
@@ -70,15 +72,9 @@ def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
 
 def together(batches: Sequence[LayerTally]) -> LayerTally:
     """Return the tally of several batches of one layer."""
-    return LayerTally(
-        correlation=torch.cat([batch.correlation for batch in batches]),
-        other_correlation=torch.cat([batch.other_correlation for batch in batches]),
-        routing_norm=torch.cat([batch.routing_norm for batch in batches]),
-        value_norm=torch.cat([batch.value_norm for batch in batches]),
-        value_elasticity=torch.cat([batch.value_elasticity for batch in batches]),
-        maps=torch.stack([batch.maps for batch in batches]).sum(dim=0),
-        binned=torch.stack([batch.binned for batch in batches]).sum(dim=0),
-    )
+    parts = {name: [vars(batch)[name] for batch in batches] for name in vars(batches[0])}
+    sums = {name: torch.stack(parts.pop(name)).sum(dim=0) for name in ("maps", "binned")}
+    return LayerTally(**{name: torch.cat(own) for name, own in parts.items()}, **sums)
 
 
 def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:
@@ -113,3 +109,36 @@ def _binned(
         found[0, head].index_add_(0, where, relative[:, head][here])
         found[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
     return found
+
+
+def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "law 2"]:
+    """Return the largest difference and the largest autograd entry per law; NaN if it cannot be tested.
+
+    "mixing" is the premise, pattern · values = z; "scores" and "values" are the two laws; the others apply the chain
+    rule to queries, keys and W_V.
+    """
+    by_score = routing_gradient(layer.pattern, layer.agreement)
+    keys = layer.of_query_heads(layer.keys)
+    pairs: dict[str, tuple[Tensor, Tensor | None]] = {
+        "mixing": (layer.pattern @ layer.of_query_heads(layer.values), layer.mixed),
+        "scores": (by_score, layer.by_score),
+        "values": (layer.value_update(), layer.by_value),
+        "queries": (query_gradient(by_score, keys, score_scale), layer.by_query),
+        "keys": (layer.of_kv_heads(key_gradient(by_score, layer.queries, score_scale)), layer.by_key),
+        "value matrix": (_by_value_matrix(layer), layer.by_value_matrix),
+    }
+    return torch.stack([_error(*pairs[name]) for name in IDENTITIES])
+
+
+def _by_value_matrix(layer: LayerGradients) -> Float[Tensor, "kd d_model"]:
+    """Return ∂L/∂W_V = Σ_j (∂L/∂v_j) x_jᵀ, over all sequences."""
+    if layer.value_inputs is None:
+        return layer.values.new_zeros(1, 1)
+    pulled = rearrange(layer.value_update(), "b kv p d -> b p (kv d)")
+    return einsum(pulled, layer.value_inputs, "b p kd, b p m -> kd m")
+
+
+def _error(law: Tensor, autograd: Tensor | None) -> Float64[Tensor, " 2"]:
+    if autograd is None:
+        return torch.full((2,), torch.nan, dtype=torch.float64)
+    return torch.stack([(law - autograd).abs().max(), autograd.abs().max()]).double().cpu()

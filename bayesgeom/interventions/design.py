@@ -1,12 +1,22 @@
-"""The design of an intervention: the kind of edit, the donors, and the number of controls."""
+"""The design of an intervention: the kind of edit, donors and controls, edited positions, and each layer's edits."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
 from bayesgeom.core.arguments import check_types
-from bayesgeom.core.edits import SUBSPACE_KINDS, SubspaceKind
+from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, InSubspace, Replace, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import Site
+from bayesgeom.core.trials import Trials
 from bayesgeom.report.tables import MOST
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Subspace
 
 Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")
@@ -63,3 +73,130 @@ class Design:
     def of(cls, kind: "SubspaceKind | Design") -> "Design":
         """Return a design of this kind with all other values at their defaults."""
         return kind if isinstance(kind, Design) else cls(kind)
+
+
+LEAST_SCORED = 5  # for editing at one position and scoring at later ones
+_QUARTERS = (1, 2, 3)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """Edited positions: all or the scored ones; with `score_after` one, and only later positions are scored.
+
+    With `score_after`, batches take turns to edit the scored position at one, two and three quarters of the sequence.
+    """
+
+    are_scored: bool
+    score_after: bool = False
+
+    @property
+    def label(self) -> str:
+        """Label in reports."""
+        if self.score_after:
+            return "one scored position, scored at later ones"
+        return "scored positions" if self.are_scored else "all positions"
+
+    def check(self, trials: Trials) -> None:
+        """Check that enough positions are scored.
+
+        Raises:
+            InvalidArgument: `score_after` is set and fewer than `LEAST_SCORED` positions are scored.
+        """
+        if self.score_after and trials.n_scored < LEAST_SCORED:
+            raise InvalidArgument(
+                f"score_after edits one scored position and scores later ones, so the task must have at least "
+                f"{LEAST_SCORED} scored positions; this one has {trials.n_scored}."
+            )
+
+    def bands(self, n_scored: int) -> tuple[str, ...]:
+        """Return the names of the bands of positions over which scores are averaged, all positions first."""
+        if self.score_after:
+            return ("all later", "next scored", "second next")
+        return ("all", "first third", "middle third", "last third")[: 4 if n_scored >= 3 else 1]
+
+    def mask(self, trials: Trials, batch: int) -> Bool[Tensor, " pos"] | None:
+        """Return the positions to edit in this batch; None means all."""
+        if not self.are_scored and not self.score_after:
+            return None
+        mask: Tensor = trials.scored[0].clone()
+        if self.score_after:
+            chosen = mask.nonzero()[_index(trials.n_scored, batch), 0]
+            mask = torch.zeros_like(mask)
+            mask[chosen] = True
+        return mask
+
+    def weights(self, n_scored: int, batch: int) -> Float64[np.ndarray, "position band"]:
+        """Return the weights that average over each band."""
+        if self.score_after:
+            at = _index(n_scored, batch)
+            members = [np.arange(at + 1, n_scored), np.array([at + 1]), np.array([at + 2])]
+        else:
+            thirds = np.array_split(np.arange(n_scored), 3) if n_scored >= 3 else []
+            members = [np.arange(n_scored), *thirds]
+        weights = np.zeros((n_scored, len(members)))
+        for band, positions in enumerate(members):
+            weights[positions, band] = 1 / len(positions)
+        return weights
+
+
+def _index(n_scored: int, batch: int) -> int:
+    """Return the index of the scored position to edit in this batch; at least two scored positions follow it."""
+    quarter = _QUARTERS[batch % len(_QUARTERS)]
+    return min(quarter * (n_scored - 1) // 4, n_scored - 3)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LayerEdits:
+    """The edits of one kind in one layer; `like` gives device and precision, `points` the spread of coordinates."""
+
+    site: Site
+    layer: int
+    kind: SubspaceKind
+    like: Tensor
+    points: Float64[Tensor, "point d"]
+    seed: int
+
+    def own(self, subspace: Subspace) -> Edit:
+        """Return the edit of the subspace; "add" shifts each coordinate by one standard deviation."""
+        return self._edit(subspace, self._spread(subspace.reads))
+
+    def ceiling(self) -> Edit:
+        """Return the edit of the whole activation: replaced by the donor's under a swap, else by its mean."""
+        return Replace(site=self.site, layer=self.layer, mode="resample" if self.kind == "swap" else "mean")
+
+    def controls(self, bases: Iterable[Float64[Tensor, "d _"]], like_own: Subspace | None = None) -> list[Edit]:
+        """Return the edits of control subspaces; "add" shifts them as `like_own` if given, else by their own spread."""
+        of_own = None if like_own is None else like_own.reads
+        return [
+            self._edit(Subspace("a random subspace", basis), self._spread(basis if of_own is None else of_own))
+            for basis in bases
+        ]
+
+    def filling(self, bases: Sequence[Float64[Tensor, "d _"]], n: int) -> list[Edit]:
+        """Return the edits of `n` controls: a single one fills the conditions of all, and verdicts count it once."""
+        return self.controls(bases) * (n // len(bases))
+
+    def _edit(self, subspace: Subspace, shift: Float[Tensor, " r"] | None) -> Edit:
+        return InSubspace(
+            site=self.site,
+            layer=self.layer,
+            kind=self.kind,
+            basis=subspace.basis.to(self.like),
+            dual=None if subspace.dual is None else subspace.dual.to(self.like),
+            turn=self._turn(subspace.rank) if self.kind == "rotate" else None,
+            shift=shift,
+            name=subspace.name,
+        )
+
+    def _spread(self, reads: Float[Tensor, "d r"]) -> Float[Tensor, " r"] | None:
+        """Return one standard deviation of each coordinate for "add", else None."""
+        if self.kind != "add":
+            return None
+        return (self.points @ reads.to(self.points)).std(dim=0).to(self.like)
+
+    def _turn(self, rank: int) -> Float[Tensor, "rank rank"]:
+        """Return a random rotation of the coordinates; a single coordinate is negated."""
+        turn = -torch.ones(1, 1) if rank == 1 else random_subspaces(rank, rank, draws=1, seed=self.seed)[0]
+        return turn.to(self.like)

@@ -1,37 +1,40 @@
-"""The engine: score every pair of sequences under every condition, batch by batch, and store sums per unit.
+"""The one path of edited passes: score sequences, or pairs, under conditions, and store sums per unit.
 
-A condition is one edit of one layer: the subspace, the ceiling (the whole activation), or a control subspace.
-It may be scored a second time without its direct path: the change that the edit made to the residual stream is
-subtracted before the final norm, so only the effect through later blocks remains. A unit is a run of consecutive
-pairs; units are independent, so resampling units is equivalent to resampling pairs.
+A condition is a tuple of edits that act in the same pass, in one layer or in several. Single, joint and onward
+interventions differ only in their conditions, which may depend on the batch: a position to edit that changes from
+batch to batch, or the change of the residual stream that an edit made, subtracted again before the final norm so that
+only the effect through later blocks remains. A unit is a run of consecutive sequences; units are independent, so
+resampling units is equivalent to resampling sequences.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.ablations.engine import Means, batches, variants_at_once
-from bayesgeom.core.edits import AtPositions, Edit, Subtract
+from bayesgeom.ablations.engine import Means, batches, edited_logits, position_means
+from bayesgeom.core.edits import Edit, Subtract
 from bayesgeom.core.errors import NonFinite
+from bayesgeom.core.hooks import SiteLayer
+from bayesgeom.core.progress import bar
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.sites import RESID_POST, Site
 from bayesgeom.core.trials import Trials
+from bayesgeom.interventions.design import Positions
 from bayesgeom.models.replay.replayer import BaselinePass, Replayer, Variant
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
-from bayesgeom.subspaces.positions import Positions
-from bayesgeom.subspaces.quantity import Quantity
+from bayesgeom.subspaces.quantity import PosteriorQuantity
+from bayesgeom.tasks.base import WindTunnel
 
 KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bits
-N_METRICS = 5
 MAX_UNITS = 2_048
+N_MEAN = 256  # sequences for the mean activation
 Pair = tuple[Trials, Trials | None]
-Conditions = Mapping[int, Sequence[Edit]]
 
 
 @final
@@ -54,12 +57,34 @@ class PairReference:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class PairPass:
+    """One batch of sequences, with donors or without, after its unedited passes; batches are numbered from 0."""
+
+    number: int
+    pair: Pair
+    baseline: BaselinePass
+    reference: PairReference
+
+    def without_direct_path(self, edit: Edit, spec: ModelSpec) -> Variant:
+        """Return the edit, and one that subtracts what it added to the residual stream before the final norm."""
+        unedited = self.baseline.stored[edit.site, edit.layer]
+        added = edit.applied(unedited, self.reference) - unedited
+        return edit, Subtract(site=RESID_POST, layer=spec.n_layers - 1, amount=added, rows=self.baseline.rows)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Sums over the pairs of a unit, averaged over the positions of a band."""
+    """Sums over the sequences of a unit, averaged over the positions of a band."""
 
     counts: Int[np.ndarray, " unit"]
     baseline: Float[np.ndarray, "unit metric band"]
-    conditions: Float[np.ndarray, "unit layer condition metric band"]
+    conditions: Float[np.ndarray, "unit *condition metric band"]
+
+    def by_layer(self, n_layers: int) -> "Totals":
+        """Return the totals with an axis of layers before the conditions, of which each layer has the same number."""
+        shape = (len(self.counts), n_layers, -1, *self.conditions.shape[2:])
+        return Totals(counts=self.counts, baseline=self.baseline, conditions=self.conditions.reshape(shape))
 
 
 @final
@@ -74,59 +99,71 @@ class Movement:
 
     Args:
         center: the model's own mean value at each scored position.
+        toward: for each condition the index of the one toward which its movement is measured; None: the donor.
     """
 
-    quantity: Quantity
+    quantity: PosteriorQuantity
     are_hypotheses: bool
     center: Float64[Tensor, "query_pos part"]
-    toward_condition: int | None = None
+    toward: Sequence[int] | None = None
 
     def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
         """Return the model's own value."""
         return self.quantity.own(log_answers, are_hypotheses=self.are_hypotheses)
 
+    def way(
+        self, donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]
+    ) -> Float64[Tensor, "batch query_pos part"]:
+        """Return the residual of the donors' values after a regression through zero on the recipients' values."""
+        donor, own = donor - self.center, own - self.center
+        power = own.square().sum()
+        return donor - own * ((donor * own).sum() / power) if bool(power > 0) else donor
+
+
+_EVERYWHERE = Positions(are_scored=False)
+Watch = Callable[[int, Float64[Tensor, "batch query_pos answer"]], None]
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The conditions to run on every batch: the same number of conditions in each layer.
+class EditPlan:
+    """The conditions to run on every batch, always the same number, and what to measure.
 
-    Conditions in `without_direct` are scored a second time without their direct path, after all others.
+    Args:
+        conditions: the conditions of a batch after its unedited passes.
+        positions: the bands of positions over which scores are averaged.
+        watch: receives the log probabilities of the answers: 0 and those of the unedited model, then 1 and those of
+            the first condition, and so on in any order.
+        max_units: no more units are stored.
+        label: what the progress bar says; without one there is no bar.
     """
 
     replayer: Replayer
     spec: ModelSpec
+    conditions: Callable[[PairPass], Sequence[Variant]]
     means: Means
-    conditions: Conditions
-    bands: Float64[np.ndarray, "position band"]
-    positions: Positions | None = None
+    positions: Positions = _EVERYWHERE
     movement: Movement | None = None
-    without_direct: tuple[int, ...] = ()
+    watch: Watch | None = None
+    max_units: int = MAX_UNITS
+    label: str = ""
 
 
-def bands_of(n_scored: int) -> tuple[tuple[str, ...], Float64[np.ndarray, "position band"]]:
-    """Return names and averaging weights of the bands: all scored positions, and thirds if there are three."""
-    everywhere = Positions(are_scored=False)
-    return everywhere.bands(n_scored), everywhere.weights(n_scored, 0)
-
-
-def score_pairs(pairs: Iterator[Pair], plan: Plan, n: int) -> Totals:
-    """Score every condition on `n` pairs, which are drawn in blocks."""
-    per_unit = -(-n // MAX_UNITS)
-    units, n_bands = -(-n // per_unit), _weights(plan, 0).shape[1]
-    n_conditions = len(next(iter(plan.conditions.values()))) + len(plan.without_direct)
-    counts = np.zeros(units, dtype=np.int64)
-    baseline = np.zeros((units, N_METRICS, n_bands))
-    conditions = np.zeros((units, len(plan.conditions), n_conditions, N_METRICS, n_bands))
-    done = 0
-    for number, batch in enumerate(_batched(pairs, plan.spec)):
-        of_baseline, of_conditions = _score_batch(batch, plan, number)
-        unit = np.arange(done, done + len(of_baseline)) // per_unit
-        np.add.at(counts, unit, 1)
-        np.add.at(baseline, unit, of_baseline)
-        np.add.at(conditions, unit, of_conditions)
-        done += len(of_baseline)
-    return Totals(counts=counts, baseline=baseline, conditions=conditions)
+def score_pairs(pairs: Iterator[Pair], plan: EditPlan, n: int) -> Totals:
+    """Score every condition on `n` sequences or pairs, which are drawn in blocks."""
+    per_unit = -(-n // plan.max_units)
+    counts, sums, done = np.zeros(-(-n // per_unit), dtype=np.int64), np.zeros(0), 0
+    with bar(total=n, desc=plan.label, unit="seq", leave=False, is_quiet=not plan.label) as progress:
+        for number, pair in enumerate(_batched(pairs, plan.spec)):
+            scores = _scores_of(number, pair, plan)
+            if not done:
+                sums = np.zeros((len(counts), *scores.shape[1:]))
+            unit = np.arange(done, done + len(scores)) // per_unit
+            np.add.at(counts, unit, 1)
+            np.add.at(sums, unit, scores)
+            done += len(scores)
+            progress.update(len(scores))
+    return Totals(counts=counts, baseline=sums[:, 0], conditions=sums[:, 1:])
 
 
 def _batched(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
@@ -135,144 +172,81 @@ def _batched(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
         yield from zip(own, [None] * len(own) if donors is None else batches(donors, spec), strict=True)
 
 
-def _score_batch(
-    pair: Pair, plan: Plan, number: int
-) -> tuple[Float[np.ndarray, "sequence metric band"], Float[np.ndarray, "sequence layer condition metric band"]]:
+def _scores_of(number: int, pair: Pair, plan: EditPlan) -> Float[np.ndarray, "sequence condition metric band"]:
+    """Return the scores of one batch: of the unedited model, then of every condition."""
     originals, donors = pair
     baseline = plan.replayer.baseline(originals)
     reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
-    together = variants_at_once(originals, baseline.logits)
-    weights = _weights(plan, number)
-    scorer = _Scorer.of(pair, plan, baseline, reference)
-    by_layer = []
-    for layer, edits in plan.conditions.items():
-        variants = _variants(edits, plan, (baseline, reference), number)
-
-        def logits_of(chosen: Sequence[Variant]) -> Float[Tensor, "variant batch query_pos d_vocab"]:
-            return plan.replayer.logits(baseline, chosen, reference)
-
-        way = scorer.way
-        if plan.movement is not None and plan.movement.toward_condition is not None and scorer.own is not None:
-            (toward,) = logits_of([variants[plan.movement.toward_condition]])
-            way = plan.movement.value(answer_log_probabilities(toward, originals)[0]) - scorer.own
-        scores = []
-        for start in range(0, len(variants), together):
-            chosen = variants[start : start + together]
-            scores += [
-                scorer.scores(own, way, variant[0].label) @ weights
-                for own, variant in zip(logits_of(chosen), chosen, strict=True)
-            ]
-        assert len(scores) == len(variants), f"every condition of layer {layer} is scored once"
-        by_layer.append(np.stack(scores, axis=1))
-    return scorer.scores(baseline.logits, scorer.way, "no edit") @ weights, np.stack(by_layer, axis=1)
-
-
-def _weights(plan: Plan, number: int) -> Float64[np.ndarray, "position band"]:
-    """Return the weights that average over positions in this batch."""
-    return plan.bands if plan.positions is None else plan.positions.weights(len(plan.bands), number)
-
-
-def _variants(
-    edits: Sequence[Edit], plan: Plan, passes: tuple[BaselinePass, PairReference], number: int
-) -> list[tuple[Edit, ...]]:
-    """Return the conditions of one layer in this batch, then those without their direct path."""
-    baseline, reference = passes
-    mask = None if plan.positions is None else plan.positions.mask(baseline.trials, number)
-    limited = [edit if mask is None else AtPositions.of(edit, mask, baseline.rows) for edit in edits]
-    return [(edit,) for edit in limited] + [
-        (limited[index], _direct_path(limited[index], plan.spec.n_layers - 1, baseline, reference))
-        for index in plan.without_direct
-    ]
-
-
-def _direct_path(edit: Edit, last: int, baseline: BaselinePass, reference: PairReference) -> Subtract:
-    """Return the edit that subtracts, before the final norm, what `edit` added to the residual stream."""
-    own = baseline.stored[edit.site, edit.layer]
-    added = edit.applied(own, reference) - own
-    return Subtract(site=RESID_POST, layer=last, amount=added, rows=baseline.rows)
+    batch = PairPass(number=number, pair=pair, baseline=baseline, reference=reference)
+    variants, scorer = plan.conditions(batch), _Scorer(batch, plan)
+    scores = [scorer.scores(baseline.logits, None), *[np.zeros(0)] * len(variants)]
+    if plan.movement is not None and plan.movement.toward is not None:
+        for at in sorted(set(plan.movement.toward)):
+            scorer.head_for(at, plan.replayer.logits(baseline, [variants[at]], reference)[0])
+    for chosen, by_variant in edited_logits(plan.replayer, baseline, variants, reference):
+        for index, logits in zip(chosen, by_variant, strict=True):
+            scores[1 + index] = scorer.scores(logits, index, variants[index][0].label)
+    return np.stack(scores, axis=1)
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
 class _Scorer:
-    """Metrics of one batch; `own` is the model's value without an edit, `way` the w of `Movement`."""
+    """Metrics of one batch, averaged over bands; `ways` holds the w of `Movement`, by target."""
 
-    pair: Pair
-    movement: Movement | None
-    has_donor_answer: bool
-    own: Float64[Tensor, "batch query_pos part"] | None
-    way: Float64[Tensor, "batch query_pos part"] | None
-
-    @classmethod
-    def of(cls, pair: Pair, plan: Plan, baseline: BaselinePass, reference: PairReference) -> "_Scorer":
-        """Return the scorer of a batch after its passes."""
-        originals, donors = pair
-        own = way = None
-        if plan.movement is not None:
-            own = plan.movement.value(answer_log_probabilities(baseline.logits, originals)[0])
-            if donors is not None and reference.donors is not None:
-                donor = plan.movement.value(answer_log_probabilities(reference.donors.logits, donors)[0])
-                way = _unpredicted(donor - plan.movement.center, own - plan.movement.center)
+    def __init__(self, batch: PairPass, plan: EditPlan) -> None:
+        self._plan, (self._originals, donors) = plan, batch.pair
+        exact = self._originals.at_scored(self._originals.predictive)
+        self._exact, self._exact_entropy = exact, entropy_bits(exact)
         # Scored after the edit, the donor's own tokens have not been seen: its posterior is no prediction there.
-        is_after = plan.positions is not None and plan.positions.score_after
-        return cls(pair=pair, movement=plan.movement, has_donor_answer=not is_after, own=own, way=way)
+        has_answer = donors is not None and not plan.positions.score_after
+        self._donor = donors.at_scored(donors.predictive) if donors is not None and has_answer else None
+        self._weights = plan.positions.weights(exact.shape[1], batch.number)
+        self._own: Tensor | None = None
+        self._ways = dict[int | None, Tensor]()
+        if (movement := plan.movement) is not None:
+            self._own = movement.value(answer_log_probabilities(batch.baseline.logits, self._originals)[0])
+            if donors is not None and batch.reference.donors is not None:
+                donor = movement.value(answer_log_probabilities(batch.reference.donors.logits, donors)[0])
+                self._ways[None] = movement.way(donor, self._own)
+
+    def head_for(self, target: int, logits: Float[Tensor, "batch query_pos d_vocab"]) -> None:
+        """Measure movement toward the value under this condition."""
+        assert self._plan.movement is not None and self._own is not None, "only movement has a target"
+        value = self._plan.movement.value(answer_log_probabilities(logits, self._originals)[0])
+        self._ways[target] = value - self._own
 
     def scores(
-        self,
-        logits: Float[Tensor, "batch query_pos d_vocab"],
-        way: Float64[Tensor, "batch query_pos part"] | None,
-        what: str,
-    ) -> Float[np.ndarray, "sequence metric position"]:
-        """Return the metrics of `scored`, then MOVED and DISTANCE; NaN without a target of the movement."""
-        originals, donors = self.pair
-        log_answers = _log_answers(logits, originals, what)
-        first = _bits(log_answers, originals, donors if self.has_donor_answer else None)
-        moved = distance = torch.full_like(first[0], torch.nan)
-        if self.movement is not None and self.own is not None and way is not None:
-            moved = ((self.movement.value(log_answers) - self.own) * way).sum(dim=-1)
+        self, logits: Float[Tensor, "batch query_pos d_vocab"], index: int | None, what: str = "no edit"
+    ) -> Float[np.ndarray, "sequence metric band"]:
+        """Return KL to the exact posterior and the donor's, entropy error, MOVED and DISTANCE; NaN without a donor."""
+        if not bool(logits.isfinite().all()):
+            raise NonFinite(f"the logits are NaN or infinite under: {what}. Check the weights and the edit.")
+        log_answers, _ = answer_log_probabilities(logits, self._originals)
+        if self._plan.watch is not None:
+            self._plan.watch(0 if index is None else 1 + index, log_answers)
+        kl = kl_bits(self._exact, log_answers)
+        to_donor = moved = distance = torch.full_like(kl, torch.nan)
+        if self._donor is not None:
+            to_donor = kl_bits(self._donor, log_answers)
+        error = (entropy_bits(log_answers.exp()) - self._exact_entropy).abs()
+        movement = self._plan.movement
+        target = None if index is None or movement is None or movement.toward is None else movement.toward[index]
+        if movement is not None and self._own is not None and (way := self._ways.get(target)) is not None:
+            moved = ((movement.value(log_answers) - self._own) * way).sum(dim=-1)
             distance = way.square().sum(dim=-1)
-        return torch.stack([*first, moved, distance], dim=1).cpu().numpy()
+        by_position = torch.stack([kl, to_donor, error, moved, distance], dim=1).cpu().numpy()
+        averaged: np.ndarray = by_position @ self._weights
+        return averaged
 
 
-def _unpredicted(
-    donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]
-) -> Float64[Tensor, "batch query_pos part"]:
-    """Return the residual of the donors' values after a regression through zero on the recipients' values."""
-    power = own.square().sum()
-    return donor - own * ((donor * own).sum() / power) if bool(power > 0) else donor
-
-
-def scored(
-    logits: Float[Tensor, "batch query_pos d_vocab"], pair: Pair, what: str
-) -> Float[np.ndarray, "sequence metric position"]:
-    """Return KL to the original's exact posterior, KL to the donor's (NaN without one), and entropy error."""
-    originals, donors = pair
-    return torch.stack(_bits(_log_answers(logits, originals, what), originals, donors), dim=1).cpu().numpy()
-
-
-def _log_answers(
-    logits: Float[Tensor, "batch query_pos d_vocab"], originals: Trials, what: str
-) -> Float64[Tensor, "batch query_pos answer"]:
-    if not bool(logits.isfinite().all()):
-        raise NonFinite(f"the logits are NaN or infinite under: {what}. Check the weights and the edit.")
-    return answer_log_probabilities(logits, originals)[0]
-
-
-def _bits(
-    log_answers: Float64[Tensor, "batch query_pos answer"], originals: Trials, donors: Trials | None
-) -> list[Float64[Tensor, "batch query_pos"]]:
-    exact = originals.at_scored(originals.predictive)
-    kl = kl_bits(exact, log_answers)
-    to_donor = torch.full_like(kl, torch.nan)
-    if donors is not None:
-        to_donor = kl_bits(donors.at_scored(donors.predictive), log_answers)
-    return [kl, to_donor, (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs()]
-
-
-def pooled_by_role(mean: Float[Tensor, "pos *rest"], is_scored: Bool[Tensor, " pos"]) -> Float[Tensor, "pos *rest"]:
-    """Return the mean over scored positions at scored positions, and the mean over the others at the others."""
-    pooled = torch.empty_like(mean)
-    for role in (is_scored, ~is_scored):
-        if bool(role.any()):
-            pooled[role] = mean[role].mean(dim=0)
-    return pooled
+def role_means(
+    replayer: Replayer, task: WindTunnel, spec: ModelSpec, places: Sequence[SiteLayer], *, seed: int
+) -> Means:
+    """Return the mean activation over `N_MEAN` sequences: one vector for scored positions, one for the others."""
+    blocks = list(task.stream(N_MEAN, seed=seed, device=spec.device))
+    means, is_scored = position_means(replayer, blocks, spec, places, N_MEAN), blocks[0].scored[0]
+    for mean in means.values():
+        for role in (is_scored.to(mean.device), ~is_scored.to(mean.device)):
+            if bool(role.any()):
+                mean[role] = mean[role].mean(dim=0)
+    return means

@@ -1,61 +1,42 @@
-"""Edits in several layers at once, for `intervene(sites=[…])`: whole passes, with each layer's input coordinate read.
+"""Edits in several layers at once, for `intervene(sites=[…])`, with each layer's coordinate read before its edit.
 
 The coordinate along a layer's axis is read before that layer's own edit. After the edit it is constant by
 construction, so its correlation with entropy would be zero whatever the model does. Before the edit, the correlation
 shows what earlier edits left and what the layers in between restored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Change
-from bayesgeom.core.progress import bar
 from bayesgeom.core.sites import Site, V
-from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.engine import MAX_UNITS, PairReference, pooled_by_role, scored
-from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
+from bayesgeom.interventions.intervention import Intervention, fitted_where_possible
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
-from bayesgeom.models.base import Model, hooked_sites
+from bayesgeom.models.base import Model
 from bayesgeom.models.provenance import provenance
-from bayesgeom.models.replay.replayer import STAGES
+from bayesgeom.models.replay.hooked import PlainLoop
+from bayesgeom.models.replay.replayer import STAGES, Variant
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.base import Fit, Sample, Setting
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 
-N_FIT, N_RANDOM = 256, 20  # sequences for the mean activation, and random subspaces of the same rank
+N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
 EDITABLE = (*STAGES, V)
 _TRIALS, _RESAMPLING, _FIT, _ORTHOGONAL = 8, 9, 10, 11  # branches of the seed
 _WITHOUT_DONORS = tuple(kind for kind in SUBSPACE_KINDS if kind not in ("swap", "rotate"))
-
-Edits = Mapping[int, Edit]
-Watch = Callable[[int, Tensor], None]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """Edits that act together, by layer; without edits it is the unedited model."""
-
-    label: str
-    edits: Edits
 
 
 @final
@@ -110,70 +91,44 @@ class JointIntervention:
         )
         return cls(single=single, sets=tuple(place.layers_of(model.spec) for place in sites))
 
-    @property
-    def model(self) -> Model:
-        """The edited model."""
-        return self.single.model
-
-    @property
-    def task(self) -> WindTunnel:
-        """The task."""
-        return self.single.task
-
     def report(self) -> JointInterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        single, sample = self.single, self.single.sample()
+        single, model, site, n = self.single, self.single.model, self.single.place.site, self.single.n
+        spec, seed, sample = model.spec, single.seed, single.sample()
         edited = sorted({layer for layers in self.sets for layer in layers})
-        subspaces = single.fit.fitted(sample, edited) | self._elsewhere(sample, edited)
-        passes = Passes(self.model, single.place.site)
-        means = passes.means(self._blocks(N_FIT, _FIT), edited)
-        conditions = [Condition(label="no edit", edits={}), *self._conditions(sample, subspaces)]
-        n, context = single.n, self._context(subspaces)
-        with bar(total=n, desc=f"{single.kind} {single.fit.label}", unit="seq", leave=False) as progress:
-
-            def shown() -> Iterator[Trials]:
-                for block in self._blocks(n, _TRIALS):
-                    yield block
-                    progress.update(len(block))
-
-            scores = score_conditions(passes, shown(), conditions, subspaces, means, n=n, n_kept=N_KEPT)
-        return with_provenance(joint_report(scores, context), self._provenance())
-
-    def _provenance(self) -> dict[str, Any]:
-        arguments = {
-            "n": self.single.n,
-            "seed": self.single.seed,
-            "kind": self.single.kind,
-            "subspace": self.single.fit.label,
-            "site": self.single.place.site.name,
-            "layers": ",".join("+".join(map(str, layers)) for layers in self.sets),
-            "controls": N_RANDOM,
-        }
-        return provenance(self.model, self.task, arguments)
-
-    def _elsewhere(self, sample: Sample, edited: Sequence[int]) -> dict[int, Subspace]:
-        """Return the subspaces of the other layers, where only the coordinates are read."""
-        found: dict[int, Subspace] = {}
-        for layer in set(range(self.model.spec.n_layers)).difference(edited):
-            try:
-                found |= self.single.fit.fitted(sample, (layer,))
-            except InvalidArgument:  # such as layer 0 if every query is the same token
-                continue
-        return found
-
-    def _blocks(self, n: int, branch: int) -> Iterator[Trials]:
-        spec = self.model.spec
-        for block in self.task.stream(n, seed=derived_seed(self.single.seed, branch), device=spec.device):
-            yield from batches(block, spec)
-
-    def _conditions(self, sample: Sample, subspaces: dict[int, Subspace]) -> Iterator[Condition]:
-        """Yield own, ceiling, random and orthogonal conditions of each set; all layers use the same draw number."""
-        label = f"{self.single.kind} {self.single.fit.label}"
+        elsewhere = set(range(spec.n_layers)).difference(edited)  # only the coordinates are read there
+        subspaces = single.fit.fitted(sample, edited) | fitted_where_possible(single.fit, sample, elsewhere)
+        # Whole passes: `v` has no replay, and the rounding of a replay would change the ranks of a coordinate that an
+        # edit leaves nearly constant.
+        replayer = PlainLoop(model, also=(V,))
+        axes = {at: own.basis for at, own in subspaces.items() if own.rank == 1}
+        conditions = list[Variant]()  # own, ceiling, random and orthogonal ones of each set; layers share draw numbers
         for layers in self.sets:
-            by_layer = {layer: self._edits(sample, layer, subspaces[layer]) for layer in layers}
-            for index in range(2 + 2 * N_RANDOM):
-                edits = {layer: edits[index] for layer, edits in by_layer.items()}
-                yield Condition(label=f"{label} in layers {layers}", edits=edits)
+            conditions += zip(*(self._edits(sample, layer, subspaces[layer]) for layer in layers), strict=True)
+        kept = _Coordinates(site, axes, conditions, spec.n_layers)
+        places = [(site, layer) for layer in edited]
+        plan = EditPlan(
+            replayer=replayer,
+            spec=spec,
+            conditions=kept.conditions,
+            means=role_means(replayer, single.task, spec, places, seed=derived_seed(seed, _FIT)),
+            watch=kept.watch,
+            label=f"{single.design.kind} {single.fit.label}",
+        )
+        stream = single.task.stream(n, seed=derived_seed(seed, _TRIALS), device=spec.device)
+        totals = score_pairs(((block, None) for block in stream), plan, n)
+        where = {"kind": single.design.kind, "site": site.name}
+        context = JointContext(
+            **where,
+            label=single.fit.label,
+            rank=subspaces[self.sets[0][0]].rank,
+            sets=self.sets,
+            n_random=N_RANDOM,
+            seed=derived_seed(seed, _RESAMPLING),
+        )
+        sets = ",".join("+".join(map(str, layers)) for layers in self.sets)
+        arguments = {"n": n, "seed": seed, "subspace": single.fit.label, "layers": sets, "controls": N_RANDOM, **where}
+        return with_provenance(joint_report(kept.scores(totals), context), provenance(model, single.task, arguments))
 
     def _edits(self, sample: Sample, layer: int, subspace: Subspace) -> list[Edit]:
         """Return the edits of one layer, own and controls.
@@ -197,18 +152,6 @@ class JointIntervention:
             *conditions.controls(torch.cat([random, orthogonal]), subspace),
         ]
 
-    def _context(self, subspaces: dict[int, Subspace]) -> JointContext:
-        single = self.single
-        return JointContext(
-            kind=single.kind,
-            site=single.place.site.name,
-            label=single.fit.label,
-            rank=subspaces[self.sets[0][0]].rank,
-            sets=self.sets,
-            n_random=N_RANDOM,
-            seed=derived_seed(single.seed, _RESAMPLING),
-        )
-
 
 def orthogonal_to(basis: Float[Tensor, "d rank"], *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     """Return random subspaces of the same rank orthogonal to a subspace; of lower rank if the complement is smaller."""
@@ -220,101 +163,74 @@ def orthogonal_to(basis: Float[Tensor, "d rank"], *, draws: int, seed: int) -> F
 
 
 @final
-class Passes:
-    """Whole passes of a model under edits at one site."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ReadAlong(Edit):
+    """Stores the coordinates of the first sequences along an axis, at scored positions, and changes nothing."""
 
-    def __init__(self, model: Model, site: Site) -> None:
-        self.model, self.site = model, site
+    site: Site
+    layer: int
+    axis: Float[Tensor, "d 1"]
+    rows: Int64[Tensor, " query_pos"]
+    into: Float64[np.ndarray, "kept query_pos"]
 
-    @alone("model.module")
-    @torch.no_grad()
-    def logits(
-        self, trials: Trials, watch: Watch, edits: Edits, reference: Reference | None
-    ) -> Float[Tensor, "batch query_pos d_vocab"]:
-        """Run one pass; `watch` receives every layer's activation before the edit of that layer.
+    @property
+    def label(self) -> str:
+        return f"read along an axis at L{self.layer} {self.site.name}"
 
-        Raises:
-            HookFault: A layer's hook did not run exactly once.
-        """
-
-        def hook(layer: int) -> Change:
-            def act(output: Tensor) -> Tensor | None:
-                watch(layer, output)
-                if layer not in edits:
-                    return None
-                assert reference is not None, "edits come with a reference"
-                return edits[layer].applied(output, reference)
-
-            return act
-
-        layers = range(self.model.spec.n_layers)
-        with hooked_sites(self.model, {(self.site, layer): hook(layer) for layer in layers}):
-            return self.model.logits(trials)
-
-    def means(self, blocks: Iterator[Trials], layers: Sequence[int]) -> Means:
-        """Return the mean activation of each layer: one vector for scored positions, one for the others."""
-        sums, n, is_scored = dict[int, Tensor](), 0, torch.zeros(0, dtype=torch.bool)
-        for block in blocks:
-
-            def add(layer: int, values: Tensor) -> None:
-                if layer in layers:
-                    sums[layer] = sums.get(layer, 0) + values.float().sum(dim=0)
-
-            self.logits(block, add, {}, None)
-            n, is_scored = n + len(block), block.scored[0]
-        return {(self.site, at): pooled_by_role(total / n, is_scored.to(total.device)) for at, total in sums.items()}
+    def applied(self, values: Shaped[Tensor, "..."], reference: Reference | None = None) -> Shaped[Tensor, "..."]:
+        at_rows = values if values.shape[1] == len(self.rows) else values[:, self.rows.to(values.device)]
+        flat = at_rows[: len(self.into)].flatten(2).double()
+        self.into[:] = (flat @ self.axis.to(flat))[..., 0].cpu().numpy()
+        return values
 
 
-def score_conditions(
-    passes: Passes,
-    blocks: Iterator[Trials],
-    conditions: Sequence[Condition],
-    subspaces: Mapping[int, Subspace],
-    means: Means,
-    *,
-    n: int,
-    n_kept: int,
-) -> Scores:
-    """Score every condition on `n` sequences in blocks; keep coordinates and entropies of the first `n_kept`."""
-    per_unit, reference, done = -(-n // MAX_UNITS), PairReference(means, None), 0
-    counts, bits = np.zeros(-(-n // per_unit), dtype=np.int64), np.zeros((len(conditions), -(-n // per_unit), 2))
-    entropies, coordinates, exact = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    for block in blocks:
-        room = max(0, min(len(block), n_kept - done))
-        unit = np.arange(done, done + len(block)) // per_unit
-        found = [_scored(passes, block, condition, subspaces, reference) for condition in conditions]
-        np.add.at(counts, unit, 1)
-        for row, (own, _, _) in zip(bits, found, strict=True):
-            np.add.at(row, unit, own)
-        if room:
-            entropies.append(np.stack([own[:room] for _, own, _ in found]))
-            coordinates.append(np.stack([along[:, :room] for _, _, along in found]))
-            exact.append(entropy_bits(block.at_scored(block.predictive))[:room].cpu().numpy())
-        done += len(block)
-    return Scores(
-        counts=counts,
-        bits=bits,
-        own_entropy=np.concatenate(entropies, axis=1),
-        coordinates=np.concatenate(coordinates, axis=2),
-        exact_entropy=np.concatenate(exact),
-    )
+@final
+class _Coordinates:
+    """Coordinates along each layer's axis, read before the layer's own edit, and entropies of the first sequences.
 
+    A layer up to the first edited one has the unedited model's coordinates. In later layers an edit that changes
+    nothing reads them in the edited pass.
+    """
 
-def _scored(
-    passes: Passes, block: Trials, condition: Condition, subspaces: Mapping[int, Subspace], reference: Reference
-) -> tuple[
-    Float64[np.ndarray, "sequence metric"],
-    Float64[np.ndarray, "sequence position"],
-    Float64[np.ndarray, "layer sequence position"],
-]:
-    along = np.full((passes.model.spec.n_layers, len(block), block.n_scored), np.nan)
+    def __init__(self, site: Site, axes: Mapping[int, Tensor], edits: Sequence[Variant], n_layers: int) -> None:
+        self._site, self._axes, self._edits, self._n_layers = site, axes, edits, n_layers
+        self._along, self._own = list[np.ndarray](), list[np.ndarray]()
+        self._exact, self._room = list[np.ndarray](), N_KEPT
 
-    def watch(layer: int, values: Tensor) -> None:
-        if layer in subspaces and subspaces[layer].rank == 1:
-            flat = block.at_scored(values).flatten(2)
-            along[layer] = (flat.double() @ subspaces[layer].basis.to(flat.device).double())[..., 0].cpu().numpy()
+    def conditions(self, batch: PairPass) -> Sequence[Variant]:
+        """Return the edits of each condition, with those that read coordinates if the batch is among the first."""
+        trials, rows = batch.baseline.trials, batch.baseline.rows
+        self._room -= (kept := min(self._room, len(trials)))
+        shape = 1 + len(self._edits), self._n_layers, kept, len(rows)
+        self._along.append(np.full(shape, np.nan))
+        self._own.append(np.full((shape[0], *shape[2:]), np.nan))
+        self._exact.append(entropy_bits(trials.at_scored(trials.predictive))[:kept].cpu().numpy())
+        if not kept:
+            return self._edits
 
-    logits = passes.logits(block, watch, condition.edits, reference)
-    kl, _, error = np.moveaxis(scored(logits, (block, None), condition.label).mean(axis=2), 1, 0)
-    log_answers, _ = answer_log_probabilities(logits, block)
-    return np.stack([kl, error], axis=1), entropy_bits(log_answers.exp()).cpu().numpy(), along
+        def reading(layer: int, into: np.ndarray) -> _ReadAlong:
+            return _ReadAlong(site=self._site, layer=layer, axis=self._axes[layer], rows=rows, into=into)
+
+        for layer in self._axes:
+            reading(layer, first := self._along[-1][0, layer]).applied(batch.baseline.stored[self._site, layer])
+            self._along[-1][1:, layer] = first
+        return [
+            [*(reading(at, along[at]) for at in self._axes if at > min(edit.layer for edit in edits)), *edits]
+            for edits, along in zip(self._edits, self._along[-1][1:], strict=True)
+        ]
+
+    def watch(self, condition: int, log_answers: Float64[Tensor, "batch query_pos answer"]) -> None:
+        """Store the entropy of the model's own answers."""
+        own = self._own[-1][condition]
+        own[:] = entropy_bits(log_answers[: len(own)].exp()).cpu().numpy()
+
+    def scores(self, totals: Totals) -> Scores:
+        """Return what was stored, with the sums of every condition; the very first is the unedited model."""
+        sums = np.concatenate([totals.baseline[:, None], totals.conditions], axis=1)[..., [KL, ENTROPY_ERROR], 0]
+        return Scores(
+            counts=totals.counts,
+            bits=np.moveaxis(sums, 1, 0),
+            own_entropy=np.concatenate(self._own, axis=1),
+            coordinates=np.concatenate(self._along, axis=2),
+            exact_entropy=np.concatenate(self._exact),
+        )

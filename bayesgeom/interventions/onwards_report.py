@@ -10,13 +10,16 @@ from jaxtyping import Float
 from bayesgeom.core.columns import fitted
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Verdict
+from bayesgeom.interventions._evidence import SLACK
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM_MOST
-from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
+from bayesgeom.interventions.verdicts import (
+    CEILING_SHARE,
+    OWN_KL_SHARE,
+)
 from bayesgeom.report.estimate import AtMostOne, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.subspaces.readout import SLACK
 
 STAGES = ("before", "after")
 

@@ -13,10 +13,8 @@ from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
 
 SubspaceLike = str | Subspace | Fit
 

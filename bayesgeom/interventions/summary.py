@@ -9,16 +9,15 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.verdict import Verdict
+from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
+from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import Effect, Evidence, Judgment, Obstacle, Reach, verdict_of
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, stacked, with_ceiling
 from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.subspaces.matching import Matched
-from bayesgeom.subspaces.overlap import Overlap
-from bayesgeom.subspaces.readout import Erasure
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import Subspace
 
 OWN, CEILING = range(2)  # conditions of the main totals; a swap is followed by the removal, its ceiling and the erasure
 _ERASURE = 4

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import final
 
 from bayesgeom.core.verdict import Verdict
+from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.subspaces.readout import Erasure
 
 OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none

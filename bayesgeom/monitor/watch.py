@@ -12,23 +12,24 @@ watch.save("runs/watched")
 
 import logging
 import math
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Shaped
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from bayesgeom.core.arguments import check_argument, check_types, checked
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.files import atomic_file, check_directory
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
 from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
-from bayesgeom.monitor.good_state import GoodState
 from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitor.report import MonitorReport, monitor_report
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
@@ -37,7 +38,12 @@ from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import METRICS as TABLE
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.training.optimizers import restore_state_of, state_of
 
+FILE = "last_good.safetensors"
+_WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
+
+Tensors = dict[str, Shaped[Tensor, "..."]]
 EVERY = 100
 THRESHOLDS = Thresholds()
 _LOG = logging.getLogger("bayesgeom.monitor")
@@ -162,8 +168,9 @@ class Monitor:
         if settings.out is not None:
             check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
-        with _as_found(model):
-            self.model: Model = as_model(_unwrapped(model))
+        with undisturbed(model if isinstance(model, nn.Module) else model.module):
+            wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+            self.model: Model = as_model(model.module if isinstance(model, wrappers) else model)
             self.task = task_of(self.model, task)
             self._trials = self.task.sample(
                 settings.n, seed=derived_seed(settings.seed, Branch.TRIALS), device=self.model.spec.device
@@ -209,7 +216,8 @@ class Monitor:
             _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
         self.events += events
         if self.settings.out is not None:
-            self._write_table(Path(self.settings.out))
+            with atomic_file(Path(self.settings.out) / TABLE) as temporary:
+                self.diagnosis().to_pandas().to_parquet(temporary)
         return events
 
     @property
@@ -252,7 +260,8 @@ class Monitor:
     def _responded(self, step: int, noticed: list[Event], found: Measures) -> list[Event]:
         """Store a good state, or respond to a bad one."""
         response = self.response
-        bad = [event for event in noticed if _calls_for_action(event, response.acted_on)]
+        acted_on = {("degenerated", metric) for metric in response.acted_on}
+        bad = [own for own in noticed if own.kind == "not finite" or (own.kind, own.metric) in acted_on]
         if response.action == "roll_back" and not bad and self._rules.is_healthy(found.kl_bits, response.acted_on):
             self._good.keep(step)
             self._rules.keep()
@@ -293,10 +302,6 @@ class Monitor:
             return math.nan
         exact = self._trials.at_scored(self._trials.predictive)
         return float(predicted_behavior(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
-
-    def _write_table(self, folder: Path) -> None:
-        with atomic_file(folder / TABLE) as temporary:
-            self.diagnosis().to_pandas().to_parquet(temporary)
 
 
 @runtime_checkable
@@ -364,18 +369,87 @@ def trainer_callback(
     return Watch()
 
 
-def _calls_for_action(event: Event, acted_on: frozenset[str]) -> bool:
-    return event.kind == "not finite" or (event.kind == "degenerated" and event.metric in acted_on)
+@final
+class GoodState:
+    """Stores one state and restores it; in memory if `folder` is None.
+
+    Learning rates and other optimizer settings are not restored: they follow their schedule.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
+        self.step: int | None = None
+        self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
+        self._stored: Tensors = {}
+        self._digest = ""  # of the stored file, which another process may change
+        self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
+
+    def non_finite(self) -> dict[str, int]:
+        """Return the number of NaN or infinite entries of the weights, and of the optimizer's state.
+
+        Buffers that held such entries from the start, such as a mask of −∞, do not count.
+        """
+        state = self._module.state_dict()
+        weights = (value for name, value in state.items() if name not in self._endless)
+        return {
+            "weights": non_finite(weights),
+            "optimizer": 0 if self._optimizer is None else non_finite(state_of(self._optimizer, _OPTIMIZER).values()),
+        }
+
+    def keep(self, step: int) -> None:
+        """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
+
+        Raises:
+            OutputFault: The folder cannot be written.
+        """
+        tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
+        if self._optimizer is not None:
+            tensors |= state_of(self._optimizer, _OPTIMIZER)
+        if any(self.non_finite().values()):
+            return
+        # Copies: training modifies weights in place, and safetensors does not support shared memory.
+        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+        if self._folder is None:
+            self._stored = copies
+        else:
+            with atomic_file(self._folder / FILE) as temporary:
+                on_cpu = {name: value.cpu() for name, value in copies.items()}
+                write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
+            self._digest = weights_hash(on_cpu)
+        self.step = step
+
+    @torch.no_grad()
+    def put_back(self) -> int:
+        """Restore the stored state in place and return its step.
+
+        Raises:
+            InvalidArgument: No state was stored.
+            CheckpointFault: Its file cannot be read, or holds another state.
+        """
+        if self.step is None:
+            raise InvalidArgument("no good state has been stored yet, so there is nothing to restore.")
+        tensors = self._stored if self._folder is None else self._read(self._folder / FILE)
+        weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
+        self._module.load_state_dict(weights, strict=True)
+        if self._optimizer is not None:
+            restore_state_of(self._optimizer, tensors, _OPTIMIZER)
+        return self.step
+
+    def _read(self, path: Path) -> Tensors:
+        try:
+            found: Tensors = read_safetensors(path, framework="pt")[0]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointFault(
+                f"{path}, the last good state, cannot be read back: {error}. Restart from a checkpoint."
+            ) from error
+        if weights_hash(found) != self._digest:
+            raise CheckpointFault(
+                f"{path}, the last good state, was changed after it was stored, or another monitor writes there. Name "
+                f"a folder for each monitor."
+            )
+        return found
 
 
-def _unwrapped(model: Model | nn.Module) -> Model | nn.Module:
-    """The model inside torch's parallel wrappers."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return model.module if isinstance(model, wrappers) else model
-
-
-@contextmanager
-def _as_found(model: Model | nn.Module) -> Iterator[None]:
-    """Restore the modes of all submodules and the random state after the block."""
-    with undisturbed(model if isinstance(model, nn.Module) else model.module):
-        yield
+def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
+    """Return the number of NaN or infinite entries of these tensors."""
+    floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
+    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)

@@ -141,6 +141,7 @@ class ValueManifoldReport(Report):
             for site in self.shown_sites
         ]
         row, where = self.sites.index("resid_post"), "resid_post, last layer"
+        related: list[tuple[str, tuple[int, ...], str]]
         related = [("curve_share", (row, -1), _CURVE), ("entropy_r2", (row, -1), _READ_OUT)]
         related += [("spearman", (ordering, row, -1), label) for ordering, label in enumerate(_ORDERED)]
         lines = [headline_of(self, m, at, f"{label}, {where}{unless}", verdict=verdict) for m, at, label in related]

@@ -29,15 +29,233 @@ References:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float64, Int64
-from torch import Tensor
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.sites import RESID_PRE
-from bayesgeom.selftest.planted_network import PlantedBlock, PlantedModel, PlantedNetwork
-from bayesgeom.selftest.planted_task import LEVELS, N_ANSWERS, N_G, N_K, PlantedTask, beliefs, entropies, factors
+from bayesgeom.core import sites as s
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.sites import RESID_PRE, Site
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.replay.hooked import PlainLoop
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.tasks.base import WindTunnel
+
+LEVELS = (0.4, 0.55, 0.7, 0.85, 0.97)  # probability of the named answer
+N_ANSWERS, N_G, N_K = 3, 5, 3
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlantedTask(WindTunnel):
+    """The exact posterior at each position depends only on that position's token; tokens are independent.
+
+    A token encodes an answer, its probability, and two nuisance values that do not affect the posterior:
+
+        token = (answer a, level l, nuisance g, nuisance k), uniform over all combinations,
+        P(a | token) = LEVELS[l], the other answers share the rest equally.
+
+    So all moments at a position are finite sums over `n_tokens` tokens and can be computed exactly. Entropy depends on
+    the level alone; averaged over answers, belief and entropy are uncorrelated. The two sequences of a pair share the
+    nuisance and differ in answer and level.
+
+    With `shares_nuisance=False` donors draw their own nuisance, so a swap can transfer it.
+    """
+
+    name: ClassVar[str] = "planted"
+    length: int = 7
+    shares_nuisance: bool = True
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise InvalidArgument(f"length must be a positive integer, got {self.length}.")
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of input tokens; the ids of the answers follow."""
+        return N_ANSWERS * len(LEVELS) * N_G * N_K
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_tokens + N_ANSWERS
+
+    @property
+    def n_pos(self) -> int:
+        return self.length
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        return self.trials(self._parts(n, N_ANSWERS * len(LEVELS), generator), self._nuisance(n, generator))
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        nuisance = self._nuisance(n, generator)
+        original = self.trials(self._parts(n, N_ANSWERS * len(LEVELS), generator), nuisance)
+        others = nuisance if self.shares_nuisance else self._nuisance(n, generator)
+        return original, self.trials(self._parts(n, N_ANSWERS * len(LEVELS), generator), others)
+
+    def trials(self, posterior: Int64[Tensor, "batch pos"], nuisance: Int64[Tensor, "batch pos"]) -> Trials:
+        """Return the sequences of given (answer, level) and (g, k) pairs, each pair encoded as one number."""
+        tokens = posterior * (N_G * N_K) + nuisance
+        predictive = beliefs()[tokens.cpu()].to(tokens.device)
+        first = self.n_tokens
+        return Trials(
+            tokens=tokens,
+            scored=torch.ones_like(tokens, dtype=torch.bool),
+            answers=torch.arange(first, first + N_ANSWERS, device=tokens.device),
+            predictive=predictive,
+            belief=predictive,
+            labels=posterior // len(LEVELS) + first,
+            token_sets={"inputs": torch.arange(first, device=tokens.device)},
+            relations={},
+        )
+
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """Return `uniform` over the answers."""
+        return {"uniform": torch.full_like(trials.at_scored(trials.predictive), 1 / N_ANSWERS)}
+
+    def token_labels(self) -> Sequence[str]:
+        named = [f"a{a}l{level}g{g}k{k}" for a, level, g, k in factors().tolist()]
+        return [*named, *(f"answer {answer}" for answer in range(N_ANSWERS))]
+
+    def every_token(self) -> Trials:
+        """Return every token once, as sequences of one position: the exact distribution of a position."""
+        tokens = torch.arange(self.n_tokens)[:, None]
+        return self.trials(tokens // (N_G * N_K), tokens % (N_G * N_K))
+
+    def _parts(self, n: int, n_values: int, generator: torch.Generator) -> Int64[Tensor, "batch pos"]:
+        return torch.randint(n_values, (n, self.length), generator=generator, device=generator.device)
+
+    def _nuisance(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pos"]:
+        return self._parts(n, N_G * N_K, generator)
+
+
+def factors() -> Int64[Tensor, "token 4"]:
+    """Return answer, level, g and k of every token."""
+    return torch.cartesian_prod(*(torch.arange(size) for size in (N_ANSWERS, len(LEVELS), N_G, N_K)))
+
+
+def beliefs() -> Float64[Tensor, "token answer"]:
+    """Return the exact posterior at every token."""
+    answer, level = factors()[:, 0], factors()[:, 1]
+    named = torch.tensor(LEVELS, dtype=torch.float64)[level, None]
+    is_named = torch.nn.functional.one_hot(answer, N_ANSWERS).double()
+    return is_named * named + (1 - is_named) * (1 - named) / (N_ANSWERS - 1)
+
+
+def entropies() -> Float64[Tensor, " token"]:
+    """Return the exact entropy at every token, in bits."""
+    return entropy_bits(beliefs())
+
+
+_POINTS: Mapping[Site, str] = {
+    s.RESID_PRE: "hook_resid_pre",
+    s.MLP_OUT: "hook_mlp_out",
+    s.RESID_POST: "hook_resid_post",
+}
+
+
+@final
+class PlantedBlock(nn.Module):
+    """resid_pre → + W_out ReLU(W_in resid_pre + b) → resid_post."""
+
+    def __init__(self, d_model: int, d_hidden: int) -> None:
+        super().__init__()
+        self.W_in, self.W_out = nn.Linear(d_model, d_hidden), nn.Linear(d_hidden, d_model, bias=False)
+        self.hook_resid_pre, self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint(), HookPoint()
+
+    def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        resid = self.hook_resid_pre(resid)
+        post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(self.W_in(resid).relu())))
+        return post
+
+
+@final
+class PlantedNetwork(HookedRootModule):
+    """Tokens in, logits over all ids out, each position alone; weights are random until they are planted."""
+
+    def __init__(self, d_vocab: int, d_model: int, d_hidden: tuple[int, int], *, seed: int = 0) -> None:
+        super().__init__()
+        self.d_hidden = d_hidden
+        self.embed = nn.Embedding(d_vocab, d_model)
+        self.blocks = nn.ModuleList(PlantedBlock(d_model, size) for size in d_hidden)
+        self.unembed = nn.Linear(d_model, d_vocab)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                nn.init.normal_(parameter, std=d_model**-0.5, generator=generator)
+        self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        resid = self.embed(tokens)
+        for block in self.blocks:
+            resid = block(resid)
+        logits: Tensor = self.unembed(resid)
+        return logits
+
+
+@final
+class PlantedModel(Model):
+    """A planted network behind the `Model` interface."""
+
+    def __init__(self, module: PlantedNetwork, *, name: str, task: WindTunnel) -> None:
+        self.module, self.task = module, task
+        self._module = module
+        self.withheld: Mapping[Site, str] = {}
+        self.spec = _spec(module, name)
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        return frozenset({*_POINTS, s.TOKEN_EMBEDDINGS})
+
+    def point(self, site: Site, layer: int) -> nn.Module:
+        return self._module.get_submodule(f"blocks.{layer}.{_POINTS[site]}")
+
+    @torch.no_grad()
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        assert site == s.TOKEN_EMBEDDINGS, "no other static site is available"
+        embedded: Tensor = self._module.embed(tokens)
+        return embedded
+
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        return trials.at_scored(self._module(trials.tokens))
+
+    def untrained_copy(self, seed: int) -> "PlantedModel":
+        module = PlantedNetwork(self.spec.d_vocab, self.spec.d_model, self._module.d_hidden, seed=seed)
+        assert self.task is not None, "set on construction"
+        return PlantedModel(module, name=f"{self.spec.name} untrained, seed {seed}", task=self.task)
+
+    def replayer(self) -> PlainLoop:
+        return PlainLoop(self)
+
+
+def _spec(module: PlantedNetwork, name: str) -> ModelSpec:
+    weight = module.embed.weight
+    return ModelSpec(
+        name=name,
+        architecture="planted",
+        n_layers=len(module.blocks),
+        n_heads=0,
+        n_kv_heads=0,
+        d_model=weight.shape[1],
+        d_head=0,
+        d_mlp=max(module.d_hidden),
+        d_vocab=len(weight),
+        n_ctx=None,
+        score_scale=1.0,
+        n_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        dtype="float32",
+        device=str(weight.device),
+        weights_hash=weights_hash(module.state_dict()),
+    )
+
 
 SITE, LAYER = RESID_PRE, 1  # the site that holds the features
 WIDTH = 61

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from bayesgeom.core.plugins import names_on_demand
 
 if TYPE_CHECKING:
+    from bayesgeom.subspaces.base import Subspace as Subspace
     from bayesgeom.subspaces.fits import basis as basis
     from bayesgeom.subspaces.fits import belief_readout as belief_readout
     from bayesgeom.subspaces.fits import covariance as covariance
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from bayesgeom.subspaces.fits import random as random
     from bayesgeom.subspaces.fits import top_jacobian as top_jacobian
     from bayesgeom.subspaces.fits import trained_swap as trained_swap
-    from bayesgeom.subspaces.subspace import Subspace as Subspace
 
 _HOMES = dict.fromkeys(
     (
@@ -54,6 +54,6 @@ _HOMES = dict.fromkeys(
         "trained_swap",
     ),
     "fits",
-) | {"Subspace": "subspace"}
+) | {"Subspace": "base"}
 __all__ = list(_HOMES)
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

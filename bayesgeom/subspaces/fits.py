@@ -19,28 +19,22 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.text import shown
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
-from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.anatomy import frame_sites, key_pullbacks, token_embeddings, written_values
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting, named_fits
-from bayesgeom.subspaces.jacobian import jacobian_grams
-from bayesgeom.subspaces.quantity import Quantity
-from bayesgeom.subspaces.quantity_fits import Decoder, Eraser
-from bayesgeom.subspaces.subspace import RANK_TOLERANCE, Subspace, span
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits
+from bayesgeom.subspaces.erasers import Decoder, Eraser, checked_points, checked_values
+from bayesgeom.subspaces.frames import FrameKind, TokenFrame
+from bayesgeom.subspaces.jacobian import TopJacobian
+from bayesgeom.subspaces.quantity import BELIEF, ENTROPY, PosteriorQuantity
 from bayesgeom.subspaces.trained import STEPS, TrainedSwap
 from bayesgeom.tasks.base import derived_seed
 
-FrameKind = Literal["embedding", "keys", "ov"]
-FRAMES = ("embedding", "keys", "ov")
 AxisKind = Literal["readout", "pc1", "pc1_standardized"]
 AXES = ("readout", "pc1", "pc1_standardized")
 FORMS = (
@@ -61,7 +55,7 @@ FORMS = (
 
 
 @checked()
-def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
+def covariance(quantity: str | PosteriorQuantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
     """Return the span of Cov(x, y), removed and swapped by its orthogonal projector.
 
     Args:
@@ -80,11 +74,11 @@ def covariance(quantity: str | Quantity = "entropy", *, given: Sequence[str] = (
         >>> subspaces.covariance("belief").label
         'covariance (belief)'
     """
-    return Eraser(Quantity.of(quantity), oblique=False, given=tuple(given))
+    return Eraser(PosteriorQuantity.of(quantity), oblique=False, given=tuple(given))
 
 
 @checked()
-def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
+def leace(quantity: str | PosteriorQuantity = "entropy", *, given: Sequence[str] = ()) -> Fit:
     """Return the component that LEACE, the least-change affine eraser of a quantity, removes.
 
     Args:
@@ -102,11 +96,11 @@ def leace(quantity: str | Quantity = "entropy", *, given: Sequence[str] = ()) ->
         >>> subspaces.leace("belief").label
         'LEACE (belief)'
     """
-    return Eraser(Quantity.of(quantity), oblique=True, given=tuple(given))
+    return Eraser(PosteriorQuantity.of(quantity), oblique=True, given=tuple(given))
 
 
 @checked()
-def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int = STEPS) -> Fit:
+def trained_swap(rank: int, quantity: str | PosteriorQuantity = "belief", *, steps: int = STEPS) -> Fit:
     """Return directions trained so that swapping them moves the model's own quantity to the donor's.
 
     It is an upper bound for subspaces of this rank, trained on separate sequences. It shows that the output can be
@@ -128,11 +122,11 @@ def trained_swap(rank: int, quantity: str | Quantity = "belief", *, steps: int =
         >>> subspaces.trained_swap(2).label
         'trained swap (belief, rank 2)'
     """
-    return TrainedSwap(rank, Quantity.of(quantity), steps)
+    return TrainedSwap(rank, PosteriorQuantity.of(quantity), steps)
 
 
 @checked()
-def decoder(quantity: str | Quantity = "entropy") -> Fit:
+def decoder(quantity: str | PosteriorQuantity = "entropy") -> Fit:
     """Return the weights of a ridge map to the quantity; a read-out, so its removal can never show "not used".
 
     Args:
@@ -149,7 +143,7 @@ def decoder(quantity: str | Quantity = "entropy") -> Fit:
         >>> subspaces.decoder("entropy").label
         'decoder (entropy)'
     """
-    return Decoder(Quantity.of(quantity))
+    return Decoder(PosteriorQuantity.of(quantity))
 
 
 @checked()
@@ -198,7 +192,7 @@ def frame(
         >>> subspaces.frame().label
         'frame (embedding)'
     """
-    return _Frame(kind, head, layer, tokens)
+    return TokenFrame(kind, head, layer, tokens)
 
 
 def belief_readout() -> Fit:
@@ -215,7 +209,7 @@ def belief_readout() -> Fit:
         >>> subspaces.belief_readout().label
         'decoder (belief)'
     """
-    return Decoder(Quantity("belief"))
+    return Decoder(BELIEF)
 
 
 @checked()
@@ -236,7 +230,7 @@ def top_jacobian(r: int) -> Fit:
         >>> subspaces.top_jacobian(16).label
         'top-16 Jacobian'
     """
-    return _TopJacobian(r)
+    return TopJacobian(r)
 
 
 @checked()
@@ -344,48 +338,32 @@ def fit_from_text(text: str) -> Fit:
     """
     name, _, listed = text.partition(":")
     parts = [part.strip() for part in listed.split(",") if part]
-    fit = _of_quantity(name, parts) or _of_place(name, parts)
-    if fit is not None:
+    if (fit := _built_in(name, parts)) is not None:
         return fit
-    added = named_fits()
-    if name in added:
+    if name in (added := named_fits()):
         return added[name].of_text(parts)
     raise unknown_name("subspace", text, (*FORMS, *(kind.form() for kind in added.values())))
 
 
-def _of_place(name: str, parts: Sequence[str]) -> Fit | None:
-    """Return a fit without a quantity, or None if the text names none."""
+def _built_in(name: str, parts: Sequence[str]) -> Fit | None:
+    """Return the fit of this package with this name, or None if the text names none."""
     match name, parts:
-        case "entropy_axis", [] | ["readout"]:
-            return entropy_axis()
-        case "entropy_axis", ["pc1"]:
-            return entropy_axis("pc1")
-        case "entropy_axis", ["pc1_standardized"]:
-            return entropy_axis("pc1_standardized")
-        case "frame", [] | ["embedding"]:
-            return frame()
-        case "frame", ["keys", head] if head.isdecimal():
-            return frame("keys", head=int(head))
-        case "frame", ["ov", head] if head.isdecimal():
-            return frame("ov", head=int(head))
-        case "belief_readout", []:
-            return belief_readout()
-        case "top_jacobian", [r] if r.isdecimal():
-            return top_jacobian(int(r))
-        case "random", [r] if r.isdecimal():
-            return random(int(r))
-    return None
-
-
-def _of_quantity(name: str, parts: Sequence[str]) -> Fit | None:
-    """Return a fit with a quantity, or None if the text names none."""
-    match name, parts:
-        case ("covariance" | "leace") as kind, [quantity, *rest] if (given := _given(rest)) is not None:
-            return Eraser(Quantity.of(quantity), oblique=kind == "leace", given=given)
+        case (("covariance" | "leace"), [quantity, *rest]) if (given := _given(rest)) is not None:
+            return Eraser(PosteriorQuantity.of(quantity), oblique=name == "leace", given=given)
         case "trained_swap", [r, quantity] if r.isdecimal():
             return trained_swap(int(r), quantity)
         case "decoder", [quantity]:
             return decoder(quantity)
+        case "entropy_axis", [] | ["readout" | "pc1" | "pc1_standardized"]:
+            return _EntropyAxis(*parts)
+        case "frame", [] | ["embedding"]:
+            return frame()
+        case "frame", [("keys" | "ov") as kind, head] if head.isdecimal():
+            return frame(kind, head=int(head))
+        case "belief_readout", []:
+            return belief_readout()
+        case (("top_jacobian" | "random"), [r]) if r.isdecimal():
+            return top_jacobian(int(r)) if name == "top_jacobian" else random(int(r))
     return None
 
 
@@ -402,7 +380,7 @@ def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
 @final
 @dataclass(frozen=True)
 class _EntropyAxis(Fit):
-    by: AxisKind
+    by: AxisKind = "readout"
 
     def __post_init__(self) -> None:
         if self.by not in AXES:
@@ -416,29 +394,21 @@ class _EntropyAxis(Fit):
 
     @property
     def about(self) -> About:
-        return About(quantity=Quantity("entropy"), is_readout=self.by == "readout", at_scored=True)
+        return About(quantity=ENTROPY, is_readout=self.by == "readout", at_scored=True)
 
     def check(self, setting: Setting) -> None:
         """Accept every setting."""
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        entropies = sample.entropies()
-        target = (entropies - entropies.mean())[:, None]
-        if float(target.abs().max()) < 1e-9:
-            raise InvalidArgument(
-                f"the exact entropy is {entropies[0]:.4g} bits at every scored position: fit belief or change the task."
-            )
-        return {layer: Subspace(self.label, self._axis(sample.points(layer), target, layer)) for layer in layers}
+        entropies = checked_values(sample, ENTROPY)
+        target, found = entropies - entropies.mean(dim=0), dict[int, Subspace]()
+        for layer in layers:
+            points = checked_points(sample, layer, self.label)
+            found[layer] = Subspace(self.label, self._axis(points, target))
+        return found
 
-    def _axis(
-        self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"], layer: int
-    ) -> Float64[Tensor, "d 1"]:
+    def _axis(self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"]) -> Float64[Tensor, "d 1"]:
         centered = points - points.mean(dim=0)
-        if float(centered.abs().max()) <= RANK_TOLERANCE * float(points.abs().max()):
-            raise InvalidArgument(
-                f"layer {layer} holds the same vector at every scored position, so there is no {self.label}; this "
-                f"happens if every query is the same token. Choose later layers."
-            )
         if self.by == "readout":
             axis: Tensor = ridge(centered.T @ centered, centered.T @ target)
             return axis.div(axis.norm())
@@ -450,93 +420,6 @@ class _EntropyAxis(Fit):
         first = first / first.norm()
         is_opposed = float((centered @ first * target).sum()) < 0
         return -first if is_opposed else first
-
-
-@final
-@dataclass(frozen=True)
-class _Frame(Fit):
-    kind: FrameKind
-    head: int | None
-    layer: int | None
-    tokens: str | None
-
-    @property
-    def label(self) -> str:
-        if self.kind == "embedding":
-            return "frame (embedding)"
-        return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
-
-    @property
-    def about(self) -> About:
-        return About()
-
-    def check(self, setting: Setting) -> None:
-        spec, place = setting.model.spec, setting.place
-        if self.kind not in FRAMES:
-            raise InvalidArgument(f"the kind of a frame must be one of {', '.join(FRAMES)}; got {self.kind!r}.")
-        if not place.is_residual and (self.kind != "embedding" or place.site != CARRIED):
-            raise InvalidArgument(
-                f"a frame ({self.kind}) lies in the residual stream; {place.site.name!r} has other coordinates."
-            )
-        setting.model.require(frame_sites(self.kind), by=self.label)
-        if (self.kind == "embedding") != (self.head is None):
-            raise InvalidArgument(
-                f"frame kind {self.kind!r}: keys and ov require head=…, embedding requires no head; got {self.head}."
-            )
-        if self.head is not None and not 0 <= self.head < spec.n_heads:
-            raise InvalidArgument(f"head {self.head}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
-        if self.layer is not None and not 0 <= self.layer < spec.n_layers:
-            raise InvalidArgument(f"layer {self.layer}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
-        self._tokens(setting.trials)
-
-    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        tokens = self._tokens(sample.run.trials)
-        found = {layer: self._vectors(sample.model, tokens, layer) for layer in layers}
-        if sample.place.site == CARRIED:  # (h, c): only h has the coordinates of the residual stream
-            found = {layer: torch.nn.functional.pad(own, (0, own.shape[1])) for layer, own in found.items()}
-        return {layer: span(self.label, own.T) for layer, own in found.items()}
-
-    def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
-        if self.head is None:
-            return token_embeddings(model, tokens)
-        through = key_pullbacks if self.kind == "keys" else written_values
-        return through(model, tokens, layer if self.layer is None else self.layer, self.head)
-
-    def _tokens(self, trials: Trials) -> Int64[Tensor, " token"]:
-        wanted = ("hypotheses", "inputs") if self.tokens is None else (self.tokens,)
-        for name in wanted:
-            if name in trials.token_sets:
-                return trials.token_sets[name]
-        named = ", ".join(trials.token_sets) or "(none)"
-        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task has: {named}.")
-
-
-@final
-@dataclass(frozen=True)
-class _TopJacobian(Fit):
-    r: int
-
-    @property
-    def label(self) -> str:
-        return f"top-{self.r} Jacobian"
-
-    @property
-    def about(self) -> About:
-        return About()
-
-    def check(self, setting: Setting) -> None:
-        if setting.place.site != CARRIED:  # `InterventionSite` checks CARRIED
-            setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
-        _check_rank(self.r, setting)
-
-    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        trials, site = sample.run.trials, sample.place.site
-        grams = jacobian_grams(sample.model, trials, site, layers, seed=sample.seed)
-        return {at: self._top(gram) for at, gram in grams.items()}
-
-    def _top(self, gram: Float64[Tensor, "d d"]) -> Subspace:
-        # eigh sorts eigenvalues in ascending order.
-        return Subspace(self.label, torch.linalg.eigh(gram).eigenvectors[:, -self.r :])
 
 
 @final
@@ -553,7 +436,7 @@ class _Random(Fit):
         return About()
 
     def check(self, setting: Setting) -> None:
-        _check_rank(self.r, setting)
+        check_rank(self.r, setting, name="r")
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         width, seed = sample.place.width_in(sample.model.spec), derived_seed(sample.seed, 1)
@@ -580,11 +463,3 @@ class _Fixed(Fit):
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         here = self.subspace.basis.to(sample.run.at(sample.place.site).device)
         return dict.fromkeys(layers, Subspace(self.subspace.name, here))
-
-
-def _check_rank(r: int, setting: Setting) -> None:
-    width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
-    if not 1 <= r <= width:
-        raise InvalidArgument(
-            f"r = {r}: {setting.place.site.name!r} of {name} has {width} dimensions; use 1 … {width}."
-        )

@@ -4,6 +4,8 @@ Reference: the J-lens note of Agarwal, Dalal & Misra's repository (J-space at a 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -16,6 +18,7 @@ from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
 
 N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass over all sequences
 
@@ -82,3 +85,31 @@ def _chosen(n_positions: int, n_answers: int, seed: int) -> list[tuple[int, int]
     order = torch.randperm(n_positions * n_answers, generator=torch.Generator().manual_seed(seed))
     kept: Int64[Tensor, " pair"] = order[:N_LOGITS]
     return [divmod(int(index), n_answers) for index in kept]
+
+
+@final
+@dataclass(frozen=True)
+class TopJacobian(Fit):
+    """The directions of one site on which the answer logits depend most."""
+
+    r: int
+
+    @property
+    def label(self) -> str:
+        return f"top-{self.r} Jacobian"
+
+    @property
+    def about(self) -> About:
+        return About()
+
+    def check(self, setting: Setting) -> None:
+        if setting.place.site != CARRIED:  # `InterventionSite` checks CARRIED
+            setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
+        check_rank(self.r, setting, name="r")
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        trials, site = sample.run.trials, sample.place.site
+        grams = jacobian_grams(sample.model, trials, site, layers, seed=sample.seed)
+        # eigh sorts eigenvalues in ascending order.
+        tops = {at: torch.linalg.eigh(gram).eigenvectors[:, -self.r :] for at, gram in grams.items()}
+        return {at: Subspace(self.label, top) for at, top in tops.items()}

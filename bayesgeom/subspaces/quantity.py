@@ -24,7 +24,7 @@ _CONSTANT = 1e-9  # share of the variance below which a difference is rounding e
 
 @final
 @dataclass(frozen=True)
-class Quantity:
+class PosteriorQuantity:
     """A quantity of the exact posterior; `hypothesis` is an index into the belief, for log-odds only."""
 
     name: QuantityName
@@ -39,13 +39,13 @@ class Quantity:
             )
 
     @classmethod
-    def of(cls, text: "str | Quantity") -> "Quantity":
+    def of(cls, text: "str | PosteriorQuantity") -> "PosteriorQuantity":
         """Return the quantity written as `entropy`, `belief` or `log_odds:3`.
 
         Raises:
             UnknownName: There is no such quantity; the error lists the forms.
         """
-        if isinstance(text, Quantity):
+        if isinstance(text, PosteriorQuantity):
             return text
         match text.split(":"):
             case ["entropy"]:
@@ -98,7 +98,7 @@ class Quantity:
         return slice(self.hypothesis, self.hypothesis + 1)
 
 
-BELIEF = Quantity("belief")
+ENTROPY, BELIEF = PosteriorQuantity("entropy"), PosteriorQuantity("belief")
 
 
 def answers_are_hypotheses(trials: Trials) -> bool:

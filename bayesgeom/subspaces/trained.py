@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Change, SiteLayer, keeping
+from bayesgeom.core.hooks import SiteLayer, keeping
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.behavior import answer_log_probabilities
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
 from bayesgeom.subspaces.erasers import JointMoments
-from bayesgeom.subspaces.quantity import Quantity, answers_are_hypotheses
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.quantity import PosteriorQuantity, answers_are_hypotheses
 from bayesgeom.tasks.base import derived_seed
 
 STEPS, BATCH, LEARNING_RATE = 80, 16, 0.02
@@ -37,7 +36,7 @@ class TrainedSwap(Fit):
     """A subspace of this rank, trained on separate sequences so that its swap moves the quantity."""
 
     rank: int
-    quantity: Quantity
+    quantity: PosteriorQuantity
     steps: int = STEPS
 
     def __post_init__(self) -> None:
@@ -60,11 +59,7 @@ class TrainedSwap(Fit):
                 "or top_jacobian there, or train at 'resid_pre' with score_after."
             )
         setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
-        width, name = setting.place.width_in(setting.model.spec), setting.model.spec.name
-        if not 1 <= self.rank <= width:
-            raise InvalidArgument(
-                f"rank = {self.rank}: {setting.place.site.name!r} of {name} has {width} dimensions; use 1 … {width}."
-            )
+        check_rank(self.rank, setting, name="rank")
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         return {layer: Subspace(self.label, self._trained(sample, layer)) for layer in layers}
@@ -93,9 +88,19 @@ class TrainedSwap(Fit):
         self, sample: Sample, layer: int, basis: Float[Tensor, "d rank"], pair: tuple[Trials, Trials]
     ) -> Float[Tensor, ""]:
         """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
-        originals, donors = pair
-        own, stored = _activations(sample, layer, donors)
-        edited = _swapped(sample, layer, basis, originals, stored)
+        (originals, donors), place = pair, (sample.place.site, layer)
+        stored: dict[SiteLayer, Tensor] = {}
+        with torch.no_grad(), hooked_sites(sample.model, {place: keeping(stored, place)}):
+            own = sample.model.logits(donors)
+
+        def swap(output: Tensor) -> Tensor:
+            flat, donor = (values.detach().reshape(*values.shape[:2], -1) for values in (output, stored[place]))
+            change = ((donor - flat) @ basis) @ basis.T
+            change = change if sample.mask is None else change * sample.mask.to(change)[:, None]
+            return (flat + change).reshape(output.shape)
+
+        with hooked_sites(sample.model, {place: swap}):
+            edited = sample.model.logits(originals)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
         are_hypotheses = answers_are_hypotheses(originals)
         if self.quantity.name == "belief" or (self.quantity.name == "log_odds" and not are_hypotheses):
@@ -105,7 +110,7 @@ class TrainedSwap(Fit):
 
 
 def _from_covariance(
-    sample: Sample, layer: int, quantity: Quantity, start: Float64[Tensor, "d rank"]
+    sample: Sample, layer: int, quantity: PosteriorQuantity, start: Float64[Tensor, "d rank"]
 ) -> Float64[Tensor, "d rank"]:
     """Return the initial basis: the leading directions of Cov(x, y), then random ones."""
     moments = JointMoments.of(sample.points(layer), sample.values(quantity))
@@ -113,32 +118,3 @@ def _from_covariance(
     kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
     basis: Tensor = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
     return basis
-
-
-@torch.no_grad()
-def _activations(sample: Sample, layer: int, donors: Trials) -> tuple[Tensor, Tensor]:
-    """Return the donors' logits and their activations at the site."""
-    stored: dict[SiteLayer, Tensor] = {}
-    place = (sample.place.site, layer)
-    logits = _hooked(sample, layer, keeping(stored, place), donors)
-    return logits, stored[place].detach()
-
-
-def _swapped(
-    sample: Sample, layer: int, basis: Float[Tensor, "d rank"], originals: Trials, stored: Float[Tensor, "batch pos *d"]
-) -> Float[Tensor, "batch query_pos d_vocab"]:
-    def swap(output: Tensor) -> Tensor:
-        flat, donor = (values.reshape(*values.shape[:2], -1) for values in (output.detach(), stored))
-        change = ((donor - flat) @ basis) @ basis.T
-        return (flat + _masked(change, sample.mask)).reshape(output.shape)
-
-    return _hooked(sample, layer, swap, originals)
-
-
-def _masked(change: Float[Tensor, "batch pos d"], mask: Bool[Tensor, " pos"] | None) -> Float[Tensor, "batch pos d"]:
-    return change if mask is None else change * mask.to(change)[:, None]
-
-
-def _hooked(sample: Sample, layer: int, change: Change, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-    with hooked_sites(sample.model, {(sample.place.site, layer): change}):
-        return sample.model.logits(trials)

@@ -1,15 +1,23 @@
-"""The environment of a run: what affects its weights in addition to recipe and precision.
+"""What affects the weights of a run in addition to its recipe: the environment, and the precision of matrix products.
 
 The order in which a processor adds numbers depends on the number of threads, the instruction set, the version of torch
 and whether numba compiles the loops. Sums in another order differ in the last digits, and training amplifies the
 difference. Each kind of device draws other data from the same seed.
+
+Matrix products run in bfloat16 if the processor computes it fast, else in float32. A processor without bfloat16
+instructions emulates them 20 to 200 times slower than float32, and not for LSTMs. The decision is made by a timed
+product instead of by instruction set names, because a virtual machine, an environment variable or another library can
+disable instructions.
 """
 
+import contextlib
+import functools
 import json
+import time
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Literal, Self, final
 
 import torch
 
@@ -17,9 +25,18 @@ from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file
 from bayesgeom.core.reading import read_json
+from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.compiled import has_numba
 
 ENVIRONMENT = "environment.json"
+Precision = Literal["bfloat16", "float32"]
+RequestedPrecision = Literal["auto", "bfloat16", "float32"]
+REQUESTS = ("auto", "bfloat16", "float32")
+PRECISION = "precision.json"
+BEFORE_RECORDS: Precision = "bfloat16"  # the precision of all runs without a record
+# At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
+_PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
+_NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
 @final
@@ -118,3 +135,122 @@ def warn_of_changes(out: Path, device: str | torch.device) -> None:
             f"weights may differ from those of an uninterrupted run: first in the last digits, later in more of them.",
             stacklevel=2,
         )
+
+
+def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device: str | torch.device) -> Precision:
+    """Return the precision of a training of this architecture on this device.
+
+    Args:
+        requested: "auto": bfloat16 if the device computes it at least as fast as float32 and has a kernel for every
+            layer of the architecture, else float32.
+        config: Config of the model.
+        device: Device of the training.
+
+    Raises:
+        InvalidArgument: The precision is unknown, or bfloat16 has no kernel for the architecture.
+    """
+    if requested not in REQUESTS:
+        raise InvalidArgument(f"precision must be one of {', '.join(REQUESTS)}, got {requested!r}.")
+    kind = torch.device(device).type
+    if requested == "float32" or (requested == "auto" and not is_bfloat16_fast(kind)):
+        return "float32"
+    missing = missing_kernel(config, device)
+    if missing and requested == "bfloat16":
+        raise InvalidArgument(
+            f"{config.name} cannot be trained in bfloat16 on this {kind}: {missing}. "
+            f"Use --precision float32 (Python: precision='float32')."
+        )
+    return "float32" if missing else "bfloat16"
+
+
+@functools.cache
+def is_bfloat16_fast(kind: str) -> bool:
+    """Return whether bfloat16 products take no longer than float32 products on this kind of device.
+
+    On a CPU this is measured once per process. Products of both kinds alternate and the least processor time of each
+    counts, so that other programs do not affect the result. For a GPU, torch reports it. False for other devices.
+
+    Example:
+        >>> is_bfloat16_fast("meta")
+        False
+    """
+    if kind == "cuda":
+        return bool(torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False))
+    return kind == "cpu" and _is_measured_fast()
+
+
+def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
+    """Return torch's message if a kernel is missing to train on one full-length sequence in bfloat16, else "".
+
+    The length matters: on a CPU, long sequences are trained with fused attention.
+    """
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        module = config.build(seed=0).to(device)
+    tokens = torch.zeros(1, config.n_ctx, dtype=torch.int64, device=device)
+    try:
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            logits = module(tokens)
+        logits.float().sum().backward()
+    except RuntimeError as error:
+        found = str(error)
+        if not any(known in found for known in _NO_KERNEL):
+            raise
+        return found.split(". ", maxsplit=1)[0].rstrip(".")
+    return ""
+
+
+def without_autocast(device: str | torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context manager that turns off an autocast of the caller for this kind of device.
+
+    Example:
+        >>> ones = torch.ones(2, 2)
+        >>> with torch.autocast("cpu", torch.bfloat16), without_autocast("cpu"):
+        ...     (ones @ ones).dtype
+        torch.float32
+    """
+    kind = torch.device(device).type
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
+
+
+def recorded_precision(out: Path) -> Precision | None:
+    """Return the precision of the run in `out`, or None if there is no record.
+
+    Raises:
+        CheckpointFault: The record cannot be read.
+    """
+    try:
+        found = read_json(out / PRECISION)["precision"]
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError) as error:
+        raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
+    if found not in REQUESTS[1:]:
+        raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}. Restore it.")
+    precision: Precision = found
+    return precision
+
+
+def record_precision(out: Path, precision: Precision) -> None:
+    """Write the precision of the run in `out`, for `recorded_precision`."""
+    with atomic_file(out / PRECISION) as temporary:
+        temporary.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
+
+
+def _is_measured_fast() -> bool:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator)
+    half = whole.bfloat16()
+    own, other = float("inf"), float("inf")
+    for index in range(_PROBE_ROUNDS):
+        other, own = min(other, _product_seconds(whole)), min(own, _product_seconds(half))
+        if index >= 2 and own > _HOPELESS * other:  # the first ones include allocation
+            return False
+    return own <= other
+
+
+def _product_seconds(square: torch.Tensor) -> float:
+    start = time.process_time()
+    square @ square
+    return time.process_time() - start

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, unknown_name
@@ -27,19 +27,20 @@ from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.environment import check_device_kind, record_environment, warn_of_changes
-from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.precision import (
+from bayesgeom.training.environment import (
     BEFORE_RECORDS,
     Precision,
     RequestedPrecision,
-    check_precision,
+    check_device_kind,
+    record_environment,
     record_precision,
     recorded_precision,
     resolve_precision,
+    warn_of_changes,
     without_autocast,
 )
-from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.optimizers import Optimizers
+from bayesgeom.training.recipes import Recipe, deciding
 from bayesgeom.training.state import (
     LOCK,
     LOG,
@@ -206,7 +207,11 @@ def run_precision(
     if not (out / RECIPE).exists():
         return resolve_precision(requested, recipe.model_config(), device)
     begun = recorded_precision(out) or BEFORE_RECORDS
-    check_precision(out, begun, requested)
+    if requested not in ("auto", begun):
+        raise InvalidArgument(
+            f"the run in {out} was started in {begun} and cannot continue in {requested}: its weights would be those "
+            f"of neither. Omit the precision, or train in another directory."
+        )
     return begun
 
 
@@ -380,18 +385,12 @@ def labeled(recipe: Recipe, trials: Trials, step: int) -> Trials:
     """
     if recipe.loss_positions is None:
         return trials
-    chosen = torch.zeros_like(trials.scored)
-    chosen[trials.scored] = _chosen(recipe, trials, step).flatten().to(chosen.device)
-    return replace(trials, labels=trials.labels.masked_fill(~chosen, NO_LABEL))
-
-
-def _chosen(recipe: Recipe, trials: Trials, step: int) -> Bool[Tensor, "batch query_pos"]:
-    """Return which scored positions have a label."""
     generator = torch.Generator().manual_seed(derived_seed(recipe.seed, LABELS, step))
-    drawn = torch.rand(len(trials), trials.n_scored, generator=generator, dtype=torch.float64)
-    chosen = drawn < recipe.label_share
-    chosen[:, : recipe.loss_positions] = True
-    return chosen
+    is_labeled = torch.rand(len(trials), trials.n_scored, generator=generator, dtype=torch.float64) < recipe.label_share
+    is_labeled[:, : recipe.loss_positions] = True
+    chosen = torch.zeros_like(trials.scored)
+    chosen[trials.scored] = is_labeled.flatten().to(chosen.device)
+    return replace(trials, labels=trials.labels.masked_fill(~chosen, NO_LABEL))
 
 
 def _start_from_shipped(recipe: Recipe, module: nn.Module) -> None:

@@ -2,14 +2,15 @@
 
 import math
 import re
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.training.precision import BEFORE_RECORDS, Precision
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.environment import BEFORE_RECORDS, Precision
+from bayesgeom.training.recipes import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
 # Parameters with two axes that Muon does not train: a Mamba's decay rates are not a linear map, and the projection of
@@ -54,22 +55,38 @@ class Optimizers:
 
     def state(self) -> dict[str, Shaped[Tensor, "..."]]:
         """Return every tensor on which the next step depends."""
-        return {
-            f"optimizer.{which}.{index}.{key}": value
-            for which, part in enumerate(self.parts)
-            for index, entries in part.state_dict()["state"].items()
-            for key, value in entries.items()
-        }
+        parts = enumerate(self.parts)
+        return {name: value for which, part in parts for name, value in state_of(part, f"optimizer.{which}.").items()}
 
     def restore(self, state: dict[str, Shaped[Tensor, "..."]]) -> None:
         """Restore the output of `state`."""
         for which, part in enumerate(self.parts):
-            entries: dict[int, dict[str, Tensor]] = {}
-            for name, value in state.items():
-                _, owner, index, key = name.split(".")
-                if int(owner) == which:
-                    entries.setdefault(int(index), {})[key] = value
-            part.load_state_dict({"state": entries, "param_groups": part.state_dict()["param_groups"]})
+            restore_state_of(part, state, f"optimizer.{which}.")
+
+
+def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Shaped[Tensor, "..."]]:
+    """Return the tensors of an optimizer's state by prefix, parameter and key; numbers become scalar tensors."""
+    return {
+        f"{prefix}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for index, entries in optimizer.state_dict()["state"].items()
+        for key, value in entries.items()
+        if isinstance(value, (Tensor, int, float))
+    }
+
+
+def restore_state_of(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Shaped[Tensor, "..."]], prefix: str
+) -> None:
+    """Restore what `state_of` returned, among other tensors. Learning rates and other settings stay."""
+    now = optimizer.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        if name.startswith(prefix):
+            index, _, key = name.removeprefix(prefix).partition(".")
+            former = now["state"].get(int(index), {}).get(key)
+            is_tensor = isinstance(former, Tensor) or former is None
+            state.setdefault(int(index), {})[key] = value.clone() if is_tensor else value.item()
+    optimizer.load_state_dict({"state": state, "param_groups": now["param_groups"]})
 
 
 @final

@@ -1,22 +1,24 @@
-"""Publishing of a trained module as a checkpoint with its recipe and scores."""
+"""Making of a checkpoint: train a recipe, score the module, write it with its card; and how long the training takes."""
 
+import itertools
 import json
-import re
 import shlex
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, UnknownName
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_directory
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import counted, interval_text, number_text, percent_text
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
@@ -25,13 +27,22 @@ from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
-from bayesgeom.training.duration import as_duration, estimated_seconds
-from bayesgeom.training.loop import check_startable, remaining_stages, run_precision, train
-from bayesgeom.training.precision import Precision
-from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
-from bayesgeom.training.recipes import recipe as committed
+from bayesgeom.training.environment import Precision
+from bayesgeom.training.loop import (
+    Pace,
+    check_startable,
+    held_out_kl,
+    held_out_trials,
+    remaining_stages,
+    run_precision,
+    train,
+    training_step,
+)
+from bayesgeom.training.optimizers import Optimizers
+from bayesgeom.training.recipes import RECIPES, Recipe, deciding, plugin_recipes, recipe_from_dict
 
 N_SCORED = 2_000
+TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 _MADE = "## How it was made"
 _VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
@@ -44,7 +55,7 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
         recipe: The recipe of the module.
         module: The trained module.
         path: Directory of the checkpoint.
-        precision: Precision of the training, from `training.precision.recorded_precision`. None: not recorded.
+        precision: Precision of the training, from `training.environment.recorded_precision`. None: not recorded.
 
     Returns:
         The scores.
@@ -201,7 +212,7 @@ outside the answers: {number_text(elsewhere)}.
 
 {_MADE}
 
-{how}. The whole recipe is in `config.json`; in short:
+{how}. The whole recipe is in `config.json`; its stages:
 
 {_story(recipe, precision)}
 """
@@ -211,38 +222,31 @@ def command(recipe: Recipe) -> str | None:
     """Return the command that trains this recipe: of a committed one, with its seed and options; None if none does.
 
     Example:
-        >>> command(replace(committed("recall-lstm").reseeded(1), steps=300))
+        >>> command(replace(RECIPES["recall-lstm"].reseeded(1), steps=300))
         'bayesgeom train recall-lstm --seed 1 --steps 300'
     """
     whole, _, number = recipe.name.rpartition("-seed")
     name, seed = (whole, int(number)) if number.isdecimal() else (recipe.name, 0)
-    base, changes = _committed(recipe, name)
-    if base is None or not (seed or name == recipe.name):
+    known = {**RECIPES, **plugin_recipes()}
+    bases = [base for base in known if name == base or name.startswith(f"{base}-")]
+    if not bases or not (seed or name == recipe.name):
         return None
-    options = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in changes]
+    base = known[max(bases, key=len)]
+    settings = {**recipe.sizes, **recipe.task.config()}
+    settings |= {"batch_size": recipe.batch_size, "late_batch_size": recipe.late_batch_size}
+    stated = f"{name.removeprefix(base.name)}-"  # what `resized` added to the name
+    changes = {key: value for key, value in settings.items() if f"-{key}{value}-" in stated}
+    changes = dict(sorted(changes.items(), key=lambda change: stated.index(f"-{change[0]}{change[1]}-")))
+    try:
+        made = replace(base.resized(changes).reseeded(seed), steps=recipe.steps)
+    except BayesGeomError:  # no change of sizes gives this one
+        return None
+    if deciding(made.to_dict()) != deciding(recipe.to_dict()):
+        return None
+    options = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in changes.items()]
     options += [f"--seed {seed}"] if seed else []
     options += [f"--steps {recipe.steps}"] if recipe.steps != base.steps else []
-    made = replace(base.reseeded(seed), steps=recipe.steps)
-    if changes:
-        changed = ("name", "task", "also", "sizes", "batch_size", "late_batch_size", "after")
-        made = replace(made, **{field: vars(recipe)[field] for field in changed})
-    is_it = deciding(made.to_dict()) == deciding(recipe.to_dict())
-    return " ".join([f"bayesgeom train {base.name}", *options]) if is_it else None
-
-
-def _committed(recipe: Recipe, name: str) -> tuple[Recipe | None, list[tuple[str, str]]]:
-    """The committed recipe with the longest name that begins `name`, and the changes that the rest of it states."""
-    keys = "|".join(sorted({*recipe.sizes, *recipe.task.config(), "batch_size", "late_batch_size"}, key=len)[::-1])
-    change = re.compile(rf"-({keys})(.+?)(?=-(?:{keys})|$)")
-    for end in (len(name), *(dash.start() for dash in reversed(list(re.finditer("-", name))))):
-        try:
-            base = committed(name[:end])
-        except UnknownName:
-            continue
-        changes = change.findall(name[end:])
-        if "".join(f"-{key}{value}" for key, value in changes) == name[end:]:
-            return base, changes
-    return None, []
+    return " ".join([f"bayesgeom train {base.name}", *options])
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
@@ -253,37 +257,85 @@ def _sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def _story(recipe: Recipe, precision: Precision | None) -> str:
-    """One line per training stage."""
-    first = "" if recipe.after is None else _story(recipe.after, precision) + "\n"
-    if recipe.warm_start is not None:
-        name, digest = recipe.warm_start.split("@")
-        first = f"- Starts from the weights of `{name}` (hash `{digest}`); what follows comes on top of its training.\n"
-    late = (
-        f", {recipe.late_batch_size} from {percent_text(recipe.late_from)} of them on" if recipe.late_from < 1 else ""
-    )
-    turns = f"in turn of the task and of {len(recipe.also)} others of its kind; " if recipe.also else ""
-    until = "" if recipe.decay_steps is None else f" in the first {recipe.decay_steps:,} steps"
-    return (
-        f"{first}- {recipe.steps:,} steps of fresh data, {recipe.batch_size} sequences a step{late}; {turns}"
-        f"{recipe.targets} targets; {_loss(recipe)}{recipe.optimizer}, lr {recipe.lr:g} (matrices "
-        f"{recipe.matrix_lr:g}), weight decay {recipe.weight_decay:g}{until}; {recipe.warmup} steps of warm-up, then a "
-        f"cosine to zero; gradient norm clipped at 1; {_products(recipe, precision)}; seed {recipe.seed}."
-    )
+    """One line per training stage: its settings by name."""
+    apart = {"name", "task", "sizes", "after", "also", "snapshots"}
+    lines = []
+    for stage in recipe.stages():
+        settings = {key: value for key, value in stage.to_dict().items() if key not in apart and value is not None}
+        also = [f"also {other}" for other in stage.also]
+        lines.append(f"- {stage.task}: {', '.join([*(f'{key} {value}' for key, value in settings.items()), *also])}")
+    return "\n".join([*lines, f"- precision {precision or 'not recorded'}"])
 
 
-def _loss(recipe: Recipe) -> str:
-    if recipe.loss_positions is None:
-        return ""
-    share = number_text(recipe.label_share)
-    later = f" and at each later one with probability {share}" if recipe.label_share else " only"
-    return f"loss at the first {counted(recipe.loss_positions, 'scored position')}{later}; "
+def estimated_seconds(
+    stages: Sequence[tuple[Recipe, int]],
+    *,
+    device: str | torch.device = "cpu",
+    precision: Precision,
+    log_every: int = Pace.log_every,
+) -> float:
+    """Estimate the training time of these stages on this machine under its current load.
+
+    Each stage is divided into segments of one batch size and one precision. In each segment a few steps of a temporary
+    network are timed on real batches. The run's network and the global random state are not changed.
+
+    Args:
+        stages: Recipes with the step at which each one starts (`loop.remaining_stages`).
+        device: Device of the training.
+        precision: Precision of the run's matrix products.
+        log_every: Steps between measurements of the held-out KL, which are timed, too.
+
+    Returns:
+        Seconds, without the time to save states and snapshots.
+    """
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        return sum(_stage_seconds(stage, start, device, precision, log_every) for stage, start in stages)
 
 
-def _products(recipe: Recipe, precision: Precision | None) -> str:
-    match precision:
-        case "float32":
-            return "float32 products"
-        case "bfloat16":
-            return f"bfloat16 products, float32 for the last {percent_text(recipe.float32_share)} of the steps"
-        case None:
-            return "precision of products not recorded"
+def as_duration(seconds: float) -> str:
+    """Return a duration as text, in its two largest units.
+
+    Example:
+        >>> as_duration(41.3), as_duration(754), as_duration(5_500), as_duration(100_000)
+        ('41 s', '12 min 34 s', '1 h 31 min', '27 h 46 min')
+    """
+    whole = max(1, round(seconds))
+    hours, minutes = whole // 3_600, whole // 60
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def _stage_seconds(
+    recipe: Recipe, start: int, device: str | torch.device, precision: Precision, log_every: int
+) -> float:
+    module = recipe.model_config().build(seed=recipe.seed).to(device).train()
+    optimizers = Optimizers(recipe, module, precision)
+    segments = _segments(recipe, start, precision)
+    if segments:
+        training_step(recipe, module, optimizers, segments[0][0], device, precision)  # warms up
+    seconds = 0.0
+    for first, end in segments:
+        kinds = 1 + len(recipe.also)  # every alternating task is timed
+        n_timed, began = 0, time.perf_counter()
+        while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
+            training_step(recipe, module, optimizers, first + n_timed % kinds, device, precision)
+            n_timed += 1
+        seconds += (end - first) * (time.perf_counter() - began) / n_timed
+    n_reports = -(-(recipe.steps - start) // log_every)
+    if n_reports:
+        held_out, before = held_out_trials(recipe, device), time.perf_counter()
+        held_out_kl(module, held_out)
+        seconds += n_reports * (time.perf_counter() - before)
+    return seconds
+
+
+def _segments(recipe: Recipe, start: int, precision: Precision) -> list[tuple[int, int]]:
+    """First step and end of each run of steps with one batch size and one precision."""
+
+    def kind(step: int) -> tuple[int, bool]:
+        return recipe.batch_size_at(step), precision == "float32" or recipe.is_float32_at(step)
+
+    groups = (list(steps) for _, steps in itertools.groupby(range(start, recipe.steps), kind))
+    return [(steps[0], steps[-1] + 1) for steps in groups]

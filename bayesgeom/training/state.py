@@ -22,7 +22,7 @@ from bayesgeom.core.reading import check_regular
 from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.recipes import Recipe, deciding
 
 STATE, LOG, LOCK = "state.safetensors", "log.jsonl", ".lock"
 _PATIENCE = 0.5  # seconds; to find out whether a run is locked, other processes hold its lock for a moment

@@ -29,8 +29,8 @@ from bayesgeom.core.columns import fitted
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import counted, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
+from bayesgeom.dynamics.measure import over_trainings
 from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.dynamics.rows import over_trainings
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, times_later
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit

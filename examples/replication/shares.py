@@ -7,25 +7,27 @@ the answer as far, the movement shows how much of the difference the subspace ho
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
 
 from bayesgeom.core.arguments import checked
 from bayesgeom.core.columns import fitted
+from bayesgeom.core.edits import Edit
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.matching import Matched, n_distinct
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
-from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.report.diagnosis import Diagnosis
@@ -35,9 +37,8 @@ from bayesgeom.report.storage import JSON
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.stats.correlation import jackknife_student, spearman
+from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
-from bayesgeom.subspaces.matching import Matched
-from bayesgeom.subspaces.site import InterventionSite
 
 if TYPE_CHECKING:
     from bayesgeom.report.panels import Panel
@@ -46,6 +47,8 @@ EXPLANATIONS = ("share of the donor's difference", "share of the site's variance
 ALIKE = "share-matched subspaces"
 EFFECTS = ("movement", "movement without the direct path")
 PARTS = ("the subspace", "the controls", "of the subspace's own, in the controls")
+
+N_ALIKE = 256  # pairs from whose difference the controls are drawn
 
 
 @final
@@ -132,14 +135,37 @@ def share_controls(
         >>> share_controls("sticky-small", subspace="random:2", n=8).n
         8
     """
-    subject, fit, chosen = (own := as_model(model)), as_fit(subspace), scored_task_of(own, task)
+    subject, fit = as_model(model), as_fit(subspace)
+    chosen = scored_task_of(subject, task)
     swap = Intervention.of(subject, chosen, fit, design=Design("swap"), place=InterventionSite(), n=n, seed=seed)
-    totals, shares, controls = swap.against_share()
+    sample = swap.sample()
+    subspaces, _ = swap.fitted(sample)
+    apart = swap.differences(subspaces, N_ALIKE)
+    moments = {at: own.T @ own / len(own) for at, own in apart.items()}
+    controls = {at: same_share_subspaces(swap, own, moments[at], at) for at, own in subspaces.items()}
+    conditions = dict[int, list[Edit]]()
+    for at, own in subspaces.items():
+        edits, alike = swap.conditions(sample, at), controls[at].bases
+        conditions[at] = [edits.ceiling(), edits.own(own), *edits.filling(alike, swap.design.n_matched)]
+    totals = swap.scored(n, conditions, sample)
+    shares = {at: own.variance_share(moments[at]) for at, own in subspaces.items()}
     of_each = totals.conditions[:, :, 1:, (MOVED, DISTANCE), 0]  # without the ceiling
     sums = rearrange(of_each, "unit row (effect own) sum -> sum unit row effect own", own=1 + swap.design.n_matched)
     report = share_controls_report(fit.label, sums, shares, controls, n_layers=subject.spec.n_layers, n=n, seed=seed)
     arguments = {"n": n, "seed": seed, "subspace": fit.label, "donors": swap.donors}
     return with_provenance(report, provenance(subject, chosen, arguments))
+
+
+def same_share_subspaces(swap: Intervention, own: Subspace, moments: Float64[Tensor, "d d"], layer: int) -> Matched:
+    """Return controls that all have the share: those of `swap.controls` without the whole complement as the last one.
+
+    If the whole complement is the only control, it is returned; `is_matched` states whether it has the share.
+    """
+    found = swap.controls(own, moments, layer, swap.design.n_matched + 1)
+    if len(found.bases) == 1:
+        return found
+    bases = found.bases[:-1]
+    return replace(found, bases=bases, n_distinct=n_distinct(bases, moments))
 
 
 def share_controls_report(
@@ -286,7 +312,7 @@ def swap_shares(folder: str | Path, subspace: str = "frame") -> SwapSharesReport
                 continue
             names.append(report.subspace)
             sources[path.parent.parent.name] = report.provenance
-            for at in (layer for layer in report.layers if report.verdict_by_layer[layer] != BY_CONSTRUCTION):
+            for at in (layer for layer in report.layers if report.verdict_by_layer[layer] != Verdict.BY_CONSTRUCTION):
                 held = 1 - report.share.value[OUTSIDE, at], report.share.value[VARIANCE, at]
                 rows.append((*held, report.movement.value[at, 0], report.indirect_movement.value[at, 0]))
                 owners.append(len(names))

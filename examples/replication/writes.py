@@ -34,10 +34,8 @@ from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.correlation import spearman
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.anatomy import output_weights
+from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
 from bayesgeom.tasks.base import derived_seed
 
 if TYPE_CHECKING:
@@ -167,6 +165,7 @@ def write_strength(
     return with_provenance(report, provenance(subject, chosen, arguments))
 
 
+@torch.no_grad()
 def write_report(
     model: Model,
     run: Run,
@@ -188,7 +187,8 @@ def write_report(
     n_layers, n_heads = kl_increase_bits.shape
     strength, random = np.empty((run.n_recorded, n_layers, n_heads)), np.empty((N_RANDOM, n_layers, n_heads))
     for layer, subspace in subspaces.items():
-        weights, z = output_weights(model, layer), run.at(Z)[layer]
+        no_tokens = torch.zeros(0, dtype=torch.int64, device=model.spec.device)
+        weights, z = model.static(W_O, no_tokens, layer), run.at(Z)[layer]
         width = weights.shape[2]
         subspaces_drawn = random_subspaces(width, subspace.rank, draws=N_RANDOM, seed=seed + layer)
         by_basis = _strengths(z, weights, torch.cat([subspace.basis[None].to(subspaces_drawn), subspaces_drawn]))

@@ -121,7 +121,7 @@ def test_the_seed_decides_every_number() -> None:
 
 def test_memory_for_many_sequences_is_bounded_and_the_means_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ablated(lively(), n=67)
-    monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 11)
+    monkeypatch.setattr("bayesgeom.ablations._tally.MAX_UNITS", 11)
     units = ablated(lively(), n=67)
     for name, own in effects(whole).items():
         if name != "its lower end":

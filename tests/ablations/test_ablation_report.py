@@ -10,9 +10,9 @@ import pytest
 
 import bayesgeom
 from bayesgeom.ablations import Ablation, Component
+from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
-from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Reason
@@ -118,7 +118,7 @@ def test_units_of_several_sequences_give_the_same_means(
 ) -> None:
     batch = scores(rng)
     single = reported(batch)
-    monkeypatch.setattr("bayesgeom.ablations.tally.MAX_UNITS", 7)  # units of 5, the last of 4
+    monkeypatch.setattr("bayesgeom.ablations._tally.MAX_UNITS", 7)  # units of 5, the last of 4
     grouped = reported(batch)
     for one, other in (
         (grouped.kl_increase_bits, single.kl_increase_bits),

@@ -11,8 +11,7 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component
-from bayesgeom.ablations.attribution import attributed_kl_increase
-from bayesgeom.ablations.run import attribution_preview
+from bayesgeom.ablations.run import attributed_kl_increase, attribution_preview
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from tests.ablations.plain import LAYERS, TASK, Plain, heads, lively, n_hooks, scored

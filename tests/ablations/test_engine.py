@@ -11,14 +11,15 @@ from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component, engine
 from bayesgeom.ablations.engine import (
     BATCH_BYTES,
+    METRICS,
     BatchScores,
+    Exact,
     Means,
     batches,
     batches_with_donors,
     score_batch,
     variants_at_once,
 )
-from bayesgeom.ablations.scoring import METRICS, scores_of
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
@@ -244,7 +245,7 @@ def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     for ablation in map(Ablation, parts):
         (logits,) = replayer.logits(reference.baseline, [ablation.edits("zero")], reference)
-        np.testing.assert_allclose(scores_of(logits, TRIALS), plain.scores(ablation, "zero"), atol=BITS, rtol=0)
+        np.testing.assert_allclose(Exact.of(TRIALS).scores(logits), plain.scores(ablation, "zero"), atol=BITS, rtol=0)
 
 
 # Tiles.

@@ -9,7 +9,7 @@ import torch
 
 import bayesgeom
 from bayesgeom import ablations
-from bayesgeom.ablations.component import Ablation, Component
+from bayesgeom.ablations.batteries import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import attribution_preview
 from bayesgeom.core.errors import HookFault

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.ablations.scoring import METRICS, Exact, scores_of
+from bayesgeom.ablations.engine import METRICS, Exact
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import NonFinite
 from bayesgeom.core.sites import Z
@@ -18,7 +18,7 @@ LOGITS = 5 * torch.randn(17, 7, 22, generator=torch.Generator().manual_seed(0))
 
 
 def test_scores_are_their_formulas() -> None:
-    found = scores_of(LOGITS, TRIALS)
+    found = Exact.of(TRIALS).scores(LOGITS)
     assert found.shape == (len(METRICS), 17, 7) and found.dtype == np.float64
     np.testing.assert_allclose(found, scored(LOGITS, TRIALS), atol=1e-12)
 
@@ -26,7 +26,7 @@ def test_scores_are_their_formulas() -> None:
 def test_scores_are_those_of_every_other_report() -> None:
     own = behavior(TRIALS, *answer_log_probabilities(LOGITS, TRIALS))
     error = np.abs(own.model_entropy_bits - own.exact_entropy_bits)
-    np.testing.assert_allclose(scores_of(LOGITS, TRIALS), np.stack([own.kl_bits, error, own.correct]), atol=1e-12)
+    np.testing.assert_allclose(Exact.of(TRIALS).scores(LOGITS), np.stack([own.kl_bits, error, own.correct]), atol=1e-12)
 
 
 def test_the_exact_predictive_scores_zero() -> None:
@@ -39,7 +39,7 @@ def test_the_exact_predictive_scores_zero() -> None:
 def test_what_cannot_happen_costs_nothing_however_small_its_probability() -> None:
     logits = LOGITS.clone()
     logits[..., TRIALS.answers] = torch.where(Exact.of(TRIALS).predictive > 0, 0.0, -3e38)
-    np.testing.assert_allclose(scores_of(logits, TRIALS)[:2], 0.0, atol=1e-12)
+    np.testing.assert_allclose(Exact.of(TRIALS).scores(logits)[:2], 0.0, atol=1e-12)
 
 
 def test_broken_logits_name_the_edits() -> None:
@@ -47,10 +47,10 @@ def test_broken_logits_name_the_edits() -> None:
     with pytest.raises(NonFinite, match=r"NaN or infinite under: zero L1H2\."):
         Exact.of(TRIALS).scores(torch.full((17, 7, 22), torch.nan), (edit,))
     with pytest.raises(NonFinite, match=r"under: no edit\."):
-        scores_of(torch.full((17, 7, 22), torch.inf), TRIALS)
+        Exact.of(TRIALS).scores(torch.full((17, 7, 22), torch.inf))
 
 
 def test_only_the_tile_decides_what_is_exact() -> None:
     other = replace(TRIALS, predictive=TRIALS.predictive.flip(0))
-    first, second = scores_of(LOGITS, TRIALS), scores_of(LOGITS, other)
+    first, second = Exact.of(TRIALS).scores(LOGITS), Exact.of(other).scores(LOGITS)
     assert not np.allclose(first[0], second[0]) and np.array_equal(first[2], second[2])

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesgeom.ablations import tally as module
+from bayesgeom.ablations import _tally as module
+from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
-from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.report.storage import PROGRESS
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bayesgeom.dynamics import frame
+from bayesgeom.dynamics import measure as frame
 from bayesgeom.subspaces import jacobian
 
 

@@ -15,8 +15,7 @@ def test_a_run_is_packed_and_followed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["pack", str(run), str(packed), "--keep", "2"]) == 0
     assert "step     100  float16" in capsys.readouterr().out
     assert main(["dynamics", str(packed), "--n", "8", "--maps-at", "100", "--out", str(out)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())  # a long name wraps the lines
-    assert "only 8 sequences" in printed and "report.html" in printed
+    assert "report.html" in " ".join(capsys.readouterr().out.split())  # a long name wraps the lines
     assert sorted(path.name for path in out.iterdir()) == [
         "arrays.safetensors",
         "metrics.parquet",

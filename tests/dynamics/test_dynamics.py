@@ -13,12 +13,11 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.sites import PATTERN, RESID_PRE, K
 from bayesgeom.core.text import number_text
-from bayesgeom.dynamics.frame import Frame
-from bayesgeom.dynamics.measure import Bench
+from bayesgeom.dynamics.measure import Bench, KeyFrame
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DIRECTIONS, SUBSPACES, DynamicsReport
 from bayesgeom.dynamics.run import snapshot_job, training_dynamics
-from bayesgeom.dynamics.runs import TrainingRun, _place, runs_of
+from bayesgeom.dynamics.trainings import TrainingRun, _place, runs_of
 from bayesgeom.executors import Batch
 from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
@@ -106,7 +105,7 @@ def test_the_swap_is_that_of_intervene(run: Path, report: DynamicsReport) -> Non
 def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
     model = load(run / "snapshots" / "step-0000030")
     one = model.run(TASK.stream(6, seed=0), record=(K,), n_recorded=6)
-    frame = Frame.of(model, TASK, one, n=4, seed=0)
+    frame = KeyFrame.of(model, TASK, one, n=4, seed=0)
     ratios = frame.ratios(one)
     grams = jacobian_grams(model, one.trials, RESID_PRE, (0, 1), seed=derived_seed(0, 8))
     basis = [torch.linalg.eigh(grams[layer]).eigenvectors[:, -5:] for layer in (0, 1)]

@@ -9,7 +9,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import _Analysis, training_dynamics
-from bayesgeom.dynamics.runs import TrainingRun, runs_of
+from bayesgeom.dynamics.trainings import TrainingRun, runs_of
 from bayesgeom.models import recording as budget
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import parts_of

@@ -7,7 +7,7 @@ import torch
 
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}
 TASK = Bijection(n_values=5, n_pairs=4)

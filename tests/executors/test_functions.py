@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 
 import bayesgeom
+from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import every_mlp
-from bayesgeom.ablations.engine import BatchScores
+from bayesgeom.ablations.engine import METRICS, BatchScores
 from bayesgeom.ablations.run import ablate
-from bayesgeom.ablations.scoring import METRICS
-from bayesgeom.ablations.tally import Tally
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
-from bayesgeom.dynamics.runs import CACHE
+from bayesgeom.dynamics.trainings import CACHE
 from bayesgeom.executors import Batch, check_same, name_of
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep

@@ -21,8 +21,8 @@ from bayesgeom.cli import main
 from bayesgeom.core import files
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, check_directory
-from bayesgeom.dynamics.cache import SnapshotCache
-from bayesgeom.dynamics.measure import Measured
+from bayesgeom.dynamics.measure import SnapshotNumbers
+from bayesgeom.dynamics.run import SnapshotCache
 from bayesgeom.report.diagnosis import Diagnosis
 from tests.structure.source import ROOT
 from tests.test_cli import QUICK, save
@@ -190,7 +190,7 @@ def test_a_battery_goes_on_once_there_is_room(
 
 def test_the_results_of_a_snapshot_are_written_whole_or_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = SnapshotCache(folder=folder / "parts", settings={"n": 7})
-    found = Measured(numbers={"a": np.arange(5.0)}, missing={})
+    found = SnapshotNumbers(numbers={"a": np.arange(5.0)}, missing={})
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.numpy, "save_file", no_room)
         with pytest.raises(OutputFault, match=r"cannot write .*\.safetensors: No space left on device\.$"):

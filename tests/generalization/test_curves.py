@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.generalization.convergence import floor_bits, tokens_to_converge
 from bayesgeom.generalization.curves import (
     LARGEST_WITHIN,
     critical_length,
     discontinuity,
     extrapolation_ratio,
+    floor_bits,
     strongest,
+    tokens_to_converge,
     whole_means,
 )
 from bayesgeom.report.estimate import Baseline, Estimate, codes_of, stacked

@@ -18,11 +18,10 @@ from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
-from bayesgeom.generalization.depth import EARLIER
-from bayesgeom.generalization.length import PARAMETER_BYTES, Unmade, length_generalization, run_on, with_room
+from bayesgeom.generalization.length import length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
-from bayesgeom.generalization.model_errors import with_untrained_positions, without_top_attention
-from bayesgeom.generalization.stretch import checked_lengths, stretch_of
+from bayesgeom.generalization.longer_tasks import checked_lengths, length_field_of
+from bayesgeom.generalization.model_errors import EARLIER, with_untrained_positions, without_top_attention
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import save_checkpoint
@@ -38,7 +37,7 @@ from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = HMM(n_states=2, n_symbols=3, length=7)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
@@ -76,7 +75,7 @@ def test_curves_are_the_errors_at_each_position(two_models: LengthReport) -> Non
 def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
     """A causal model's errors at the first positions do not depend on how long the sequence is."""
     model = small(task=task)
-    stretch = stretch_of(task)
+    stretch = length_field_of(task)
     whole = run_on(model, stretch.to(task, 19), n=5, seed=0).behavior
     for n_steps in (7, 11):
         short = model.run(stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))).behavior
@@ -306,12 +305,12 @@ def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position()
 def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
     check = inspect.unwrap(checked_lengths)  # as without shape checks, which would refuse first
     with pytest.raises(InvalidArgument, match=message):
-        check(stretch_of(TASK), 7, lengths)
+        check(length_field_of(TASK), 7, lengths)
 
 
 def test_lengths_may_come_from_numpy() -> None:
     check = inspect.unwrap(checked_lengths)
-    assert check(stretch_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
+    assert check(length_field_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
 
 
 def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
@@ -364,7 +363,7 @@ def test_other_refusals() -> None:
 
 
 def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room, each is loaded to be checked and again to be run, a single one once.
+    """Each is loaded to be checked and again to be run, a single one once.
 
     None is alive while the next is loaded.
     """
@@ -381,44 +380,11 @@ def test_models_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: 0)
     hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
     assert loads == ["rotary", "none"] * 2 and hashes["none 0"] == small("none").spec.weights_hash
     loads.clear()
     found = length_generalization(["alibi"], lengths=[11], n=3)
     assert found.provenance["model"] == small("alibi").spec.to_dict() and loads == ["alibi"]
-
-
-def test_models_are_kept_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = list[str]()
-
-    def loaded(name: ModelLike) -> Model:
-        loads.append(str(name))
-        return small(str(name))
-
-    room = PARAMETER_BYTES * 2 * small("none").spec.n_parameters
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: room)
-    whole = length_generalization(["rotary", "none", "alibi"], lengths=[11], n=3)
-    assert loads == ["rotary", "none", "alibi", "alibi"], "two have room"
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "recording_bytes", lambda _: 0)
-    again = length_generalization(["rotary", "none", "alibi"], lengths=[11], n=3)
-    np.testing.assert_array_equal(again.kl_bits.value, whole.kl_bits.value)
-
-
-def test_a_model_may_be_trained_after_everything_was_checked() -> None:
-    made = list[str]()
-
-    def make() -> Model:
-        made.append("trained")
-        return small(seed=1)
-
-    unmade = Unmade(like=small, make=make)
-    with pytest.raises(InvalidArgument, match="beyond the training length"):
-        length_generalization(unmade, lengths=[5], n=3)
-    assert not made
-    saved = length_generalization([unmade], lengths=[11], n=3).provenance["model"]
-    assert made == ["trained"] and saved["weights_hash"] == small(seed=1).spec.weights_hash != small().spec.weights_hash
 
 
 @pytest.mark.exhaustive

@@ -17,10 +17,10 @@ from torch import nn
 import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.dynamics import runs
+from bayesgeom.dynamics import trainings as runs
 from bayesgeom.dynamics.threshold_steps import ThresholdStep, stable
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, lag, moment_of, movement_report
-from bayesgeom.gradients.run_movement import gradient_movement
+from bayesgeom.gradients.run import gradient_movement
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import hashed
@@ -30,7 +30,7 @@ from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack
 from bayesgeom.training.loop import Pace, train
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from tests.dynamics.trainings import a_run
 
 TINY = Recipe(

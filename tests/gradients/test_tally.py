@@ -8,8 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from bayesgeom.core.trials import Trials
-from bayesgeom.gradients.capture import LayerGradients, captured
-from bayesgeom.gradients.precise import in_float64
+from bayesgeom.gradients.capture import LayerGradients, captured, in_float64
 from bayesgeom.gradients.tally import BIN_EDGES, layer_tally, together
 from tests.ablations.plain import TASK, lively
 

@@ -19,8 +19,8 @@ from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer, states_of
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.subspaces.jacobian import _chosen, answer_gradients
-from bayesgeom.subspaces.site import InterventionSite
 from tests.interventions.worlds import TASK, lively
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=1, n_fit=101)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import percent_text
+from bayesgeom.interventions._evidence import Read, erasure
+from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
 from bayesgeom.interventions.summary import drawn_text
 from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
-from bayesgeom.subspaces.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
-from bayesgeom.subspaces.readout import Read, erasure
-from bayesgeom.subspaces.subspace import Subspace
 
 N, D, K = 4_001, 13, 3
 

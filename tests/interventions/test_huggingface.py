@@ -23,10 +23,8 @@ from bayesgeom.models.resolve import as_model
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace, span
 from bayesgeom.subspaces.jacobian import N_LOGITS, N_SEQUENCES, jacobian_grams
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace, span
 from bayesgeom.tasks.base import derived_seed
 from tests.families import ATTENTION, lively
 from tests.interventions.worlds import TASK

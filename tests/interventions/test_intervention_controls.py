@@ -6,8 +6,8 @@ import pytest
 
 from bayesgeom.interventions.report import AFTER, REMOVAL, InterventionReport, largest_control
 from bayesgeom.interventions.verdicts import CEILING_SHARE, OWN_KL_SHARE
-from bayesgeom.selftest.controls import InterventionControl, intervention_controls
 from bayesgeom.selftest.planted import LAYER, uses_entropy
+from bayesgeom.selftest.run import InterventionControl, intervention_controls
 from bayesgeom.subspaces.fits import leace
 
 CONTROLS = {control.label: control for control in intervention_controls()}

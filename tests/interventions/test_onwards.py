@@ -11,13 +11,12 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.trials import concatenate
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.onwards import erase_onwards
+from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.subspaces.quantity import Quantity
-from bayesgeom.subspaces.scrubbing import Scrubber, Targets, matched_erasers
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
+from bayesgeom.subspaces.quantity import PosteriorQuantity
 from bayesgeom.tasks.base import derived_seed
 from tests.interventions.worlds import TASK, lively, planted_model
 from tests.tiny import tiny_checkpoints, tiny_folder
@@ -28,7 +27,7 @@ NONE = PairReference({}, None)
 
 
 def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
-    trials, entropy = TASK.sample(5, seed=0), Quantity("entropy")
+    trials, entropy = TASK.sample(5, seed=0), PosteriorQuantity("entropy")
     targets = Targets.of(trials, entropy)
     exact, positions = entropy.exact(trials)[..., 0], trials.scored_positions()[0].tolist()
     elsewhere = [p for p in range(trials.tokens.shape[1]) if p not in positions]
@@ -48,7 +47,9 @@ def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site:
     model = lively()
     report = erase_onwards(model, quantity="belief", sites=InterventionSite(site, (0, 1)), n=11)  # type: ignore[arg-type]
     assert report.r2.value[1].max() < 0.05 and report.layers == [0, 1]
-    scrubber = Scrubber(model=model, site=site, quantity=Quantity("belief"), oblique=True, n_fit=768, n_read=256)  # type: ignore[arg-type]
+    scrubber = Scrubber(
+        model=model, site=site, quantity=PosteriorQuantity("belief"), oblique=True, n_fit=768, n_read=256
+    )  # type: ignore[arg-type]
     stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
     scrubbed = scrubber.from_layer(concatenate(stream), 0, seed=0)
     assert list(scrubbed.edits) == [0, 1]
@@ -105,7 +106,7 @@ def test_each_verdict_and_reason_has_one_finding_and_then_scale_and_rest_are_sta
 def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
     trials = concatenate(list(TASK.stream(200, seed=3)))
     scrubber = Scrubber(
-        model=lively(), site=RESID_POST, quantity=Quantity("entropy"), oblique=False, n_fit=128, n_read=32
+        model=lively(), site=RESID_POST, quantity=PosteriorQuantity("entropy"), oblique=False, n_fit=128, n_read=32
     )
     scrubbed = scrubber.from_layer(trials, 0, seed=0)
     sets, is_matched = matched_erasers(scrubbed, draws=3, seed=0)

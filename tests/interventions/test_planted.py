@@ -9,9 +9,19 @@ import torch
 from torch import Tensor
 
 from bayesgeom.selftest import planted
-from bayesgeom.selftest.planted import LAYER, NOISE, SITE, WIDTH
-from bayesgeom.selftest.planted_network import PlantedBlock, PlantedModel
-from bayesgeom.selftest.planted_task import N_ANSWERS, PlantedTask, beliefs, entropies, factors
+from bayesgeom.selftest.planted import (
+    LAYER,
+    N_ANSWERS,
+    NOISE,
+    SITE,
+    WIDTH,
+    PlantedBlock,
+    PlantedModel,
+    PlantedTask,
+    beliefs,
+    entropies,
+    factors,
+)
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces

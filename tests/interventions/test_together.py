@@ -16,8 +16,8 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.sites import RESID_PRE, Site, V
 from bayesgeom.core.trials import Trials
 from bayesgeom.interventions.design import RANDOM, Design
-from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.joint import N_FIT, JointIntervention, orthogonal_to
+from bayesgeom.interventions.engine import N_MEAN, PairReference
+from bayesgeom.interventions.joint import JointIntervention, orthogonal_to
 from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInterventionReport, verdict_of
 from bayesgeom.interventions.report import NOT_FIXED
 from bayesgeom.interventions.run import intervene
@@ -28,7 +28,8 @@ from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
+from bayesgeom.subspaces.quantity import ENTROPY
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.evidence import LabeledEvidence
 from tests.families import lively
@@ -96,7 +97,7 @@ def scores(logits: Tensor, trials: Trials) -> np.ndarray:
 
 
 def role_means(hf: Any, job: JointIntervention) -> dict[int, Tensor]:
-    blocks = list(job.task.stream(N_FIT, seed=derived_seed(job.single.seed, 10)))
+    blocks = list(job.single.task.stream(N_MEAN, seed=derived_seed(job.single.seed, 10)))
     found = {}
     for layer in range(N_LAYERS):
         held: list[Tensor] = []
@@ -208,7 +209,7 @@ def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
     assert abs(np.corrcoef(score, along)[0, 1]) == pytest.approx(1, abs=1e-9)
     plain = fits.entropy_axis("pc1").fitted(sample, (1,))[1].basis.numpy()[:, 0]
     assert abs(float(axis @ plain)) < 0.999
-    assert float(along @ (sample.entropies().numpy() - sample.entropies().numpy().mean())) > 0
+    assert float(along @ (sample.values(ENTROPY)[:, 0].numpy() - sample.values(ENTROPY)[:, 0].numpy().mean())) > 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from bayesgeom import load_report
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.sites import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.text import interval_text, percent_text
+from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE, InterventionReport
 from bayesgeom.interventions.run import intervene
@@ -18,9 +19,7 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.report.storage import parts_of
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.readout import Erasure
-from bayesgeom.subspaces.site import InterventionSite
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import N_ANSWERS, TASK, answer_table, checked, coordinates, lively, planted_model
 from tests.pages import READINGS

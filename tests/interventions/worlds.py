@@ -16,9 +16,8 @@ from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.subspaces.base import Fit
+from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import as_fit
-from bayesgeom.subspaces.site import InterventionSite
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 

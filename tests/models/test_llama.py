@@ -16,8 +16,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipes import Recipe, recipe
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = {"architecture": "llama", "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "d_model": 60, "d_mlp": 29}

@@ -17,7 +17,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import LOG, Pace, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = Bijection(n_values=5, n_pairs=4)
 SIZES = {

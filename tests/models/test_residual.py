@@ -18,11 +18,11 @@ from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import as_model, load
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = {

@@ -9,8 +9,7 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.monitor.good_state import FILE, GoodState
-from bayesgeom.monitor.watch import Monitor, Response, Settings
+from bayesgeom.monitor.watch import FILE, GoodState, Monitor, Response, Settings
 from bayesgeom.tasks.bijection import Bijection
 
 OPTIMIZERS = {

@@ -12,7 +12,7 @@ from bayesgeom.probes.belief_report import EMBEDDING, BeliefReadoutReport
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.training.loop import Pace, train
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 # Long and slow to forget: in short sequences an average of what was read, which any network offers, is nearly enough.
 TASK = Mess3(x=0.05, a=0.6, length=64)

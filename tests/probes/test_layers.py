@@ -8,7 +8,7 @@ import pytest
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.diagnosis.layers import on_layers
+from bayesgeom.diagnosis.measuring import on_layers
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline

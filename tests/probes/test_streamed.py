@@ -11,8 +11,8 @@ import bayesgeom
 from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.diagnosis.measuring import within
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.diagnosis.views import within
 from bayesgeom.models.base import Model
 from bayesgeom.models.recording import Recorder, Stream
 from bayesgeom.probes._consistency import SUMS

@@ -9,7 +9,7 @@ import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.verdict import Reason
-from bayesgeom.dynamics import frame
+from bayesgeom.dynamics import measure as frame
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.threshold_steps import NEVER, ThresholdStep

@@ -10,12 +10,12 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.matching import SITE, TOLERANCE, WHOLE
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
-from bayesgeom.subspaces.matching import SITE, TOLERANCE, WHOLE
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import Subspace
 from examples.replication.shares import ALIKE, ShareControlsReport, share_controls
 from tests.interventions.worlds import N_ANSWERS, N_TOKENS, TASK, WIDTH, Echo, coordinates, lively
 from tests.pages import READINGS

@@ -11,7 +11,7 @@ from bayesgeom.core.sites import ATTN_OUT, Z
 from bayesgeom.interventions.run import fit_subspace
 from bayesgeom.models.resolve import as_model
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.base import derived_seed
 from examples.replication.writes import write_strength
 from tests.interventions.test_huggingface import D_HEAD, N_HEADS, N_LAYERS, N, attached, kept, llama

@@ -30,7 +30,7 @@ from bayesgeom.report.render import LINES
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.hmm import HMM
 from tests.dynamics.trainings import a_run
 from tests.figures import drawn_once

@@ -10,7 +10,7 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import Report
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
 
 SIZES = TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=3, d_model=15, d_mlp=7)

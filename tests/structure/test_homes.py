@@ -20,30 +20,9 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "charts.maps": "dynamics",
     "charts.readout": "probes",
     "probes.key_overlap": "ablations",
-    "stats.bounds": "results",
-    "subspaces.conditions": "interventions",
-    "subspaces.evidence": "interventions",
-    "subspaces.overlap": "interventions",
-    "subspaces.positions": "interventions",
-    "subspaces.scrubbing": "interventions",
+    "stats.bounds": "report",
 }
-SHARED_NAMES = {  # to be emptied, too
-    "Condition",
-    "Context",
-    "Curves",
-    "Frame",
-    "Measured",
-    "Passes",
-    "Plan",
-    "Profile",
-    "Quantity",
-    "Reference",
-    "Run",
-    "Scores",
-    "Setting",
-    "Value",
-    "Verdict",
-}
+SHARED_NAMES = {"Context", "Profile", "Quantity"}  # to be emptied, too
 
 
 def users(sources: tuple[Source, ...]) -> Mapping[str, set[str]]:

@@ -151,13 +151,6 @@ def test_the_table_lists_every_unit_once() -> None:
     assert found == set(LAYER_OF)
 
 
-def test_the_list_for_contributors_is_the_table() -> None:
-    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("## Where things are")[2]
-    text = text.partition("A file imports")[0]
-    listed = [set(re.findall(r"`(\w+)`", item)) for item in re.split(r"^\d\. ", text, flags=re.MULTILINE)[1:]]
-    assert listed == [{unit for unit, layer in LAYER_OF.items() if layer == at} for at in range(_ROOF)]
-
-
 def test_units_import_few_others() -> None:
     assert len(edges(package_sources())) <= EDGES
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.ablations.component import Ablation, Component
-from bayesgeom.ablations.modes import mode_names
+from bayesgeom.ablations.batteries import Ablation, Component, mode_names
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training import duration
-from bayesgeom.training.duration import as_duration, estimated_seconds
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training import publish as duration
+from bayesgeom.training.publish import as_duration, estimated_seconds
+from bayesgeom.training.recipes import Recipe
 
 TINY = Recipe(
     name="tiny",

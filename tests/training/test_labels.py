@@ -16,8 +16,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, labeled, loss_nats, train
-from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
-from bayesgeom.training.recipes import RECIPES
+from bayesgeom.training.recipes import RECIPES, Recipe, deciding, recipe_from_dict
 
 QUIET = Pace(quiet=True)
 TINY = Recipe(

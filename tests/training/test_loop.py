@@ -27,7 +27,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, check_startable, loss_nats, snapshot_steps, train
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.recipes import Recipe, recipe_from_dict
 from bayesgeom.training.state import locked, read_log
 
 TINY = Recipe(
@@ -52,7 +52,7 @@ KILLED_WHILE_SAVING = """
 import json, os, signal, sys
 from pathlib import Path
 from bayesgeom.training import loop, state
-from bayesgeom.training.recipe import recipe_from_dict
+from bayesgeom.training.recipes import recipe_from_dict
 
 def dying(tensors, path, metadata, framework):
     if json.loads(metadata["state"])["step"] == 7:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import training_step
 from bayesgeom.training.optimizers import Float32Muon, Optimizers, orthogonalized
-from bayesgeom.training.precision import Precision
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 
 TINY = Recipe(
     name="tiny",

@@ -12,11 +12,12 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training import loop, precision
+from bayesgeom.training import environment as precision
+from bayesgeom.training import loop
+from bayesgeom.training.environment import is_bfloat16_fast, missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
-from bayesgeom.training.precision import is_bfloat16_fast, missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.recipes import Recipe, deciding
 
 TINY = Recipe(
     name="tiny",
@@ -115,8 +116,8 @@ def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path
             load_checkpoint(path)
         recipes[kind] = deciding(read_description(snapshot)["recipe"])
     assert recipes["bfloat16"] == recipes["float32"] == deciding(own.to_dict())
-    assert "; bfloat16 products, float32 for the last 15 % of" in (tmp_path / "bfloat16/checkpoint/card.md").read_text()
-    assert "; float32 products; seed 0" in (tmp_path / "float32" / "checkpoint" / "card.md").read_text()
+    assert "\n- precision bfloat16\n" in (tmp_path / "bfloat16/checkpoint/card.md").read_text()
+    assert "\n- precision float32\n" in (tmp_path / "float32" / "checkpoint" / "card.md").read_text()
 
 
 def test_shipped_recipes_do_not_mention_it() -> None:

@@ -14,8 +14,7 @@ from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.optimizers import Optimizers, schedule
-from bayesgeom.training.recipe import Recipe, deciding, recipe_from_dict
-from bayesgeom.training.recipes import RECIPES, recipe
+from bayesgeom.training.recipes import RECIPES, Recipe, deciding, recipe, recipe_from_dict
 from tests.shape_checks import ARE_ON
 
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}

@@ -10,8 +10,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.training.loop import Pace, train
-from bayesgeom.training.recipe import Recipe, recipe_from_dict
-from bayesgeom.training.recipes import recipe
+from bayesgeom.training.recipes import Recipe, recipe, recipe_from_dict
 
 SHIPPED = "sticky-small"
 

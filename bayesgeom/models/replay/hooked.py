@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.hooks import Change, Hook, SiteLayer, hooked, keeping, site_hook
-from bayesgeom.core.sites import RESID_PRE
+from bayesgeom.core.sites import RESID_PRE, Site
 from bayesgeom.core.torch_state import alone
 from bayesgeom.core.trials import Trials
 from bayesgeom.models.adapters.identities import sentinel_trials
@@ -30,17 +30,17 @@ from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Variant, entr
 
 @final
 class PlainLoop:
-    """A `Replayer` that runs the full model for every variant."""
+    """A `Replayer` that runs the full model for every variant; it can also keep and edit other sites, such as `v`."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, also: Sequence[Site] = ()) -> None:
+        self.model, self._sites = model, (*STAGES, *also)
 
     @alone("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials) -> BaselinePass:
         """Run one pass and keep every replayable site at all positions."""
         stored: dict[SiteLayer, Tensor] = {}
-        places = [(site, layer) for site in STAGES for layer in self.model.layers_of(site)]
+        places = [(site, layer) for site in self._sites for layer in self.model.layers_of(site)]
         with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
             logits = self.model.logits(trials)
         return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
@@ -55,18 +55,24 @@ class PlainLoop:
         Raises:
             HookFault: The hook of an edit did not fire exactly once.
         """
-        return torch.stack([self._one(baseline.trials, variant, reference) for variant in variants])
+        return torch.stack([edited_pass(self.model, baseline.trials, variant, reference) for variant in variants])
 
-    def _one(self, trials: Trials, variant: Variant, reference: Reference) -> Float[Tensor, "batch query_pos d_vocab"]:
-        def editing(edit: Edit) -> Change:
-            return lambda output: edit.applied(output, reference)
 
-        hooks = [
-            site_hook((edit.site, edit.layer), self.model.point(edit.site, edit.layer), editing(edit))
-            for edit in variant
-        ]
-        with hooked(self.model.module, hooks, by=self.model.spec.name):
-            return self.model.logits(trials)
+def edited_pass(
+    model: Model, trials: Trials, variant: Variant, reference: Reference
+) -> Float[Tensor, "batch query_pos d_vocab"]:
+    """Run one full pass with edits set as hooks; of two edits of one activation the first comes first.
+
+    Raises:
+        HookFault: The hook of an edit did not fire exactly once.
+    """
+
+    def editing(edit: Edit) -> Change:
+        return lambda output: edit.applied(output, reference)
+
+    hooks = [site_hook((edit.site, edit.layer), model.point(edit.site, edit.layer), editing(edit)) for edit in variant]
+    with hooked(model.module, hooks, by=model.spec.name):
+        return model.logits(trials)
 
 
 Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor

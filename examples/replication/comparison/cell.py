@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from bayesgeom.core.errors import unknown_name
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from examples.replication.comparison.verdict import has_published_sizes
 from examples.replication.training.recipes import (
     ALL_TASKS,

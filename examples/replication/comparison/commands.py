@@ -11,12 +11,11 @@ import tyro
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.executors import Executor, connect
-from bayesgeom.generalization.length import Unmade, length_generalization
+from bayesgeom.generalization.length import length_generalization
 from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.resolve import of_module
 from bayesgeom.report.report import Report
 from bayesgeom.training.publish import make_checkpoint
-from bayesgeom.training.recipe import Recipe
 from examples.replication.comparison import run
 from examples.replication.comparison.again import joinable, restated, with_rows_of
 from examples.replication.training import recipes
@@ -186,17 +185,12 @@ def length(
     plan = available.plan(requested)
     if plan.to_train:
         _note(str(plan))
-    models = [_unmade(available, own) for own in requested if own not in plan.missing]
+        blank = [of_module(own.model_config().build(seed=0), name=own.name, task=own.task) for own in requested]
+        # What is refused is refused before anything is trained.
+        length_generalization(blank, lengths=to or None, n=min(n, 2), seed=seed, threshold_bits=threshold)
+    models = [available.model(own) for own in requested if own not in plan.missing]
     report = length_generalization(models, lengths=to or None, n=n, seed=seed, threshold_bits=threshold)
     _conclude(report, out, str(report), *_missing(tuple(own.name for own in plan.missing)))
-
-
-def _unmade(available: TrainedModels, recipe: Recipe) -> Unmade:
-    """Return a variant, described by an untrained network until it is trained."""
-    return Unmade(
-        like=lambda: of_module(recipe.model_config().build(seed=0), name=recipe.name, task=recipe.task),
-        make=lambda: available.model(recipe),
-    )
 
 
 def _executor(on: str | None, options: Path | None) -> AbstractContextManager[Executor | None]:

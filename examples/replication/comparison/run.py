@@ -15,7 +15,7 @@ from bayesgeom.executors import Executor
 from bayesgeom.models.provenance import provenance
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
-from bayesgeom.training.recipe import Recipe, recipe_from_dict
+from bayesgeom.training.recipes import Recipe, recipe_from_dict
 from bayesgeom.training.state import LOG, read_log
 from examples.replication.comparison.cell import Cell, cell
 from examples.replication.comparison.replication import Replica, ReplicationReport, replication_report

@@ -8,7 +8,7 @@ from bayesgeom.core.text import percent_text
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from examples.replication.training.queue import SHORT, SHORT_SECONDS, typical_seconds
 
 NOT_DECIDED = "not decided"  # the beginning of every such verdict; the reason follows

@@ -13,8 +13,7 @@ were trained for 150,000 steps of 64 sequences. So a failure here holds at this 
 from dataclasses import replace
 
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training.recipe import Recipe, staged
-from bayesgeom.training.recipes import RECIPES
+from bayesgeom.training.recipes import RECIPES, Recipe, staged
 
 HORIZON = 5  # positions with a loss
 PERCENT = (1, 5, 25)  # of the later positions with a label

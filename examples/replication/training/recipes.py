@@ -15,7 +15,7 @@ from typing import Any
 from bayesgeom.core.errors import UnknownName, unknown_name
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.training import recipes as shipped
-from bayesgeom.training.recipe import Recipe, staged
+from bayesgeom.training.recipes import Recipe, staged
 from examples.replication.training.construction import constructed
 from examples.replication.training.variants import all_variants
 

@@ -13,7 +13,7 @@ from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, rea
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.training.loop import RECIPE, check_run
 from bayesgeom.training.publish import make_checkpoint
-from bayesgeom.training.recipe import Recipe, deciding
+from bayesgeom.training.recipes import Recipe, deciding
 
 
 @final

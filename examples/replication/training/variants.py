@@ -17,7 +17,7 @@ from typing import Any
 from bayesgeom.core.errors import unknown_name
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training.recipe import Recipe, staged
+from bayesgeom.training.recipes import Recipe, staged
 
 _HEADS = 4
 _RECALL_SHAPE = {"n_layers": 3, "n_heads": _HEADS, "d_model": 96, "d_mlp": 384, "n_ctx": 1_024}

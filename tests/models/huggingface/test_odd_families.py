@@ -14,11 +14,10 @@ from bayesgeom.ablations.batteries import every_head, everything
 from bayesgeom.core import sites as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.diagnosis.views import within
+from bayesgeom.diagnosis.measuring import within
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import load
-from bayesgeom.subspaces.base import Sample
-from bayesgeom.subspaces.site import InterventionSite
+from bayesgeom.subspaces.base import InterventionSite, Sample
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import D_VOCAB, HYBRID, N_CTX, _sizes, lively
 from tests.models.huggingface.test_sites import _Nothing, first, text

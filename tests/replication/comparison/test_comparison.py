@@ -21,7 +21,7 @@ from bayesgeom.report.storage import parts_of
 from bayesgeom.report.theme import DARK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from examples.replication.comparison import cell as cells
 from examples.replication.comparison import commands
 from examples.replication.comparison.again import joinable, restated, with_rows_of

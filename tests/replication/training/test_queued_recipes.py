@@ -14,7 +14,7 @@ from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.training.loop import loss_nats
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from examples.replication.comparison.cell import cell
 from examples.replication.training.recipes import FURTHER_TASKS, MULTIPLES, RECIPES, architectures_of, recipe, sweep
 

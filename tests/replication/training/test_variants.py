@@ -9,7 +9,7 @@ from bayesgeom.core.errors import BayesGeomError, UnknownName
 from bayesgeom.generalization.length_report import LengthReport
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training import publish
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from examples.replication.comparison import commands
 from examples.replication.training import trained_models
 from examples.replication.training.trained_models import TrainedModels

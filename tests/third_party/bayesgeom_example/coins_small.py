@@ -1,6 +1,6 @@
 """The recipe `coins-small`: a two-layer transformer on the coins."""
 
-from bayesgeom.training.recipe import Recipe
+from bayesgeom.training.recipes import Recipe
 from bayesgeom_example.coins import Coins
 
 RECIPE = Recipe(

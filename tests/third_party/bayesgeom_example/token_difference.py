@@ -7,9 +7,8 @@ from typing import ClassVar, final
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.subspaces.anatomy import token_embeddings
-from bayesgeom.subspaces.base import About, NamedFit, Sample, Setting
-from bayesgeom.subspaces.subspace import Subspace, span
+from bayesgeom.subspaces.base import About, NamedFit, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.frames import token_embeddings
 
 
 @final

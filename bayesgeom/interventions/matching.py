@@ -12,15 +12,15 @@ would all be nearly the whole site, the whole complement is the one control.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, final, runtime_checkable
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.subspaces.subspace import Subspace
+from bayesgeom.subspaces.base import Subspace
 
 TOLERANCE = 0.05  # relative difference to the target share that a draw may have
 SAME = 1 - TOLERANCE  # share of their variance in common from which two controls count as one
@@ -56,15 +56,6 @@ class Matched:
         return self.bases[0].shape[1]
 
 
-@runtime_checkable
-class Draw(Protocol):
-    """A function that draws control subspaces of one layer."""
-
-    def __call__(self, own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
-        """Return the controls of `own`."""
-        ...
-
-
 def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
     """Return subspaces with the same share of variance as `own`, within `TOLERANCE`."""
     wanted, total = own.variance_share(covariance), float(covariance.diagonal().sum())
@@ -76,9 +67,10 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
     for place, directions in (("complement", rest), (SITE, everything)):
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
-        rank = _least_rank(values, HEADROOM * wanted, own.rank)
-        if rank is None or (place == SITE and draws < 2):
+        is_reached = (values.cumsum(dim=0) >= HEADROOM * wanted).tolist()
+        if not is_reached[-1] or (place == SITE and draws < 2):
             continue
+        rank = max(own.rank, 1 + is_reached.index(True))
         n_drawn = draws if place != SITE else draws - 1
         bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
         by = f"complement, rank {rank}" if place != SITE and rank != own.rank else place
@@ -86,18 +78,6 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
     share = float((rest * (covariance @ rest)).sum() / total)
     has_enough = share >= (1 - TOLERANCE) * wanted
     return Matched(bases=(rest,), share=share, by=WHOLE, is_matched=has_enough, n_distinct=1)
-
-
-def same_share_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
-    """Return subspaces that all have the share: `matched_subspaces` without the whole complement as the last one.
-
-    If the whole complement is the only control, it is returned; `is_matched` states whether it has the share.
-    """
-    found = matched_subspaces(own, covariance, draws=draws + 1, seed=seed)
-    if len(found.bases) == 1:
-        return found
-    bases = found.bases[:-1]
-    return replace(found, bases=bases, n_distinct=n_distinct(bases, covariance))
 
 
 def outside_share(vectors: Float64[Tensor, "point d"], subspace: Subspace) -> float:
@@ -149,15 +129,6 @@ def _contained(by: Float64[Tensor, "d _a"], of: Float64[Tensor, "d _b"], covaria
     """Return the share of one subspace's variance that lies in another."""
     spread, cross = of.T @ covariance @ of, by.T @ of
     return float((cross * (cross @ spread)).sum() / spread.diagonal().sum())
-
-
-def _least_rank(values: Float64[Tensor, " d"], share: float, rank: int) -> int | None:
-    """Return the lowest rank ≥ `rank` whose leading components reach the share, or None."""
-    reached = values.cumsum(dim=0)
-    for candidate in range(rank, len(values) + 1):
-        if float(reached[candidate - 1]) >= share:
-            return candidate
-    return None
 
 
 def _tilted(

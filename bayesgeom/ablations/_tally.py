@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 
-from bayesgeom.ablations.engine import BatchScores
-from bayesgeom.ablations.scoring import METRICS
+from bayesgeom.ablations.engine import METRICS, BatchScores
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
 from bayesgeom.report.storage import PROGRESS

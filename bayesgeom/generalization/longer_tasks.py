@@ -18,7 +18,7 @@ DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class LengthField:
     """The field of a task that makes it longer. `is_prefix`: a longer task only adds scored positions at the end.
 
     If `is_prefix` is true, one run at the longest length contains all shorter ones, because the answers of a causal
@@ -46,13 +46,13 @@ class Stretch:
         return longer
 
 
-_BY_DISTANCE = Stretch(field="n_filler", unit="filler tokens between pairs and query", is_prefix=False)
+_BY_DISTANCE = LengthField(field="n_filler", unit="filler tokens between pairs and query", is_prefix=False)
 _BY_STEPS = tuple(
-    Stretch(field=field, unit="scored position (1 is the first)", is_prefix=True) for field in ("length", "n_pairs")
+    LengthField(field=field, unit="scored position (1 is the first)", is_prefix=True) for field in ("length", "n_pairs")
 )
 
 
-def stretch_of(task: WindTunnel) -> Stretch:
+def length_field_of(task: WindTunnel) -> LengthField:
     """Return how a task is made longer: by more filler before the query if it has filler, else by more steps.
 
     Raises:
@@ -60,38 +60,38 @@ def stretch_of(task: WindTunnel) -> Stretch:
     """
     assert is_dataclass(task), "a task is a dataclass"
     known = {field.name for field in fields(task)}
-    for stretch in (_BY_DISTANCE, *_BY_STEPS):
-        if stretch.field in known:
-            return stretch
+    for length_field in (_BY_DISTANCE, *_BY_STEPS):
+        if length_field.field in known:
+            return length_field
     raise InvalidArgument(
         f"{task} has no length to vary: use a task with a field length, n_pairs or n_filler (hmm, bijection, recall, "
         f"…)."
     )
 
 
-def checked_lengths(stretch: Stretch, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
+def checked_lengths(length_field: LengthField, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
     """Return the lengths to report, ascending and including the training length.
 
     Raises:
         InvalidArgument: A length is not a whole number or too small, or none is beyond the training length.
     """
     if lengths is None:
-        times = TIMES if stretch.is_prefix else DISTANCES
+        times = TIMES if length_field.is_prefix else DISTANCES
         lengths = [*(round(share * trained) for share in times), *(() if trained else (1, 2, 4, 8, 16, 32))]
-    least = 1 if stretch.is_prefix else 0
+    least = 1 if length_field.is_prefix else 0
     given: Any = lengths
     listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     are_whole = all(isinstance(length, Integral) and not isinstance(length, bool) for length in listed)
     if not are_whole or not listed or min(listed) < least or max(listed) <= trained:
         raise InvalidArgument(
             f"lengths must be a list of whole numbers, at least {least}, with one beyond the training length "
-            f"({stretch.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
+            f"({length_field.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
         )
     return tuple(sorted({*map(int, listed), trained}))
 
 
 def with_room_for(
-    specs: Sequence[ModelSpec], task: WindTunnel, stretch: Stretch, trained: int, lengths: Sequence[int]
+    specs: Sequence[ModelSpec], task: WindTunnel, length_field: LengthField, trained: int, lengths: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the default lengths that the task allows and for which every model has positions.
 
@@ -103,7 +103,7 @@ def with_room_for(
     for length in lengths:
         try:
             for spec in specs:
-                check_room(spec, task, stretch, length)
+                check_room(spec, task, length_field, length)
         except (TaskMismatch, InvalidArgument):
             if not kept or kept[-1] <= trained:
                 raise
@@ -121,40 +121,40 @@ def distances_to_run(trained: int, lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*lengths, *range(max(0, trained - 2 * N_TREND + 1), trained + 2)}))
 
 
-def check_room(spec: ModelSpec, task: WindTunnel, stretch: Stretch, longest: int) -> None:
+def check_room(spec: ModelSpec, task: WindTunnel, length_field: LengthField, longest: int) -> None:
     """Check that a model has positions for this length.
 
     Raises:
         TaskMismatch: It has too few; the error lists the alternatives.
         InvalidArgument: The task does not allow this length.
     """
-    n_ctx, n_pos = spec.n_ctx, lengthened(spec.name, task, stretch, longest).n_pos
+    n_ctx, n_pos = spec.n_ctx, lengthened(spec.name, task, length_field, longest).n_pos
     if n_ctx is not None and n_pos > n_ctx:
         raise TaskMismatch(
-            f"{stretch.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
+            f"{length_field.field}={longest} takes {n_pos} tokens; {spec.name} has positions for {n_ctx}. "
             f"Transformers with sinusoidal, rotary, alibi, prior or no positions have no such limit. Extend a learned "
             f"table with untrained rows by --untrained-rows (Python: from bayesgeom.generalization.length import "
             f"with_room), or train with a longer table (n_ctx among a recipe's sizes)."
         )
 
 
-def lengthened(model: str, task: WindTunnel, stretch: Stretch, length: int) -> WindTunnel:
+def lengthened(model: str, task: WindTunnel, length_field: LengthField, length: int) -> WindTunnel:
     """Return the task at this length.
 
     Args:
         model: Name of the model that is to be measured there, for the message.
         task: The task.
-        stretch: How it is made longer.
+        length_field: How it is made longer.
         length: The requested length.
 
     Raises:
         InvalidArgument: The task does not allow this length; the message states the model and the task's reason.
     """
     try:
-        return stretch.to(task, length)
+        return length_field.to(task, length)
     except InvalidArgument as error:
         raise InvalidArgument(
-            f"{model} cannot be measured at {stretch.field}={length}, because its task {task} does not allow that "
+            f"{model} cannot be measured at {length_field.field}={length}, because its task {task} does not allow that "
             f"length: {error} Pass a shorter length (lengths=, --to), or a task that allows it (task=, --task)."
         ) from error
 

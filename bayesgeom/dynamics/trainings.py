@@ -13,12 +13,12 @@ from bayesgeom.core.text import counted
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description
-from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import from_checkpoint, of_module
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
-from bayesgeom.training.recipe import deciding
+from bayesgeom.training.recipes import deciding, recipe_from_dict
 
 Source = str | Path
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
@@ -37,8 +37,8 @@ class TrainingRun:
     steps: tuple[int, ...]
     paths: tuple[Path, ...]
     hashes: tuple[str, ...]
-    model: Mapping[str, Any]
-    task: Mapping[str, Any]
+    config: ModelConfig
+    task: WindTunnel
     recipe: Mapping[str, Any]
     folder: Path | None = None
 
@@ -48,15 +48,11 @@ class TrainingRun:
 
     def blank(self) -> Model:
         """Return an untrained model of the architecture: it has a snapshot's sites and sizes."""
-        return of_module(config_from_dict(self.model).build(seed=0))
+        return of_module(self.config.build(seed=0))
 
     def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
         """Return the spec of the last snapshot, with the name of the training."""
         return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
-
-    def wind_tunnel(self) -> WindTunnel:
-        """Return the task of the training."""
-        return task_from_config(self.task)
 
 
 def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
@@ -87,7 +83,9 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
         )
     runs = (_of_checkpoints(places),) if all(are_checkpoints) else tuple(_of_run(place) for place in places)
     _check_seeds(runs)
-    return _distinguished(runs)
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    return tuple(replace(run, name=f"{run.name}, seed {_seeds(run.recipe)}") for run in runs)
 
 
 def run_of(source: Source | Sequence[Source]) -> TrainingRun:
@@ -101,13 +99,6 @@ def run_of(source: Source | Sequence[Source]) -> TrainingRun:
     if others:
         raise InvalidArgument(f"a single training is required; got {' and '.join(own.name for own in (run, *others))}.")
     return run
-
-
-def _distinguished(runs: tuple[TrainingRun, ...]) -> tuple[TrainingRun, ...]:
-    """Return the runs with seeds added to the names if names are equal."""
-    if len({run.name for run in runs}) == len(runs):
-        return runs
-    return tuple(replace(run, name=f"{run.name}, seed {_seeds(run.recipe)}") for run in runs)
 
 
 def _place(source: object) -> Path:
@@ -135,59 +126,44 @@ def _of_run(folder: Path) -> TrainingRun:
     whole = read_formation(folder)
     entries = sorted(whole["snapshots"], key=lambda entry: int(entry["step"]))
     _check_count(folder.name, len(entries))
+    return _training(folder.name, whole, entries, [folder / entry["file"] for entry in entries])
+
+
+def _training(
+    name: str, described: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], paths: Sequence[Path]
+) -> TrainingRun:
+    """Return the training of these snapshots; older files lack some sizes of the model and parameters of the task."""
     return TrainingRun(
-        name=folder.name,
+        name=name,
         steps=tuple(int(entry["step"]) for entry in entries),
-        paths=tuple(folder / entry["file"] for entry in entries),
+        paths=tuple(paths),
         hashes=tuple(entry["weights_hash"] for entry in entries),
-        model=_model(whole),
-        task=_task(whole),
-        recipe=whole["recipe"],
+        config=config_from_dict(described["model"]),
+        task=task_from_config(described["task"]),
+        recipe=described["recipe"],
     )
 
 
 def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
-    described = [{**found, "model": _model(found), "task": _task(found)} for found in map(read_description, paths)]
-    order = sorted(range(len(paths)), key=lambda index: int(described[index]["step"]))
-    first, last = described[order[0]], described[order[-1]]
-    name = str(last["recipe"].get("name", paths[order[-1]].name))
-    _check_count(str(folder or name), len(paths))
-    for index in order:
-        names = (str(paths[order[0]]), str(paths[index]))
-        _check_alike(first, described[index], names, "snapshots of different {} are not one training")
-        if deciding(described[index]["recipe"]) != deciding(first["recipe"]):
+    described = [(path, read_description(path)) for path in paths]
+    each = sorted((_training(str(path), own, [own], [path]) for path, own in described), key=lambda own: own.steps)
+    first, last = each[0], each[-1]
+    name = str(last.recipe.get("name", last.paths[0].name))
+    _check_count(str(folder or name), len(each))
+    for own in each:
+        _check_alike(first, own, "snapshots of different {} are not one training")
+        if deciding(own.recipe) != deciding(first.recipe):
             raise InvalidArgument(
-                f"{names[0]} and {names[1]} are of different trainings; for several seeds, pass the run "
+                f"{first.name} and {own.name} are of different trainings; for several seeds, pass the run "
                 f"directories instead."
             )
-    steps = tuple(int(described[index]["step"]) for index in order)
+    steps = tuple(own.steps[0] for own in each)
     if len(set(steps)) < len(steps):
         raise InvalidArgument(
             f"two snapshots of {name} are of the same step; the steps are {', '.join(map(str, steps))}."
         )
-    return TrainingRun(
-        name=name,
-        steps=steps,
-        paths=tuple(paths[index] for index in order),
-        hashes=tuple(described[index]["weights_hash"] for index in order),
-        model=last["model"],
-        task=last["task"],
-        recipe=last["recipe"],
-        folder=folder,
-    )
-
-
-_PLURALS = {"model": "architectures", "task": "tasks"}
-
-
-def _model(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the architecture with every size; older files lack some."""
-    return config_from_dict(described["model"]).to_dict()
-
-
-def _task(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the task with every parameter; older files lack some."""
-    return task_from_config(described["task"]).config()
+    paths, hashes = tuple(own.paths[0] for own in each), tuple(own.hashes[0] for own in each)
+    return replace(last, name=name, steps=steps, paths=paths, hashes=hashes, folder=folder)
 
 
 def _check_count(name: str, n: int) -> None:
@@ -199,12 +175,7 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     """Check that several trainings differ only in their seed."""
     first = runs[0]
     for run in runs[1:]:
-        _check_alike(
-            _described(first),
-            _described(run),
-            (first.name, run.name),
-            "trainings of different {} cannot be put together",
-        )
+        _check_alike(first, run, "trainings of different {} cannot be put together")
         if _seedless(run.recipe) != _seedless(first.recipe):
             one, other = _seedless(first.recipe), _seedless(run.recipe)
             apart = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
@@ -222,14 +193,11 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
             raise InvalidArgument(f"{run.name} is given twice: a second seed must be another training.")
         for other in runs[:index]:
             if _seeds(run.recipe) == _seeds(other.recipe):
+                one, two = (own.folder or own.paths[0].parent for own in (other, run))
                 raise InvalidArgument(
-                    f"{_directory(other)} and {_directory(run)} are both of seed {_seeds(run.recipe)}, so they are not "
-                    f"independent trainings: pass one of them."
+                    f"{one} and {two} are both of seed {_seeds(run.recipe)}, so they are not independent trainings: "
+                    f"pass one of them."
                 )
-
-
-def _described(run: TrainingRun) -> Mapping[str, Any]:
-    return {"model": run.model, "task": run.task}
 
 
 def _seedless(recipe: Mapping[str, Any]) -> Any:
@@ -240,20 +208,18 @@ def _seedless(recipe: Mapping[str, Any]) -> Any:
 
 def _seeds(recipe: Mapping[str, Any]) -> str:
     """Return the seeds of a recipe's stages as text, such as "0" or "1000 after 0"."""
-    after = deciding(recipe)["after"]
-    return f"{deciding(recipe)['seed']}" + ("" if after is None else f" after {_seeds(after)}")
+    return " after ".join(str(stage.seed) for stage in reversed([*recipe_from_dict(recipe).stages()]))
 
 
-def _directory(run: TrainingRun) -> Path:
-    return run.folder or run.paths[0].parent
-
-
-def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str], fault: str) -> None:
+def _check_alike(one: TrainingRun, other: TrainingRun, fault: str) -> None:
     """Raise `InvalidArgument` with the fields in which two architectures or tasks differ."""
-    for what, plural in _PLURALS.items():
-        apart = [key for key, value in one[what].items() if other[what].get(key) != value]
+    for plural, a, b in (
+        ("architectures", one.config.to_dict(), other.config.to_dict()),
+        ("tasks", one.task.config(), other.task.config()),
+    ):
+        apart = [key for key, value in a.items() if b.get(key) != value]
         if not apart:
             continue
         shown = apart[:1] if apart[0] in ("architecture", "name") else apart
-        here, there = (", ".join(f"{key} {stored[what][key]}" for key in shown) for stored in (one, other))
-        raise InvalidArgument(f"{fault.format(plural)}: {names[0]} has {here}, {names[1]} has {there}.")
+        here, there = (", ".join(f"{key} {own[key]}" for key in shown) for own in (a, b))
+        raise InvalidArgument(f"{fault.format(plural)}: {one.name} has {here}, {other.name} has {there}.")

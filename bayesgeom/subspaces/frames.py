@@ -1,0 +1,124 @@
+"""Frames: the span of tokens in the residual stream, as embedded, as a head reads them, or as it writes them.
+
+They are computed from the model's static sites, one layer at a time, for any architecture that provides them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.sites import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V
+from bayesgeom.core.trials import Trials
+from bayesgeom.models.base import Model
+from bayesgeom.models.replay.carried import CARRIED
+from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
+
+FrameKind = Literal["embedding", "keys", "ov"]
+FRAMES = ("embedding", "keys", "ov")
+EMBEDDING_SITES = (TOKEN_EMBEDDINGS,)
+PULLBACK_SITES = (TOKEN_INPUTS, NORM_WEIGHT, W_K)
+WRITE_SITES = (TOKEN_INPUTS, W_V, W_O)
+
+
+@torch.no_grad()
+def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
+    """Return embeddings scaled to unit mean square, as by a norm without weights; their span does not change."""
+    vectors = model.static(TOKEN_EMBEDDINGS, tokens, 0)
+    return vectors / vectors.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+@torch.no_grad()
+def key_pullbacks(
+    model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
+) -> Float[Tensor, "token d_model"]:
+    """Return w ∘ W_Kᵀ W_K norm(e): the residual-stream direction that increases each token's key in `head`.
+
+    w is the weight of the norm before attention.
+    """
+    inputs, norm, keys = (model.static(site, tokens, layer) for site in PULLBACK_SITES)
+    weight = keys[_group(model, head)]
+    pulled_back: Tensor = norm * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
+    return pulled_back
+
+
+@torch.no_grad()
+def written_values(
+    model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
+) -> Float[Tensor, "token d_model"]:
+    """Return W_O W_V norm(e): the head's output when it attends only to the embedding of each token."""
+    inputs, values, output = (model.static(site, tokens, layer) for site in WRITE_SITES)
+    written: Tensor = einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
+    return written
+
+
+def _group(model: Model, head: int) -> int:
+    """Return the key-value head of a query head; neighboring query heads share one."""
+    return head // (model.spec.n_heads // model.spec.n_kv_heads)
+
+
+@final
+@dataclass(frozen=True)
+class TokenFrame(Fit):
+    """The span of the hypothesis tokens: their embeddings, or as a head reads or writes them."""
+
+    kind: FrameKind
+    head: int | None
+    layer: int | None
+    tokens: str | None
+
+    @property
+    def label(self) -> str:
+        if self.kind == "embedding":
+            return "frame (embedding)"
+        return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
+
+    @property
+    def about(self) -> About:
+        return About()
+
+    def check(self, setting: Setting) -> None:
+        spec, place = setting.model.spec, setting.place
+        if self.kind not in FRAMES:
+            raise InvalidArgument(f"the kind of a frame must be one of {', '.join(FRAMES)}; got {self.kind!r}.")
+        if not place.is_residual and (self.kind != "embedding" or place.site != CARRIED):
+            raise InvalidArgument(
+                f"a frame ({self.kind}) lies in the residual stream; {place.site.name!r} has other coordinates."
+            )
+        sites = {"keys": PULLBACK_SITES, "ov": WRITE_SITES}.get(self.kind, EMBEDDING_SITES)
+        setting.model.require(sites, by=self.label)
+        if (self.kind == "embedding") != (self.head is None):
+            raise InvalidArgument(
+                f"frame kind {self.kind!r}: keys and ov require head=…, embedding requires no head; got {self.head}."
+            )
+        if self.head is not None and not 0 <= self.head < spec.n_heads:
+            raise InvalidArgument(f"head {self.head}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
+        if self.layer is not None and not 0 <= self.layer < spec.n_layers:
+            raise InvalidArgument(f"layer {self.layer}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
+        self._tokens(setting.trials)
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        tokens = self._tokens(sample.run.trials)
+        found = {layer: self._vectors(sample.model, tokens, layer) for layer in layers}
+        if sample.place.site == CARRIED:  # (h, c): only h has the coordinates of the residual stream
+            found = {layer: torch.nn.functional.pad(own, (0, own.shape[1])) for layer, own in found.items()}
+        return {layer: span(self.label, own.T) for layer, own in found.items()}
+
+    def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
+        if self.head is None:
+            return token_embeddings(model, tokens)
+        through = key_pullbacks if self.kind == "keys" else written_values
+        return through(model, tokens, layer if self.layer is None else self.layer, self.head)
+
+    def _tokens(self, trials: Trials) -> Int64[Tensor, " token"]:
+        wanted = ("hypotheses", "inputs") if self.tokens is None else (self.tokens,)
+        for name in wanted:
+            if name in trials.token_sets:
+                return trials.token_sets[name]
+        named = ", ".join(trials.token_sets) or "(none)"
+        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task has: {named}.")
