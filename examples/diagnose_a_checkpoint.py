@@ -90,7 +90,7 @@ print(axes_of(type(calibration))["entropy_mae_bits_by_position"])
 # ## Look at a figure
 #
 # A figure is drawn from the stored numbers; the gray lines are baselines. In a notebook the last line shows it. In a
-# script, `calibration.show()` opens it in a browser and `calibration.to_html("calibration.html")` writes a page.
+# script, `calibration.plot().show()` opens it in a browser and `calibration.to_html("calibration.html")` writes a page.
 
 # %%
 figure = calibration.plot()

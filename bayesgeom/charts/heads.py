@@ -1,6 +1,5 @@
 """Numbers per layer and head: a heat map with its baseline marked on the color scale, and the profile over layers."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -8,12 +7,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_baseline, add_line
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_note
 from bayesgeom.core.text import number_text
-from bayesgeom.report.theme import BASELINE, DASHES, DIVERGING, MEASURED, SHADES, label_axes
+from bayesgeom.report.theme import DASHES, DIVERGING, MEASURED, SHADES, label_axes
 
 _N_TICKS = 5
-_LOW = 140  # height of an empty panel, in pixels
 
 
 def with_baseline(title: str, baseline: float, label: str) -> str:
@@ -91,19 +89,6 @@ def add_profile(
         add_baseline(figure, layers, level, name=f"baseline: {label}")
         figure.data[-1].line.dash = dash
     _whole_numbers(figure, x=len(values))
-
-
-def add_note(figure: go.Figure, text: str) -> None:
-    """Add a sentence in the middle of an empty panel, make it low, and hide its axes."""
-    wrapped = "<br>".join(textwrap.wrap(text, 46))
-    figure.add_trace(
-        go.Scatter(
-            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
-        )
-    )
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    figure.layout.height = _LOW
 
 
 def _ticks(low: float, high: float, baseline: float) -> tuple[list[float], list[str]]:

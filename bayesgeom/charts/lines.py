@@ -1,5 +1,6 @@
 """Lines over layers or positions, with interval bands, and their baseline as a gray dashed line or band."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, rgb
 
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
+_LOW = 140  # height of an empty panel, in pixels
 
 
 def add_line(
@@ -106,6 +108,19 @@ def add_baseline(
     line, marker = {"color": color or BASELINE, "dash": "dash"}, {"size": 6} if "markers" in mode else None
     drawn = {"line": line, "marker": marker, "opacity": 0.6 if color else None}
     figure.add_trace(go.Scatter(x=list(x), y=levels, name=name, mode=mode, **drawn))
+
+
+def add_note(figure: go.Figure, text: str) -> None:
+    """Add a sentence in the middle of an empty panel, make it low, and hide its axes."""
+    wrapped = "<br>".join(textwrap.wrap(text, 46))
+    figure.add_trace(
+        go.Scatter(
+            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
+        )
+    )
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    figure.layout.height = _LOW
 
 
 def log_floor(values: Float[np.ndarray, "..."], deciding: Float[np.ndarray, "..."]) -> float:

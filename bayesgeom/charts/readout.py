@@ -1,14 +1,26 @@
-"""Read-outs with baselines: one number along layers or counts, with its interval and gray levels."""
+"""Read-outs of beliefs: numbers along layers or counts with their baselines, and the simplex of beliefs in the plane.
+
+A simplex has a corner per hypothesis and a point per belief. Three hypotheses make a triangle, up to six a regular
+polygon, and more a heat map of sorted beliefs. A color is the same exact belief in all panels: a read-out is correct if
+each color lies at the same place as in the exact panel.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
 
-from bayesgeom.charts.heads import add_note
-from bayesgeom.charts.lines import add_band, add_baseline, add_line
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_note
+from bayesgeom.charts.polygon import MAX_CORNERS as MOST_HYPOTHESES
+from bayesgeom.charts.polygon import corners, placed
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import BASELINE, label_axes
+from bayesgeom.report.theme import BASELINE, EXACT, SERIES, SHADES, label_axes
+
+MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
+MAX_COLUMNS = 200
+POINTS = "beliefs"  # the name of these traces, which need no legend
 
 
 def readout_panel(
@@ -37,3 +49,75 @@ def readout_panel(
     figure.update_xaxes(tickvals=places[::every], ticktext=texts[::every])
     label_axes(figure, *axes)
     return panel
+
+
+def add_simplex(
+    figure: go.Figure, points: Float[np.ndarray, "point hypothesis"], belief: Float[np.ndarray, "point hypothesis"]
+) -> None:
+    """Add outline, corners and points, colored by the exact beliefs; the axes have no meaning and are hidden.
+
+    Points may lie outside the simplex, because a linear read-out is not limited to 0 … 1.
+    """
+    n = points.shape[1]
+    drawn = np.isfinite(points).all(axis=1)
+    if n > MAX_CORNERS and drawn.any():
+        _add_sorted(figure, points[drawn], belief[drawn])
+        return
+    if n < 2 or not drawn.any():
+        text = f"not drawn: {n} hypotheses" if n > MOST_HYPOTHESES else "not measured"
+        _add(figure, x=[0], y=[0], mode="text", text=[text], textfont={"color": BASELINE})
+    else:
+        edge = corners(n)
+        closed = np.concatenate([edge, edge[:1]])
+        _add(figure, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": BASELINE, "width": 1})
+        at = placed(points[drawn])
+        marker = {"size": 3.5, "opacity": 0.8, "color": belief_colors(belief[drawn])}
+        _add(figure, x=at[:, 0], y=at[:, 1], mode="markers", marker=marker)
+        names = [str(i) for i in range(n)]
+        out = 1.12 * edge
+        _add(figure, x=out[:, 0], y=out[:, 1], mode="text", text=names, textfont={"color": EXACT})
+    lowest = -0.5 if n == 3 else -1.0
+    figure.update_xaxes(range=[-1.4, 1.4], visible=False)
+    figure.update_yaxes(range=[lowest - 0.22, 1.22], scaleanchor="x", visible=False)
+
+
+def _add_sorted(
+    figure: go.Figure,
+    read: Float[np.ndarray, "point hypothesis"],
+    belief: Float[np.ndarray, "point hypothesis"],
+) -> None:
+    """Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
+
+    Order and scale are those of the exact belief: a correct read-out looks like the exact panel.
+    """
+    certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
+    columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
+    order = np.argsort(-belief[columns], axis=1, kind="stable")
+    figure.add_trace(
+        go.Heatmap(
+            z=np.take_along_axis(read[columns], order, axis=1).T.round(3),
+            x0=1,
+            y0=1,
+            zmin=0.0,
+            zmax=1.0,
+            colorscale=SHADES,
+            colorbar={"title": {"text": "probability", "side": "right"}, "thickness": 12},
+            name=POINTS,
+            hovertemplate="hypothesis of rank %{y}: %{z}<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title_text="sampled positions, most certain first")
+    figure.update_yaxes(title_text="hypothesis, by exact rank", autorange="reversed")
+
+
+def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:
+    """Mix the colors of the corners in proportion to the belief; a uniform belief is gray-brown."""
+    palette = np.array(
+        [[int(SERIES[i % len(SERIES)][j : j + 2], 16) for j in (1, 3, 5)] for i in range(belief.shape[1])]
+    )
+    mixed = (np.clip(belief, 0, 1) @ palette).round().astype(int)
+    return [f"rgb({red},{green},{blue})" for red, green, blue in mixed]
+
+
+def _add(figure: go.Figure, **trace: object) -> None:
+    figure.add_trace(go.Scatter(name=POINTS, showlegend=False, hoverinfo="skip", **trace))

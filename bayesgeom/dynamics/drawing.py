@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.curves import Curve, add_curves
-from bayesgeom.charts.heads import add_note
+from bayesgeom.charts.lines import add_note
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import layer_colors, log_axes

@@ -6,8 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bayesgeom.charts.heads import add_note
-from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
+from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, add_note, log_baseline, log_floor
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import (

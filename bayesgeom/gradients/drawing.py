@@ -5,8 +5,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.charts.heads import add_heads, add_note
-from bayesgeom.charts.lines import add_baseline, add_line
+from bayesgeom.charts.heads import add_heads
+from bayesgeom.charts.lines import add_baseline, add_line, add_note
 from bayesgeom.gradients.tally import OTHER
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import label_axes, log_axes, series

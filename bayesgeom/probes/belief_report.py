@@ -147,7 +147,7 @@ class BeliefReadoutReport(Report):
 
     def _simplexes(self) -> Iterator[Panel]:
         """Yield simplexes of exact beliefs and of read-outs, also of an untrained network."""
-        from bayesgeom.charts.simplex import Simplex, add_simplex
+        from bayesgeom.charts.readout import add_simplex
 
         read = [("Exact belief", self.drawn_belief)]
         for row, site in enumerate(self.sites):
@@ -157,7 +157,7 @@ class BeliefReadoutReport(Report):
             read += [("Untrained network, last layer", drawn[_UNTRAINED])]
         for title, placed in read:
             panel = Panel.blank(title, height=360)
-            add_simplex(panel.figure, Simplex(title=title, placed=placed, belief=self.drawn_belief))
+            add_simplex(panel.figure, placed, self.drawn_belief)
             yield panel
 
 

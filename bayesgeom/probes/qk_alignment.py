@@ -153,7 +153,8 @@ class QKAlignmentReport(Report):
         return Verdict.ABOVE if low > level else Verdict.BELOW if high < -level else Verdict.AT_BASELINE
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.heads import add_heads, add_note, add_profile, with_baseline
+        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.charts.lines import add_note
         from bayesgeom.report.theme import SERIES, label_axes
 
         over, auc = self.mass_over_other.value, self.auc.value

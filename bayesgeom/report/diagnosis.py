@@ -178,10 +178,6 @@ class Diagnosis(Mapping[str, Report]):
             raise InvalidArgument("this diagnosis has no report to draw; `skipped` gives the reasons.")
         return next(iter(self.reports.values())).plot()
 
-    def show(self) -> None:
-        """Show the figure of the first report with plotly."""
-        self.plot().show()
-
     def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
         """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.
 

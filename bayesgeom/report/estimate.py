@@ -23,8 +23,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
-from bayesgeom.stats.bounds import within_bounds
-from bayesgeom.stats.extremes import Extreme, extreme_interval
+from bayesgeom.stats.bounds import Extreme, extreme_interval, within_bounds
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
@@ -332,7 +331,7 @@ class Estimate:
     def extreme(self, which: Extreme, *, count: int = 0) -> tuple[tuple[int, ...], Self]:
         """Return the index of the largest (smallest) entry, and that entry with an interval that allows for the choice.
 
-        The interval is about the largest true value: see `bayesgeom.stats.extremes`. NaN entries are never chosen.
+        The interval is about the largest true value: see `bayesgeom.stats.bounds`. NaN entries are never chosen.
 
         Args:
             which: "largest" or "smallest".

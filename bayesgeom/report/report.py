@@ -167,11 +167,6 @@ class Report(ABC):
         display_in_notebook(self.summary(), self.plot())
 
     @final
-    def show(self) -> None:
-        """Show the figure with plotly: in a notebook below the cell, otherwise in a browser."""
-        self.plot().show()
-
-    @final
     def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
         """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.
 

@@ -390,7 +390,7 @@ class SettlingReport(Report):
 
     def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.heads import add_note
+        from bayesgeom.charts.lines import add_note
         from bayesgeom.report.panels import Panel
 
         pairs = [f"{scale} / {measure}" for scale in self.scales for measure in self.frame_measures]

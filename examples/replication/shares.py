@@ -39,6 +39,7 @@ from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.stats.correlation import jackknife_student, spearman
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
+from bayesgeom.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from bayesgeom.report.panels import Panel

@@ -16,7 +16,7 @@ from bayesgeom.report.estimate import Baseline
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import JSON, axes_of, quantities_of
 from bayesgeom.report.tables import INDICES, Record, records_of
-from bayesgeom.stats.extremes import Extreme, extreme_interval
+from bayesgeom.stats.bounds import Extreme, extreme_interval
 from examples.replication.claims.claim import Number, Origin, Run, Value
 
 _ROUNDING = 1e-6  # of a value, moves its ends when float32 rounds differently

@@ -77,7 +77,7 @@ class ReplicationReport(Report):
     def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.heads import add_note
+        from bayesgeom.charts.lines import add_note
         from bayesgeom.report.panels import Panel
         from bayesgeom.report.theme import log_axes
 
