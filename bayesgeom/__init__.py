@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import load as load
-    from bayesgeom.results.diagnosis import Diagnosis as Diagnosis
-    from bayesgeom.results.diagnosis import load_report as load_report
+    from bayesgeom.report.diagnosis import Diagnosis as Diagnosis
+    from bayesgeom.report.diagnosis import load_report as load_report
     from bayesgeom.subspaces.base import InterventionSite as InterventionSite
 
 __version__ = "0.1.0"
@@ -78,7 +78,7 @@ _HOMES = {
     "checkpoints": "bayesgeom.models.checkpoint_files",
     "compare": "bayesgeom.generalization.comparison",
     "diagnose": "bayesgeom.diagnosis.run",
-    "Diagnosis": "bayesgeom.results.diagnosis",
+    "Diagnosis": "bayesgeom.report.diagnosis",
     "erase_onwards": "bayesgeom.interventions.onwards",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_laws": "bayesgeom.gradients.run",
@@ -87,7 +87,7 @@ _HOMES = {
     "InterventionSite": "bayesgeom.subspaces.base",
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
-    "load_report": "bayesgeom.results.diagnosis",
+    "load_report": "bayesgeom.report.diagnosis",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",

@@ -41,15 +41,14 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import counted, number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
-from bayesgeom.results.columns import WIDTH
-from bayesgeom.results.tables import counted
+from bayesgeom.report.columns import WIDTH
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
     from bayesgeom.models.base import Model
-    from bayesgeom.results.report import Report
+    from bayesgeom.report.report import Report
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, arg(help_behavior_hint="(optional)")]
@@ -702,7 +701,7 @@ def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "
         to: Target format: hf for the transformers library, or bayesgeom.
     """
     from bayesgeom.models.export import export_checkpoint, import_checkpoint
-    from bayesgeom.results.folder import check_target
+    from bayesgeom.report.storage import check_target
 
     check_target(out)
     write = export_checkpoint if to == "hf" else import_checkpoint
@@ -908,7 +907,7 @@ def run(command: Callable[..., Any], **options: Any) -> int:
     """Run a command with its options, and return the exit status; a report that it returns is printed and saved."""
     if command.__annotations__["return"] is int:
         return int(command(**options))
-    from bayesgeom.results.folder import check_target
+    from bayesgeom.report.storage import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
     if out is not None:
@@ -918,7 +917,7 @@ def run(command: Callable[..., Any], **options: Any) -> int:
 
 def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int:
     """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is."""
-    from bayesgeom.results.folder import HTML
+    from bayesgeom.report.storage import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
     summary = measured.summary("in the saved report" if out is None else f"see {HTML}")

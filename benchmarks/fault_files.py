@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 import bayesgeom
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import hashed as sealed
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import HASH, parts_of
-from bayesgeom.results.storage import hashed as report_hash
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import HASH, parts_of
+from bayesgeom.report.storage import hashed as report_hash
 from bayesgeom.training.recipes import Recipe
 from benchmarks.faults import Accepted, Case
 

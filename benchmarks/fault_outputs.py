@@ -15,8 +15,8 @@ from typing import Any
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.core.errors import BayesGeomError
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import write_page, write_run
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import write_page, write_run
 from benchmarks.fault_files import RECIPE, TASK, checkpoint, held, report
 from benchmarks.faults import Accepted, Case
 

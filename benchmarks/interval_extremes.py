@@ -6,7 +6,7 @@ import numpy as np
 from interval_row import Ends, Row, shown
 
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.extremes import Extreme, extreme_interval
+from bayesgeom.stats.bounds import Extreme, extreme_interval
 
 USED_BY = "headlines and claims on the largest, or the smallest, of several entries"
 SHARED = 0.5  # of the log of an effect: what sequences have in common, whatever is ablated

@@ -154,7 +154,7 @@ def axis_row(name: str, spectrum: np.ndarray) -> Row:
 
 def standardized_shares(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
     """Share of PC1 + PC2 of standardized values, one point a sequence, of the first 256 sequences."""
-    d, used = 48, min(n, MAX_SEQUENCES)
+    d, used = 48, min(n, 256)
     loadings = rng.normal(size=(2, d)) * np.array([[1.0], [0.7]])
     scale = np.exp(rng.normal(size=d))
     covariance = loadings.T @ loadings + np.eye(d)

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.results.diagnosis import left_out
-from bayesgeom.results.storage import axes_of
+from bayesgeom.report.diagnosis import left_out
+from bayesgeom.report.storage import axes_of
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.stats.information import entropy_bits
 
@@ -90,7 +90,7 @@ print(axes_of(type(calibration))["entropy_mae_bits_by_position"])
 # ## Look at a figure
 #
 # A figure is drawn from the stored numbers; the gray lines are baselines. In a notebook the last line shows it. In a
-# script, `calibration.show()` opens it in a browser and `calibration.to_html("calibration.html")` writes a page.
+# script, `calibration.plot().show()` opens it in a browser and `calibration.to_html("calibration.html")` writes a page.
 
 # %%
 figure = calibration.plot()

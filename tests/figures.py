@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import plotly.graph_objects as go
 
-from bayesgeom.results.report import Report
-from bayesgeom.results.section import Section
-from bayesgeom.results.theme import BASELINE, EXACT, MEASURED
+from bayesgeom.report.report import Report
+from bayesgeom.report.theme import BASELINE, EXACT, MEASURED
 
 
 def drawn_once(section_of: Callable[[str, Report], Section]) -> Callable[[str, Report], Section]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import ARRAYS, HASH, JSON, hashed
 
 
 def write_resealed(path: Path, data: dict[str, Any]) -> None:

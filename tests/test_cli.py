@@ -18,7 +18,7 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.run import ControlResult, intervention_controls
 from bayesgeom.tasks.base import task_kinds

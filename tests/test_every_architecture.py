@@ -9,7 +9,7 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import of_module
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.storage import parts_of
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=5, n_pairs=4)

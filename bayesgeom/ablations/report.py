@@ -7,7 +7,7 @@ ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`); t
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,26 +15,20 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
-from bayesgeom.ablations.pick import Pick, picks_of
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit
-from bayesgeom.results.estimators import with_interval
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned, counted
+from bayesgeom.core.verdict import Verdict
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
-from bayesgeom.stats.extremes import LEAST_PER_ENTRY, remark_of
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
 NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
-PREVIEW = "These are first-order estimates by attribution, from one backward pass: a preview, not an ablation"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
     "Attention and MLPs": ("attention", "mlp"),
@@ -46,22 +40,22 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AblationReport(Report):
-    """Increase in KL and entropy error (bits), ratio of KL and change in accuracy for every ablation.
+    """Each component is ablated in turn, and the model is scored again against the exact posterior.
 
-    Intervals are paired: the same sequences with and without the ablation are resampled together. `layer` and `head`
-    are −1 for an ablation of several components; `attribution_bits` is NaN if it was not requested.
-    `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone.
+    The replacement is 0, its mean over sequences (mean), or its value in another sequence (resample). L1H0 is head 0 of
+    layer 1. The number is the KL increase in bits; the baseline is 0. A quantity that can be decoded from an activation
+    need not influence the answer; an ablation tests whether it does. Intervals are paired: the same sequences with and
+    without the ablation are resampled together.
+
+    Fields: the increase in KL and entropy error (bits), the ratio of KL and the change in accuracy for every ablation.
+    `layer` and `head` are −1 for an ablation of several components; `attribution_bits` is NaN if it was not requested.
+    `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone. `picks` are the heads of
+    layer 0 with the least key overlap, one for each token set and site of the keys in `pick_views`, with their mean
+    |cosine| in `pick_cosine`; L0K0 is a key head that several heads share.
     """
 
     name: ClassVar[str] = "ablation"
     title: ClassVar[str] = "Ablation: what breaks without it?"
-    about: ClassVar[str] = (
-        "Each component is ablated in turn and the model is scored again against the exact posterior on the same "
-        "sequences. Its replacement is 0, its mean over sequences (mean), or its value in another sequence (resample). "
-        "L1H0 is head 0 of layer 1. The number is the KL increase in bits; the baseline is 0. A quantity that can be "
-        "decoded from an activation need not influence the answer; an ablation tests whether it does. Whiskers are "
-        "95 % paired intervals."
-    )
 
     mode: Mode
     ablations: tuple[str, ...]
@@ -90,7 +84,9 @@ class AblationReport(Report):
     attribution_rank_correlation: Annotated[
         Estimate, Quantity(label="rank correlation of attribution with KL increase")
     ]
-    key_overlap_pick: str
+    picks: tuple[str, ...]
+    pick_views: Annotated[tuple[str, ...], "pick"]
+    pick_cosine: Annotated[Float[np.ndarray, " pick"], Unit("1")]
     n: int
 
     def ranked(self) -> list[int]:
@@ -126,9 +122,6 @@ class AblationReport(Report):
         """Whether the effects are a first-order preview by attribution, which knows no entropy error."""
         return bool(np.isnan(self.entropy_mae_increase_bits.value).all())
 
-    def conclusion(self) -> str:
-        return PREVIEW if self.is_preview else ""
-
     @property
     def no_effect(self) -> tuple[str, ...]:
         """Ablations that leave every logit bit-identical."""
@@ -140,115 +133,61 @@ class AblationReport(Report):
         return replace(effect, value=value, low=low, high=high)
 
     def headlines(self) -> Sequence[Headline]:
-        unablated = headline_of(self, "unablated_kl_bits")
-        scale = f"For scale: without ablation the model's KL is {unablated.value_text}"
-        uniform = f", and that of a uniform prediction {unablated.level_text}" if unablated.has_baseline else ""
+        """Return the largest KL increases, those of the heads with the least key overlap, and what describes all."""
+        is_known = not math.isnan(float(self.attribution_rank_correlation))
+        share = "heads above half of largest, share"
         return (
             self._largest(),
-            *self._listed(),
-            *self._key_overlap(),
+            *map(self._effect, self.ranked()[1:N_LISTED]),
+            *self._picked(),
             headline_of(self, "top_to_second_ratio"),  # language: quoted
-            Headline.computed(
-                "share_above_half_of_top", "share of heads above half of the largest", self.share_above_half_of_top
-            ),
-            replace(unablated, finding=f"{scale}{uniform}."),
-            *self._attribution(),
+            Headline.computed("share_above_half_of_top", share, self.share_above_half_of_top),
+            headline_of(self, "unablated_kl_bits"),
+            *([headline_of(self, "attribution_rank_correlation")] if is_known else []),
         )
 
     def _largest(self) -> Headline:
-        """Return the largest KL increase; others are judged by their own intervals, so a caveat says where it is not.
-
-        If no interval allows for its choice, nothing is decided: its own interval would be too sure.
-        """
+        """Return the largest KL increase; without an interval that allows for its choice, nothing is decided."""
         effects = self._exactly(self.kl_increase_bits)
         (top,), own = effects.extreme("largest")
-        count = len(self.ablations)
-        label = f"largest KL increase: {self.ablations[top]}{remark_of(float(own.ends[0]), count)}"
-        line = headline_of(self, "kl_increase_bits", (top,), label, own=own)
-        line = replace(
-            line, finding=f"The largest KL increase is that of {self.ablations[top]}.", detail=self._design()
-        )
-        alone = headline_of(self, "kl_increase_bits", (top,), own=effects[top])
-        if not alone.interval or alone.verdict == line.verdict:
-            return line
-        judged = f"its own interval, by which the others are judged, is {alone.interval}"
-        if line.no_interval:
-            needed = f"; {count} ablations need {LEAST_PER_ENTRY * count:,} sequences" * (line.reason == Reason.MANY)
-            return replace(line, caveat=f"no interval allows for the choice ({line.no_interval}{needed}); {judged}")
-        return replace(line, caveat=f"{judged}; the one that allows for the choice includes a baseline")
+        label, count = f"largest KL increase: {self.ablations[top]}", len(self.ablations)
+        line = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=count)
+        return replace(line, verdict=str(Verdict.PREVIEW)) if self.is_preview else line
 
-    def _design(self) -> str:
-        """Return what was measured, in a sentence."""
-        each = "each alone; " * (len(self.ablations) > 1)
-        ablations, sequences = counted(len(self.ablations), f"{self.mode} ablation"), counted(self.n, "sequence")
-        own = number_text(float(self.unablated_kl_bits))
-        return f"{ablations}, {each}{sequences}; KL without ablation {own} bits"
+    def _effect(self, at: int, label: str = "KL increase of {}") -> Headline:
+        """Return the KL increase of one ablation."""
+        own = self._exactly(self.kl_increase_bits)[at]
+        verdict = str(Verdict.NO_EFFECT) if self.inert[at] else None
+        return headline_of(self, "kl_increase_bits", (at,), label.format(self.ablations[at]), own=own, verdict=verdict)
 
-    def _listed(self) -> Sequence[Headline]:
-        """Return the KL increases after the largest, largest first."""
-        effects, lines = self._exactly(self.kl_increase_bits), list[Headline]()
-        for i in self.ranked()[1:N_LISTED]:
-            line = headline_of(self, "kl_increase_bits", (i,), f"KL increase of {self.ablations[i]}", own=effects[i])
-            lines.append(replace(line, verdict="", ruling="no effect") if self.inert[i] else line)
+    def _picked(self) -> Sequence[Headline]:
+        """Return the KL increase of each head with the least key overlap, and its rank among the ablated heads."""
+        heads = [i for i in self.ranked() if self.kinds[i] == "head"]
+        places = {f"L{self.layer[i]}H{self.head[i]}": (rank, i) for rank, i in enumerate(heads, start=1)}
+        lines = list[Headline]()
+        for pick, view in zip(self.picks, self.pick_views, strict=True):
+            rank, at = places.get(pick, (0, 0))
+            label = f"least key overlap, {view}: {pick}, rank {rank} of {len(heads)}"
+            lines += [replace(self._effect(at, label), verdict="")] * bool(rank)  # its rank counts, not its sign
         return lines
 
-    def _key_overlap(self) -> Sequence[Headline]:
-        """Return the KL increase of each head that key overlap would choose, and its rank among the ablated heads."""
-        picks = picks_of(self.key_overlap_pick)
-        if not picks:
-            return ()
-        first, *others = map(self._picked, picks)
-        named, other = picks[0], [pick.head for pick in picks if pick.head != picks[0].head]
-        finding = f"{named.head} has the least key overlap for {named.reading} (mean |cos| {named.mean_cosine:.3f})"
-        if rank := self._rank(named.head):
-            finding += f" and {rank}"
-        else:
-            finding += "; this key head was not ablated alone, so its KL increase is unknown"
-        if other:
-            different = ", ".join(dict.fromkeys(other))
-            finding += f"; {len(other)} of {len(picks)} readings of the keys choose other heads ({different})"
-        return replace(first, finding=f"{finding}.", short_label=f"KL increase of {named.head}"), *others
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.ablations.drawing import forest_panel, head_panel, position_panel
 
-    def _picked(self, pick: Pick) -> Headline:
-        label, rank = f"least key overlap: {pick}", self._rank(pick.head)
-        subject = f"KL increase of the head with the {label.replace(': ', ', ', 1)}, {rank or 'not ablated alone'}"
-        if not rank:
-            own = Headline(metric="kl_increase_bits", label=f"{label}, not ablated alone", value=math.nan, unit="bits")
-        else:
-            at = (self._ranked_heads()[pick.head],)
-            own = headline_of(self, "kl_increase_bits", at=at, label=f"{label}, {rank}")
-        return replace(own, verdict="", short_label=subject)  # the rank counts, not whether it exceeds 0
-
-    def _rank(self, head: str) -> str:
-        """Return the rank of a head by KL increase; "" if it was not ablated alone."""
-        heads = list(self._ranked_heads())
-        return f"rank {heads.index(head) + 1} of {len(heads)} heads by KL increase" if head in heads else ""
-
-    def _ranked_heads(self) -> dict[str, int]:
-        """Return the index of each head that was ablated alone, by layer and head: ablations can have other names."""
-        return {f"L{self.layer[i]}H{self.head[i]}": i for i in self.ranked() if self.kinds[i] == "head"}
-
-    def _attribution(self) -> Sequence[Headline]:
-        is_known = not math.isnan(float(self.attribution_rank_correlation))
-        return (headline_of(self, "attribution_rank_correlation"),) if is_known else ()
-
-    def plot(self) -> "Figure":
-        from bayesgeom.ablations.drawing import Alike, ablation_figure
-
-        groups = []
-        for title, kinds in _ALIKE.items():
-            alike = [index for index in self.ranked() if self.kinds[index] in kinds]
-            if chosen := alike[:N_SHOWN]:
-                group = Alike(
-                    title=title,
-                    n=len(alike),
-                    labels=[self.ablations[index] for index in chosen],
-                    kl_increase_bits=self.kl_increase_bits[chosen],
-                    by_position=self.kl_increase_bits_by_position[chosen],
-                )
-                groups.append(group)
-        heads_title = f"Heads, {self.mode} ablation (baseline: 0)"
-        return ablation_figure(self.title, groups, self.kl_increase_bits_by_head, heads_title=heads_title)
+        by_head, drawn = self.kl_increase_bits_by_head, list[Panel]()
+        if not np.isnan(by_head).all():
+            drawn.append(head_panel(by_head, self.mode))
+        groups = {
+            title: found
+            for title, kinds in _ALIKE.items()
+            if (found := [i for i in self.ranked() if self.kinds[i] in kinds])
+        }
+        for title, found in groups.items():
+            labels = [self.ablations[i] for i in found[:N_SHOWN]]
+            drawn.append(forest_panel(title, labels, self.kl_increase_bits[found[:N_SHOWN]], len(found)))
+        title, found = next(iter(groups.items()))
+        labels, by_position = [self.ablations[i] for i in found], self.kl_increase_bits_by_position[found]
+        return *drawn, position_panel(title, labels, by_position, len(found))
 
     def table(self, *, most: int = N_SHOWN) -> str:
         """Return the ranked list with ratios of KL and changes of the entropy error."""
@@ -258,7 +197,7 @@ class AblationReport(Report):
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
         more = [f"… and {n_more} with smaller KL increases: to_pandas() returns all"]
-        return "\n".join([*aligned(rows), *(more if n_more > 0 else [])])
+        return "\n".join([*fitted(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:
         low, high = self.kl_increase_bits.ends
@@ -283,7 +222,7 @@ class Context:
     n_heads: int
     seed: int
     attribution_bits: Float[np.ndarray, " ablation"]
-    key_overlap_pick: str
+    picks: Mapping[str, tuple[str, float]]
     uniform_kl_bits: float
 
 
@@ -320,7 +259,9 @@ def ablation_report(tally: Tally, context: Context) -> AblationReport:
         attribution_rank_correlation=Estimate.of(
             _rank_correlation(context.attribution_bits[known], kl_increase.value[known])
         ),
-        key_overlap_pick=context.key_overlap_pick,
+        picks=tuple(head for head, _ in context.picks.values()),
+        pick_views=tuple(context.picks),
+        pick_cosine=np.array([cosine for _, cosine in context.picks.values()]),
         n=tally.done,
     )
 

@@ -24,7 +24,6 @@ from bayesgeom.ablations.engine import (
     references,
     score_batch,
 )
-from bayesgeom.ablations.pick import Pick, joined
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
 from bayesgeom.core.edits import Mode, Reference, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
@@ -35,7 +34,7 @@ from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments,
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
@@ -291,7 +290,7 @@ class BatteryRun:
             n_heads=self.model.spec.n_heads,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
             attribution_bits=attribution_bits,
-            key_overlap_pick=self._key_overlap_pick(),
+            picks=self._picks(),
             uniform_kl_bits=self.uniform_kl_bits(),
         )
 
@@ -339,21 +338,19 @@ class BatteryRun:
         assert tally is not None, "a stream has at least one block"
         return tally
 
-    def _key_overlap_pick(self) -> str:
-        """Return the head of layer 0 with the least key overlap, per token set and site of the keys.
+    def _picks(self) -> dict[str, tuple[str, float]]:
+        """Return the head of layer 0 with the least key overlap, and its mean |cos|, by token set and site of the keys.
 
         Empty for a model without keys, and where the angle between keys is undefined.
         """
         if not set(KeyOverlap.needs.sites) <= self.model.sites:
-            return ""
+            return {}
         wanted = (*KeyOverlap.needs.sites, *(site for site in KeyOverlap.needs.optional if site in self.model.sites))
         n = min(N_KEYS, self.n)
         found = overlap_by_view(self.model.run(self._stream(n), record=wanted, n_recorded=n))
         letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
         layers = {view: overlap[0] for view, overlap in found.items() if np.isfinite(overlap[0]).any()}
-        return joined(
-            [Pick(f"L0{letter}{np.nanargmin(own)}", view, float(np.nanmin(own))) for view, own in layers.items()]
-        )
+        return {view: (f"L0{letter}{np.nanargmin(own)}", float(np.nanmin(own))) for view, own in layers.items()}
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
         """Return the task's mean activation per position at every site that needs it, from separate sequences."""

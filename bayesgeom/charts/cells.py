@@ -1,4 +1,4 @@
-"""A heat map of shares with the number in each cell, and panels of different heights below one another."""
+"""A heat map of shares with the number in each cell."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,11 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.core.text import number_text
-from bayesgeom.results.theme import BETWEEN, EXACT, SHADES, rgb
+from bayesgeom.report.theme import EXACT, SHADES, rgb
 
 
 def add_cells(
     figure: go.Figure,
-    panel: tuple[int, int],
     shares: Float[np.ndarray, "row column"],
     rows: Sequence[str],
     columns: Sequence[str],
@@ -22,14 +21,12 @@ def add_cells(
     """Draw shares of a gap, 0 light and 1 dark, each with its number.
 
     Args:
-        figure: A grid of panels.
-        panel: Row and column of the panel, counted from 1.
+        figure: An empty plot.
         shares: The shares; NaN is absent, and values outside 0 to 1 have the color of the nearer end.
         rows: Names of the rows, from the top.
         columns: Names of the columns.
         absent: What an absent cell says.
     """
-    at = {"row": panel[0], "col": panel[1]}
     figure.add_trace(
         go.Heatmap(
             z=shares,
@@ -43,8 +40,7 @@ def add_cells(
             showscale=False,
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra>share closed</extra>",
             name="share closed",
-        ),
-        **at,
+        )
     )
     cells = [float(own) for own in shares.flat]
     figure.add_trace(  # a heat map's own text is hard to read
@@ -57,25 +53,10 @@ def add_cells(
             name="cells",
             hoverinfo="skip",
             showlegend=False,
-        ),
-        **at,
+        )
     )
-    figure.update_xaxes(range=[-0.5, len(columns) - 0.5], **at)
-    figure.update_yaxes(range=[len(rows) - 0.5, -0.5], **at)
-
-
-def stacked(figure: go.Figure, heights: Sequence[int]) -> go.Figure:
-    """Give the panels heights in pixels, one below the other; their titles move along, and a legend below them."""
-    inside = sum(heights) + BETWEEN * (len(heights) - 1)
-    figure.update_layout(height=inside + figure.layout.margin.t + figure.layout.margin.b)
-    figure.layout.legend.y = -figure.layout.margin.b / inside
-    top = inside
-    notes = figure.layout.annotations[: len(heights)]
-    for note, axis, height in zip(notes, figure.select_yaxes(), heights, strict=True):
-        axis.domain = max(0, top - height) / inside, top / inside
-        note.y = top / inside
-        top -= height + BETWEEN
-    return figure
+    figure.update_xaxes(range=[-0.5, len(columns) - 0.5])
+    figure.update_yaxes(range=[len(rows) - 0.5, -0.5])
 
 
 def _cell_text(share: float) -> str:

@@ -9,9 +9,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
-from bayesgeom.results.theme import DASHES, EXACT, MEASURED, SERIES, label_axes
+from bayesgeom.report.theme import DASHES, EXACT, MEASURED, SERIES, label_axes
 
-Panel = tuple[int, int]
 _CROWDED = 30  # with more points, markers would hide the line
 
 
@@ -31,7 +30,6 @@ class Curve:
 
 def add_curves(
     figure: go.Figure,
-    panel: Panel,
     steps: Real[np.ndarray, " step"],
     curves: Sequence[Curve],
     *,
@@ -48,27 +46,20 @@ def add_curves(
     for next_color, curve in zip(colors, curves, strict=False):
         color = curve.color or next_color
         if curve.band is not None and np.isfinite(curve.band).all(axis=0).any():
-            add_band(figure, panel, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
+            add_band(figure, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
             figure.data[-1].showlegend = False
-        seen = _names(figure)
         if color == EXACT:  # under the lines that it limits: they may coincide
-            add_reference(figure, panel, x, curve.values, name=curve.name)
+            add_reference(figure, x, curve.values, name=curve.name)
         else:
-            add_line(figure, panel, x, curve.values, name=curve.name, color=color)
+            add_line(figure, x, curve.values, name=curve.name, color=color)
             figure.data[-1].mode = "lines" if len(x) > _CROWDED else "lines+markers"
-        figure.data[-1].showlegend = curve.name not in seen
     for dash, (label, level) in zip(DASHES, levels, strict=False):
         if np.isfinite(level).any():
-            seen = _names(figure)
-            add_baseline(figure, panel, x, level, name=label)
-            figure.data[-1].update(line_dash=dash, showlegend=label not in seen)
-    label_axes(figure, panel, "training step", unit)
+            add_baseline(figure, x, level, name=label)
+            figure.data[-1].line.dash = dash
+    label_axes(figure, "training step", unit)
     if log_steps:
-        figure.update_xaxes(type="log", **_ticks(steps, x), row=panel[0], col=panel[1])
-
-
-def _names(figure: go.Figure) -> set[str | None]:
-    return {trace.name for trace in figure.data if trace.showlegend is not False}
+        figure.update_xaxes(type="log", **_ticks(steps, x))
 
 
 def _placed(steps: Real[np.ndarray, " step"]) -> Float[np.ndarray, " step"]:

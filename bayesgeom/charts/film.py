@@ -6,23 +6,24 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import SEQUENTIAL, label_axes, panels
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.theme import SEQUENTIAL, label_axes
 
 _FRAME_MS = 350
 _DIGITS = 4  # decimals of a coordinate: more would only make the page larger
 
 
-def film_figure(
-    title: str,
+def film_panel(
     steps: Sequence[str],
     points: Float[np.ndarray, "step point component"],
     color: Float[np.ndarray, " point"],
     *,
     colored_by: str,
     axes: tuple[str, str],
-) -> go.Figure:
+) -> Panel:
     """Draw the last step and an animation of all steps, with the same axes for every step."""
-    figure = panels(title, ("",), n_columns=1, row_height=620)
+    panel = Panel.blank(is_wide=True)
+    figure = panel.figure
     drawn = [np.round(own.astype(float), _DIGITS) for own in points]
     figure.add_trace(
         go.Scatter(
@@ -40,18 +41,18 @@ def film_figure(
             },
             hovertemplate=f"%{{marker.color:.3f}}<extra>{colored_by}</extra>",
         ),
-        row=1,
-        col=1,
     )
     figure.frames = [
         go.Frame(name=step, data=[go.Scatter(x=own[:, 0], y=own[:, 1])], traces=[0])
         for step, own in zip(steps, drawn, strict=True)
     ]
-    label_axes(figure, (1, 1), *axes)
+    label_axes(figure, *axes)
     reach = 1.05 * np.nanmax(np.abs(points), axis=(0, 1))
-    figure.update_xaxes(range=[-reach[0], reach[0]], row=1, col=1)
-    figure.update_yaxes(range=[-reach[1], reach[1]], row=1, col=1)
-    return figure.update_layout(sliders=[_slider(steps)], updatemenus=[_buttons()], margin_b=150, height=720)
+    figure.update_xaxes(range=[-reach[0], reach[0]])
+    figure.update_yaxes(range=[-reach[1], reach[1]])
+    margin = {"l": 70, "r": 30, "t": 10, "b": 150}
+    figure.update_layout(sliders=[_slider(steps)], updatemenus=[_buttons()], margin=margin, height=720)
+    return panel
 
 
 def _slider(steps: Sequence[str]) -> dict[str, object]:

@@ -7,14 +7,13 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.results.theme import BASELINE, MEASURED, label_axes
+from bayesgeom.report.theme import BASELINE, MEASURED, label_axes
 
 _LABEL = 32  # letters of a line of a label
 
 
 def add_forest(
     figure: go.Figure,
-    panel: tuple[int, int],
     labels: Sequence[str],
     values: Float[np.ndarray, " row"],
     interval: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
@@ -38,9 +37,7 @@ def add_forest(
                 "arrayminus": values - lo,
                 "thickness": 1.4,
             },
-        ),
-        row=panel[0],
-        col=panel[1],
+        )
     )
     if baseline is not None:
         figure.add_trace(
@@ -50,16 +47,14 @@ def add_forest(
                 mode="lines",
                 line={"color": BASELINE, "dash": "dash"},
                 name=f"baseline: {baseline:g}",
-            ),
-            row=panel[0],
-            col=panel[1],
+            )
         )
         # The trace above is for the legend; the line itself spans the whole height of the panel.
-        figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"}, row=panel[0], col=panel[1])
+        figure.add_vline(x=baseline, line={"color": BASELINE, "dash": "dash"})
     every = {"tickfont_size": 13 if len(labels) < 12 else 11, "range": [len(labels) - 0.5, -0.5], **_ticks(labels)}
-    figure.update_yaxes(type="category", row=panel[0], col=panel[1], **every)
-    figure.update_xaxes(nticks=5, row=panel[0], col=panel[1])  # more would be turned upright on a small screen
-    label_axes(figure, panel, unit, "")
+    figure.update_yaxes(type="category", **every)
+    figure.update_xaxes(nticks=5)  # more would be turned upright on a small screen
+    label_axes(figure, unit, "")
 
 
 def _ticks(labels: Sequence[str]) -> dict[str, object]:

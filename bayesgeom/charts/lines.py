@@ -1,5 +1,6 @@
 """Lines over layers or positions, with interval bands, and their baseline as a gray dashed line or band."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,16 +8,15 @@ import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Real
 
 from bayesgeom.core.text import number_text
-from bayesgeom.results.theme import BASELINE, EXACT, MEASURED, rgb
+from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, rgb
 
-Panel = tuple[int, int]
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
+_LOW = 140  # height of an empty panel, in pixels
 
 
 def add_line(
     figure: go.Figure,
-    panel: Panel,
     x: Sequence[float] | Real[np.ndarray, " x"],
     y: Float[np.ndarray, " x"],
     *,
@@ -28,15 +28,12 @@ def add_line(
     figure.add_trace(
         go.Scatter(
             x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}
-        ),
-        row=panel[0],
-        col=panel[1],
+        )
     )
 
 
 def add_reference(
     figure: go.Figure,
-    panel: Panel,
     x: Sequence[float] | Real[np.ndarray, " x"],
     y: Float[np.ndarray, " x"],
     *,
@@ -45,14 +42,11 @@ def add_reference(
 ) -> None:
     """Add a wide pale line, which stays visible under a line that coincides with it."""
     line = {"color": color, "width": 7}
-    figure.add_trace(
-        go.Scatter(x=list(x), y=y, name=name, mode="lines", line=line, opacity=0.3), row=panel[0], col=panel[1]
-    )
+    figure.add_trace(go.Scatter(x=list(x), y=y, name=name, mode="lines", line=line, opacity=0.3))
 
 
 def add_band(
     figure: go.Figure,
-    panel: Panel,
     x: Sequence[float] | Real[np.ndarray, " x"],
     lo: Float[np.ndarray, " x"],
     hi: Float[np.ndarray, " x"],
@@ -77,9 +71,7 @@ def add_band(
             fillcolor=f"rgba({red},{green},{blue},0.18)",
             name=name,
             hoverinfo="skip",
-        ),
-        row=panel[0],
-        col=panel[1],
+        )
     )
     if any(len(run) == 1 for run in runs):
         reach = np.concatenate(down)
@@ -101,7 +93,6 @@ def _whisker(width: Float[np.ndarray, " run"]) -> Float[np.ndarray, " run"]:
 
 def add_baseline(
     figure: go.Figure,
-    panel: Panel,
     x: Sequence[float] | Real[np.ndarray, " x"],
     y: float | Float[np.ndarray, " x"],
     *,
@@ -116,11 +107,20 @@ def add_baseline(
     mode = "lines+markers" if any(len(run) == 1 for run in _runs(np.isfinite(levels))) else "lines"
     line, marker = {"color": color or BASELINE, "dash": "dash"}, {"size": 6} if "markers" in mode else None
     drawn = {"line": line, "marker": marker, "opacity": 0.6 if color else None}
+    figure.add_trace(go.Scatter(x=list(x), y=levels, name=name, mode=mode, **drawn))
+
+
+def add_note(figure: go.Figure, text: str) -> None:
+    """Add a sentence in the middle of an empty panel, make it low, and hide its axes."""
+    wrapped = "<br>".join(textwrap.wrap(text, 46))
     figure.add_trace(
-        go.Scatter(x=list(x), y=levels, name=name, mode=mode, **drawn),
-        row=panel[0],
-        col=panel[1],
+        go.Scatter(
+            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
+        )
     )
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    figure.layout.height = _LOW
 
 
 def log_floor(values: Float[np.ndarray, "..."], deciding: Float[np.ndarray, "..."]) -> float:
@@ -140,7 +140,6 @@ def log_floor(values: Float[np.ndarray, "..."], deciding: Float[np.ndarray, "...
 
 def log_baseline(
     figure: go.Figure,
-    panel: Panel,
     x: Sequence[float] | Real[np.ndarray, " x"],
     y: Float[np.ndarray, " x"],
     *,
@@ -152,7 +151,6 @@ def log_baseline(
     drawn = np.where(is_below, floor, y)
     add_baseline(
         figure,
-        panel,
         x,
         drawn,
         name=f"{name} (▾ below {number_text(floor)})" if is_below.any() else name,

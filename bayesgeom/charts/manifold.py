@@ -10,7 +10,8 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_baseline, add_line
 from bayesgeom.core.text import percent_text
-from bayesgeom.results.theme import EXACT, SEQUENTIAL, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.theme import EXACT, SEQUENTIAL, SERIES, label_axes
 
 LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
 _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], SERIES[4:8]
@@ -40,56 +41,49 @@ class Profile:
     baseline: Float[np.ndarray, " layer"]
 
 
-def manifold_figure(
+def manifold_panels(
     *,
-    title: str,
     clouds: Sequence[Cloud],
     entropy: Float[np.ndarray, " point"],
     position: Float[np.ndarray, " point"],
     shape: Sequence[Profile],
     order: Sequence[Profile],
     baseline_labels: tuple[str, str],
-) -> go.Figure:
+) -> list[Panel]:
     """Draw each cloud along its first two axes, its first axis against entropy, then `shape` and `order` by layer.
 
     `position` is the place of each point among the scored positions of its sequence, from 1.
     """
-    rows = [(_cloud_title(c), f"{c.site}, last layer: PC1 against entropy") for c in clouds]
-    titles = (*(text for row in rows for text in row), "Variance along PC1", "Order by entropy, resid_post")
-    figure = panels(title, titles, row_height=390)
-    for row, cloud in enumerate(clouds, start=1):
-        _scatter(figure, (row, 1), cloud.points[:, 0], cloud.points[:, 1], entropy, "coloraxis")
-        if cloud.curve_share >= LEAST_SHARE:
-            _curve(figure, (row, 1), cloud.curve[:, 0], cloud.curve[:, 1])
-        label_axes(figure, (row, 1), "PC1 (activation units)", "PC2 (activation units)")
-        _scatter(figure, (row, 2), entropy, cloud.points[:, 0], position, "coloraxis2")
-        label_axes(figure, (row, 2), "exact entropy (bits)", "PC1 (activation units)")
-    bottom = len(clouds) + 1
-    _profiles(figure, (bottom, 1), shape, _SHAPE_COLORS, baseline_labels[0])
-    label_axes(figure, (bottom, 1), "layer", "share of variance (0 to 1)")
-    _profiles(figure, (bottom, 2), order, _ORDER_COLORS, baseline_labels[1])
+    drawn = list[Panel]()
+    for cloud in clouds:
+        has_curve = cloud.curve_share >= LEAST_SHARE
+        note = "" if has_curve else f"No curve: it explains {percent_text(cloud.curve_share)} of the variance."
+        plane = Panel.blank(f"{cloud.site}, last layer", height=390, note=note)
+        _scatter(plane.figure, cloud.points[:, 0], cloud.points[:, 1], entropy, ("entropy (bits)", SEQUENTIAL))
+        if has_curve:
+            _curve(plane.figure, cloud.curve[:, 0], cloud.curve[:, 1])
+        label_axes(plane.figure, "PC1 (activation units)", "PC2 (activation units)")
+        along = Panel.blank(f"{cloud.site}, last layer: PC1 against entropy", height=390)
+        _scatter(along.figure, entropy, cloud.points[:, 0], position, ("scored<br>position", "Plasma"))
+        label_axes(along.figure, "exact entropy (bits)", "PC1 (activation units)")
+        drawn += [plane, along]
+    shapes, orders = (Panel.blank(t, height=390) for t in ("Variance along PC1", "Order by entropy, resid_post"))
+    _profiles(shapes.figure, shape, _SHAPE_COLORS, baseline_labels[0])
+    label_axes(shapes.figure, "layer", "share of variance (0 to 1)")
+    _profiles(orders.figure, order, _ORDER_COLORS, baseline_labels[1])
     lowest = min(float(np.nanmin(own.values, initial=0.0)) for own in order)
     cut = "; cut at −1" if lowest < -1 else ""  # a share far below 0 would hide all other lines
-    figure.update_yaxes(range=[-1.02, 1.02] if cut else None, row=bottom, col=2)
-    label_axes(figure, (bottom, 2), "layer", f"|correlation| or share (0 to 1{cut})")
-    _color_bars(figure, n_rows=bottom)
-    return with_room_for_legend(figure)
-
-
-def _cloud_title(cloud: Cloud) -> str:
-    """Return the title of a cloud, and the reason if its curve is not drawn."""
-    if cloud.curve_share >= LEAST_SHARE:
-        return f"{cloud.site}, last layer"
-    return f"{cloud.site}, last layer (no curve: it explains {percent_text(cloud.curve_share)})"
+    orders.figure.update_yaxes(range=[-1.02, 1.02] if cut else None)
+    label_axes(orders.figure, "layer", f"|correlation| or share (0 to 1{cut})")
+    return [*drawn, shapes, orders]
 
 
 def _scatter(
     figure: go.Figure,
-    panel: tuple[int, int],
     x: Float[np.ndarray, " point"],
     y: Float[np.ndarray, " point"],
     color: Float[np.ndarray, " point"],
-    axis: str,
+    scale: tuple[str, str],
 ) -> None:
     figure.add_trace(
         go.Scatter(
@@ -98,16 +92,18 @@ def _scatter(
             mode="markers",
             name="position",
             showlegend=False,
-            marker={"size": 5, "opacity": 0.75, "color": color, "coloraxis": axis},
-        ),
-        row=panel[0],
-        col=panel[1],
+            marker={
+                "size": 5,
+                "opacity": 0.75,
+                "color": color,
+                "colorscale": scale[1],
+                "colorbar": {"title": scale[0], "thickness": 11},
+            },
+        )
     )
 
 
-def _curve(
-    figure: go.Figure, panel: tuple[int, int], x: Float[np.ndarray, " step"], y: Float[np.ndarray, " step"]
-) -> None:
+def _curve(figure: go.Figure, x: Float[np.ndarray, " step"], y: Float[np.ndarray, " step"]) -> None:
     figure.add_trace(
         go.Scatter(
             x=x,
@@ -115,35 +111,22 @@ def _curve(
             mode="lines",
             name="smooth curve in entropy",
             line={"color": EXACT, "width": 2.5},
-        ),
-        row=panel[0],
-        col=panel[1],
+        )
     )
 
 
-def _profiles(
-    figure: go.Figure, panel: tuple[int, int], profiles: Sequence[Profile], colors: Sequence[str], baseline_label: str
-) -> None:
+def _profiles(figure: go.Figure, profiles: Sequence[Profile], colors: Sequence[str], baseline_label: str) -> None:
     """Add measured lines and their baselines; if there are several, each is dashed and in the color of its line."""
     layers, name = range(len(profiles[0].values)), f"baseline: {baseline_label}"
     for color, profile in zip(colors, profiles, strict=False):
         if np.isfinite(profile.values).any():
-            add_line(figure, panel, layers, profile.values, name=profile.name, color=color)
+            add_line(figure, layers, profile.values, name=profile.name, color=color)
     # On top, so that a baseline equal to the measured line stays visible.
     known = [(color, own) for color, own in zip(colors, profiles, strict=False) if not np.isnan(own.baseline).all()]
     if len(known) > 1:
         name += " (in the line's color)"
-        add_baseline(figure, panel, [0], np.full(1, np.nan), name=name)  # for the legend alone
+        add_baseline(figure, [0], np.full(1, np.nan), name=name)  # for the legend alone
     for color, profile in known:
-        add_baseline(figure, panel, layers, profile.baseline, name=name, color=color if len(known) > 1 else "")
+        add_baseline(figure, layers, profile.baseline, name=name, color=color if len(known) > 1 else "")
         figure.data[-1].update(showlegend=len(known) == 1, hovertext=f"{profile.name}, {baseline_label}")
-    figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8), row=panel[0], col=panel[1])
-
-
-def _color_bars(figure: go.Figure, *, n_rows: int) -> None:
-    """Add one color scale for entropy and one for the place in the sequence, stacked to the right of the plots."""
-    bar = {"len": 0.8 / n_rows, "thickness": 14, "yanchor": "top"}
-    figure.update_layout(
-        coloraxis={"colorscale": SEQUENTIAL, "colorbar": {**bar, "title": "entropy (bits)", "y": 1}},
-        coloraxis2={"colorscale": "Plasma", "colorbar": {**bar, "title": "scored<br>position", "y": 1 - 1 / n_rows}},
-    )
+    figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(layers) // 8))

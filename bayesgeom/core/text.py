@@ -86,3 +86,18 @@ def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
     if math.isnan(low) or math.isnan(high):
         return "–"
     return " … ".join(number_text(end) for end in (low, high))
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> counted(1, "training"), counted(1000, "seed")
+        ('1 training', '1,000 seeds')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def shortened(text: str, most: int) -> str:
+    """Return text of at most `most` characters; text that was cut ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

@@ -1,36 +1,88 @@
 """The codes of results: what was decided (`Verdict`), and why an entry has no usual interval (`Reason`).
 
-Results hold these codes and no sentences. Each code has a short label, which tables print, and one sentence. The table
-of all codes in the documentation, `docs/codes.md`, is made of them.
+Results hold these codes and no sentences. Tables print their labels. The text below each code says what it means; the
+page of the documentation that lists them, `docs/codes.md`, is made of these texts.
 """
 
-from collections.abc import Iterable
 from enum import IntEnum, StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
+Tone = Literal["good", "bad", "open"]
+
 
 class Verdict(StrEnum):
-    """Whether the 95 % interval of a number lies beyond all of its baselines.
+    """What a report decides on a number, or on its question; `tone` is the color of the verdict on pages.
 
     Example:
-        >>> Verdict.YES, str(Verdict.UNDECIDED)
-        (<Verdict.YES: 'yes'>, 'undecided')
+        >>> Verdict.YES, str(Verdict.UNDECIDED), Verdict.USED.tone
+        (<Verdict.YES: 'yes'>, 'undecided', 'good')
     """
 
-    sentence: str
+    tone: Tone
 
-    def __new__(cls, label: str, sentence: str) -> Self:
-        """Return the member of a label, with its sentence."""
+    def __new__(cls, label: str, tone: Tone = "open") -> Self:
+        """Return the member of a label, with its tone."""
         own = str.__new__(cls, label)
-        own._value_, own.sentence = label, sentence
+        own._value_, own.tone = label, tone
         return own
 
-    YES = "yes", "The whole 95 % interval lies beyond every baseline, in the better direction."
-    NO = "no", "The whole 95 % interval lies on the wrong side of at least one baseline."
-    UNDECIDED = "undecided", "The interval includes a baseline, or is missing, or there is no baseline to compare with."
+    YES = "yes", "good"
+    """The whole 95 % interval lies beyond every baseline, in the better direction."""
+    NO = "no", "bad"
+    """The whole 95 % interval lies on the wrong side of at least one baseline."""
+    UNDECIDED = "undecided"
+    """An interval is missing or includes the level that it is compared with, or a condition of the rule is not met."""
+    NOT_MEASURED = "not measured"
+    """The model, the task or the sample does not allow this measurement."""
+    NOT_IDENTIFIED = "not identified"
+    """The quantity is a function of position, so nothing can be told from it."""
+    NOT_APPLICABLE = "not applicable"
+    """The question does not arise here: the model, or the predictor, is the exact posterior."""
+    UNDEFINED = "undefined"
+    """The number is the same for any model on this task, so it says nothing."""
+    BY_CONSTRUCTION = "by construction"
+    """The edit is an identity, whatever the model has learned."""
+    NO_EFFECT = "no effect"
+    """Every logit is bit-identical with and without the edit."""
+    USED = "used", "good"
+    """A swap of the subspace moves the model's own value toward the donor's, more than any control."""
+    NOT_USED = "not used", "bad"
+    """The quantity is erased by a linear map, and the answers stay as good."""
+    COSTS_MORE = "costs more than chance", "good"
+    """The edit costs more than that of every random direction."""
+    COSTS_NO_MORE = "costs no more than chance", "bad"
+    """The cost of the edit lies within the range of random directions."""
+    INVARIANT = "invariant", "good"
+    """Renaming the hypotheses leaves the KL of every sequence unchanged within the bound."""
+    INVARIANT_ON_AVERAGE = "invariant on average only"
+    """Renaming leaves the mean KL unchanged within the bound, but not that of single sequences."""
+    NOT_INVARIANT = "not invariant", "bad"
+    """Renaming changes the mean KL by more than the bound."""
+    DISCONTINUITY = "discontinuity", "bad"
+    """The KL steps up at the training length, by more than it does within."""
+    NO_DISCONTINUITY = "no discontinuity", "good"
+    """The step at the training length is smaller than the largest one within."""
+    TRANSPORTS = "transports the belief", "good"
+    """The model beats the exact observer of the last ten symbols."""
+    DOES_NOT_TRANSPORT = "does not transport", "bad"
+    """The model does not beat the exact observer of the last ten symbols."""
+    CANNOT_SHOW = "cannot show transport"
+    """The last ten symbols are enough for the task, so it cannot show whether a model carries the belief further."""
+    ABOVE = "above", "good"
+    """The layer farthest from the baseline lies above it, and above the strongest layer of untrained networks."""
+    BELOW = "below"
+    """The layer farthest from the baseline lies below it, and below the strongest layer of untrained networks."""
+    AT_BASELINE = "at baseline", "bad"
+    """The interval of the layer farthest from the baseline includes it."""
+    VALUES_LATER = "values later", "good"
+    """Values come to rest later than attention patterns."""
+    ROUTING_LATER = "routing later", "bad"
+    """Attention patterns come to rest later than values."""
+    PREVIEW = "preview"
+    """First-order estimates from one backward pass, and no ablation."""
 
 
 class Reason(IntEnum):
@@ -42,43 +94,52 @@ class Reason(IntEnum):
     """
 
     label: str
-    sentence: str
 
-    def __new__(cls, number: int, label: str, sentence: str) -> Self:
-        """Return the member of a number, with its label and its sentence."""
+    def __new__(cls, number: int, label: str) -> Self:
+        """Return the member of a number, with its label."""
         own = int.__new__(cls, number)
-        own._value_, own.label, own.sentence = number, label, sentence
+        own._value_, own.label = number, label
         return own
 
     def __str__(self) -> str:
         return self.label
 
-    NONE = 0, "", "The entry has an interval that covers about 95 %, or its value is missing."
-    CONSERVATIVE = (
-        1,
-        "conservative",
-        "It covers more than 95 %: it ends at a bound, allows for the worst case, or is of a number with few values.",
-    )
-    FEW = 2, "too few", "There are too few sequences (8 or fewer), or too few trainings."
-    FEW_DIFFER = 3, "too few differ", "Fewer than 8 sequences differ from the rest, so that their spread is unknown."
-    HEAVY_TAIL = (
-        4,
-        "heavy tail",
-        "A few sequences carry the mean, and the tail is heavier than any with known coverage.",
-    )
-    BIASED = 5, "biased", "The estimated bias is larger than the uncertainty, so its correction is not reliable."
-    CONSTANT = 6, "constant", "All sequences have the same value at the edge: how rare an exception is, is unknown."
-    MISSING = 7, "missing", "A value is missing or infinite in at least one sequence."
-    NOT_COMPUTED = 8, "not computed", "No interval was computed for this entry."
-    NOT_STORED = 9, "not stored", "The file was written by another version, which did not store this."
-    HIDDEN = 10, "hidden", "An entry that this one was compared with, when it was chosen, has no interval."
-    MANY = 11, "too many", "It was chosen from too many entries for so small a sample."
-    FLAT = 12, "flat", "The first principal component cannot be distinguished from the next one."
-    NOISE = 13, "noise", "Sampling noise is more than a tenth of the squared length of the mean vectors."
-    ONE_TRAINING = 14, "one training", "A single training has no interval over trainings."
-    SAME_TRAININGS = 15, "same trainings", "The trainings that chose the entry are those that measure it."
-    NO_FALL = 16, "no fall", "The curve does not fall, or was not measured."
-    NOT_RESAMPLED = 17, "not resampled", "The numbers behind it are means whose sequences are not resampled here."
+    NONE = 0, ""
+    """The entry has an interval that covers about 95 %, or its value is missing."""
+    CONSERVATIVE = 1, "conservative"
+    """It covers more than 95 %: it ends at a bound, allows for the worst case, or is of a number with few values."""
+    FEW = 2, "too few"
+    """There are too few sequences (8 or fewer), or too few trainings."""
+    FEW_DIFFER = 3, "too few differ"
+    """Fewer than 8 sequences differ from the rest, so that their spread is unknown."""
+    HEAVY_TAIL = 4, "heavy tail"
+    """A few sequences carry the mean, and the tail is heavier than any with known coverage."""
+    BIASED = 5, "biased"
+    """The estimated bias is larger than the uncertainty, so its correction is not reliable."""
+    CONSTANT = 6, "constant"
+    """All sequences have the same value at the edge: how rare an exception is, is unknown."""
+    MISSING = 7, "missing"
+    """A value is missing or infinite in at least one sequence."""
+    NOT_COMPUTED = 8, "not computed"
+    """No interval was computed for this entry."""
+    NOT_STORED = 9, "not stored"
+    """The file was written by another version, which did not store this."""
+    HIDDEN = 10, "hidden"
+    """An entry that this one was compared with, when it was chosen, has no interval."""
+    MANY = 11, "too many"
+    """It was chosen from too many entries for so small a sample."""
+    FLAT = 12, "flat"
+    """The first principal component cannot be distinguished from the next one."""
+    NOISE = 13, "noise"
+    """Sampling noise is more than a tenth of the squared length of the mean vectors."""
+    ONE_TRAINING = 14, "one training"
+    """A single training has no interval over trainings."""
+    SAME_TRAININGS = 15, "same trainings"
+    """The trainings that chose the entry are those that measure it."""
+    NO_FALL = 16, "no fall"
+    """The curve does not fall, or was not measured."""
+    NOT_RESAMPLED = 17, "not resampled"
+    """The numbers behind it are means whose sequences are not resampled here."""
 
     @classmethod
     def of(cls, number: int) -> "Reason":
@@ -90,17 +151,3 @@ class Reason(IntEnum):
         """Return the label of every code of an array."""
         labels: list[Any] = [cls.of(code).label for code in codes.ravel()]
         return np.array(labels, dtype=object).reshape(codes.shape)
-
-
-def table(codes: Iterable[Verdict | Reason]) -> str:
-    """Return label and sentence of codes as a Markdown table, with the numbers of reasons.
-
-    Example:
-        >>> print(table([Reason.FEW]))
-        | code | number | meaning |
-        | --- | --- | --- |
-        | too few | 2 | There are too few sequences (8 or fewer), or too few trainings. |
-    """
-    rows = [(str(own), str(int(own)) if isinstance(own, Reason) else "", own.sentence) for own in codes]
-    lines = [("code", "number", "meaning"), ("---",) * 3, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

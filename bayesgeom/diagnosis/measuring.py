@@ -15,10 +15,10 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import Run, Site
 from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.plan import ProbePlan
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import axes_of, parts_of, value_of
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import axes_of, parts_of, value_of
+from bayesgeom.report.tables import records_of
 
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side

@@ -31,8 +31,8 @@ from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.results.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
-from bayesgeom.results.report import Report
+from bayesgeom.report.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
+from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built

@@ -23,7 +23,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
-from bayesgeom.results.estimate import Baseline, Estimate
+from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, statistic_interval
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.stats.intervals import Interval, Scale

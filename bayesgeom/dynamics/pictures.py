@@ -1,23 +1,19 @@
 """Pictures of one training: values at every snapshot on the last snapshot's axes, and attention maps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.dynamics.measure import SnapshotNumbers, interval_of
 from bayesgeom.dynamics.trainings import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Unit
-from bayesgeom.results.estimators import with_interval
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.storage import quantities_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Unit, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
+from bayesgeom.report.tables import Headline, headline_of
 
 RANDOM_PLANE, FIRST = "random plane", "first snapshot"
 N_MAPS, MAX_ROWS = 4, 3  # steps drawn by default, and layers
@@ -26,23 +22,21 @@ N_MAPS, MAX_ROWS = 4, 3  # steps drawn by default, and layers
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ManifoldFilmReport(Report):
-    """Centered vectors of the last layer at some scored positions, along PC1 and PC2 of the last snapshot.
+    """Each dot is the last layer's value vector at one scored position; all snapshots use the same sequences.
 
-    `final_axes_share`: the share of a snapshot's variance along these axes, next to that along a random plane. It has
-    no verdict: the axes are fitted to the last snapshot, where even a random network exceeds random planes and others.
+    The axes are the two directions in which these vectors vary most at the end of training; the color is the exact
+    entropy. Press the button, or move the slider. If entropy is a function of position, as when keys never repeat, any
+    code for position would order the colors, too. The share of the variance along these axes has no verdict: they are
+    fitted to the last snapshot, where even a random network exceeds random planes and other snapshots.
+
+    Fields: centered vectors of the last layer at some scored positions, along PC1 and PC2 of the last snapshot.
+    `final_axes_share`: the share of a snapshot's variance along these axes, next to that along a random plane.
     """
 
     name: ClassVar[str] = "manifold_film"
-    title: ClassVar[str] = "The value manifold over training"
-    about: ClassVar[str] = (
-        "Each dot is the last layer's value vector at one scored position; all snapshots use the same sequences. The "
-        "axes are the two directions in which these vectors vary most at the end of training; the color is the exact "
-        "entropy. Press the button, or move the slider. If entropy is a function of position, as when keys never "
-        "repeat, any code for position would order the colors, too. The share of the variance along these axes has no "
-        "verdict: they are fitted to the last snapshot, so it holds more than others by construction."
-    )
+    title: ClassVar[str] = "Value manifold over training"
 
-    limit: ClassVar[str] = "at most 3,072 scored positions are read"
+    limit: ClassVar[str] = "at most 3,072 scored positions"
 
     run: str
     steps: tuple[str, ...]
@@ -54,49 +48,33 @@ class ManifoldFilmReport(Report):
     def headlines(self) -> Sequence[Headline]:
         label = quantities_of(type(self))["final_axes_share"].label
         at_steps = sorted({0, len(self.steps) // 2, len(self.steps) - 1})
-        lines = [
+        return [
             headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {int(self.steps[at]):,}")
             for at in at_steps
         ]
-        ends = f"{lines[0].value_text} of the variance at the first snapshot, {lines[-1].value_text} at the last"
-        sentence = (
-            f"The plane of the last snapshot's first two components holds {ends}. It is fitted to the last snapshot, "
-            "where even a random network exceeds both a random plane and other snapshots: this shows no structure."
-        )
-        return (*lines[:-1], replace(lines[-1], finding=sentence, short_label=f"share of the {lines[-1].label}"))
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.film import film_figure
-        from bayesgeom.results.captions import with_captions
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.film import film_panel
 
         axes = ("last snapshot's PC1 (activation units)", "last snapshot's PC2 (activation units)")
-        figure = film_figure(
-            f"{self.title} — {self.run}",
-            self.steps,
-            self.cloud,
-            self.entropy_bits,
-            colored_by="entropy (bits)",
-            axes=axes,
-        )
-        return with_captions(figure, (numbers(self.headlines()[-1]),))
+        return [film_panel(self.steps, self.cloud, self.entropy_bits, colored_by="entropy (bits)", axes=axes)]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionMapsReport(Report):
-    """Attention of one sequence, mean over heads, at some steps and layers.
+    """Attention from the scored positions (rows) to all positions (columns) of one sequence, mean over heads.
 
-    `focus`: the mean largest weight of a row. Its baseline is the first snapshot.
+    It is drawn at a few steps of training. A map that looks like the last one hardly changes later. The number is the
+    largest weight of a row, mean over rows; the baseline is the first snapshot.
+
+    Fields: attention at some steps and layers. `focus`: the mean largest weight of a row. Its baseline is the first
+    snapshot.
     """
 
     name: ClassVar[str] = "attention_maps"
     title: ClassVar[str] = "Attention over training"
     limit: ClassVar[str] = "the maps show one example"
-    about: ClassVar[str] = (
-        "Attention from the scored positions (rows) to all positions (columns) of one sequence, mean over heads, at a "
-        "few steps of training. A map that looks like the last one hardly changes later. The number is the largest "
-        "weight of a row, mean over rows; the baseline is the first snapshot."
-    )
 
     run: str
     shown_steps: tuple[str, ...]
@@ -116,16 +94,11 @@ class AttentionMapsReport(Report):
             for row, layer in enumerate(self.shown_layers)
         )
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.maps import maps_figure
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.maps import map_panels
 
         steps = [f"{int(step):,}" for step in self.shown_steps]
-        captions = [
-            f"Largest weight of a row, mean over rows: {own.text()}; at the first snapshot {layer[0].text()}."
-            for layer in (self.focus[:, row] for row in range(len(self.shown_layers)))
-            for own in (layer[column] for column in range(len(steps)))
-        ]
-        return maps_figure(f"{self.title} — {self.run}", self.maps, steps, self.shown_layers, captions)
+        return map_panels(self.maps, steps, self.shown_layers, self.focus.value)
 
 
 def film(run: TrainingRun, found: Sequence[SnapshotNumbers], *, n: int, seed: int) -> ManifoldFilmReport | None:

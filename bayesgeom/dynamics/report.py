@@ -3,33 +3,28 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from functools import partial
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.dynamics.threshold_steps import NEARBY
-from bayesgeom.results.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned, counted
-from bayesgeom.stats.extremes import remark_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-    from bayesgeom.dynamics.drawing import Curves
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
 SHUFFLED = "shuffled entropies"
-_SHOWN = 4  # panels that answer the title's question; pages fold the others
 _FORMED = (  # metric, layer and label of what has formed by the last snapshot
-    ("belief_r2", (), "held-out R² of the belief, last layer,"),
-    ("answer_shift_bits", (0,), "answer shift of the frame swap, layer 0,"),
+    ("belief_r2", (), "R² of the belief, last layer,"),
+    ("answer_shift_bits", (0,), "answer shift, layer 0,"),
     ("frame_ratio", (0,), "frame ratio, layer 0,"),
 )
-_BY_CONSTRUCTION = "by construction"
 _IDENTITY = 1e-5  # relative difference from the ceiling; errors of float32 are below 1e-6
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
 
@@ -37,7 +32,16 @@ _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DynamicsReport(Report):
-    """One row per training, one column per snapshot; all snapshots are measured on the same sequences.
+    """Every snapshot of a training is measured on the same sequences.
+
+    Curves show the error of the answers and the distance of attention patterns from the last snapshot. They also show
+    the geometry of keys and values, the R² of a linear read-out of the belief, and how much the answer depends on the
+    key frame. Baselines are the uniform predictor, random directions and subspaces, and shuffled entropies; otherwise
+    compare with the first snapshot, before training. Numbers at the last snapshot are those of the training in which
+    they are lowest. At layer 0 the frame may hold all that differs between sequences; its swap then equals the ceiling,
+    by construction.
+
+    Fields: one row per training, one column per snapshot; all snapshots are measured on the same sequences.
 
     Intervals of one training are over sequences. `kl_bits_mean` is the mean over trainings, with Student's interval.
 
@@ -51,14 +55,7 @@ class DynamicsReport(Report):
     """
 
     name: ClassVar[str] = "dynamics"
-    title: ClassVar[str] = "How the geometry forms over training"
-    about: ClassVar[str] = (
-        "Every snapshot of a training is measured on the same sequences. Curves show the error of the answers and the "
-        "distance of attention patterns from the last snapshot. They also show the geometry of keys and values, the R² "
-        "of a linear read-out of the belief, and how much the answer depends on the key frame. Baselines are the "
-        "uniform predictor, random directions and subspaces, and shuffled entropies; otherwise compare with the first "
-        "snapshot, before training."
-    )
+    title: ClassVar[str] = "Geometry over training"
 
     runs: tuple[str, ...]
     steps: tuple[str, ...]
@@ -87,9 +84,9 @@ class DynamicsReport(Report):
     def headlines(self) -> Sequence[Headline]:
         last = len(self.steps) - 1
         if len(self.runs) == 1:
-            label = "KL at the last snapshot of one training (interval over sequences)"
+            label = "KL at the last snapshot"
             return (headline_of(self, "kl_bits", at=(0, last), label=label), *self._lowest(last))
-        label = f"KL at the last snapshot, mean of {counted(len(self.runs), 'training')}"
+        label = f"KL at the end, mean of {counted(len(self.runs), 'training')}"
         return (headline_of(self, "kl_bits_mean", at=(last,), label=label), *self._lowest(last))
 
     def _lowest(self, last: int) -> list[Headline]:
@@ -98,111 +95,96 @@ class DynamicsReport(Report):
         The frame is that of layer 0: deeper layers receive what it has written. A swap there that equals the ceiling
         is an identity, whatever the training: it has no verdict of its own.
         """
-        found = list[Headline]()
-        of = f", lowest of {counted(len(self.runs), 'training')}" if len(self.runs) > 1 else ""
+        found, n_runs = list[Headline](), len(self.runs)
+        of = f", lowest of {counted(n_runs, 'training')}" if n_runs > 1 else ""
         for metric, layer, label in _FORMED:
             trainings = self.estimate(metric)[(slice(None), last, *layer)]
             if np.isfinite(trainings.value).any():
                 (run,), own = trainings.extreme("smallest")
-                remark, at = remark_of(float(own.ends[0]), len(self.runs)), (run, last, *layer)
-                line = headline_of(self, metric, at, f"{label} at the last snapshot{of}{remark}", own=own)
-                found.append(self._ruled(line, at) if metric == "answer_shift_bits" else line)
+                at, named = (run, last, *layer), f"{label} at the last snapshot{of}"
+                line = headline_of(self, metric, at, named, own=own, chosen_of=n_runs)
+                ceiling = float(self.estimate(metric).ceiling[at])
+                is_identity = math.isclose(line.value, ceiling, rel_tol=_IDENTITY)
+                found.append(replace(line, verdict=str(Verdict.BY_CONSTRUCTION)) if is_identity else line)
         return found
 
-    def _ruled(self, line: Headline, at: tuple[int, ...]) -> Headline:
-        """Return the answer shift without a verdict if the swap equals that of the whole residual stream."""
-        ceiling = float(self.answer_shift_bits.ceiling[at])
-        if not math.isclose(line.value, ceiling, rel_tol=_IDENTITY):
-            return line
-        detail = "At layer 0 the frame holds all that differs between sequences, so its swap equals the ceiling."
-        return replace(line, verdict="", ruling=_BY_CONSTRUCTION, detail=detail)
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.curves import Curve
+        from bayesgeom.dynamics.drawing import by_layer, by_run, curves_panel, levels_of, of_baselines
+        from bayesgeom.report.theme import EXACT
 
-    def plot(self) -> "Figure":
-        from bayesgeom.dynamics.drawing import Curves, by_run, curves_figure, levels_of, of_baselines, stable_from
-        from bayesgeom.results.captions import with_captions
-
-        patterns_of = self.pattern_distance_bits.value
-        at_layers = self.pattern_distance_bits_by_layer.mean(axis=0).T
-        settle = ("", stable_from("patterns", self.steps, self.runs, patterns_of))
-        drawn = (
-            Curves(
-                title="Error of the answers",
-                unit="KL (bits, log scale)",
+        distances, shift = self.pattern_distance_bits, self.answer_shift_bits
+        panel = partial(curves_panel, steps=self.steps)
+        highest = Curve(name="ceiling, layer 0", values=shift.ceiling[..., 0].mean(axis=0), color=EXACT)
+        return (
+            panel(
+                "Error of the answers",
                 curves=by_run(self.runs, self.kl_bits),
+                unit="KL (bits, log scale)",
                 levels=levels_of(self.kl_bits),
                 is_log=True,
             ),
-            Curves(
-                title="Patterns: distance from the last, share of the first",
+            panel(
+                "Patterns: distance from the last",
+                curves=by_run(self.runs, distances, distances.value[:, :1]),
                 unit="share of the first",
-                curves=by_run(self.runs, self.pattern_distance_bits, patterns_of[:, :1]),
                 levels=(("stable: a tenth", NEARBY), ("start", 1.0)),
             ),
-            Curves(
-                title="Belief read-out, last layer",
-                unit="held-out R²",
+            panel(
+                "Belief read-out, last layer",
                 curves=by_run(self.runs, self.belief_r2),
+                unit="held-out R²",
                 levels=of_baselines("belief R²", self.belief_r2.baselines),
             ),
-            self._swapped(),
-            *self._further(),
+            panel(
+                "Swapping the frame, by layer",
+                curves=[highest, *by_layer(shift.value)[:_MAX_LAYERS]],
+                unit="answer shift (bits)",
+                levels=(*of_baselines("layer 0", shift[..., 0].compared), ("no shift", 0.0)),
+            ),
+            *self._folded_panels(),
         )
-        layers = [f"layer {layer}" for layer in range(len(at_layers))]
-        by_layers = stable_from("patterns", self.steps, layers, at_layers)
-        figure = curves_figure(self.title, self.steps, drawn)
-        return with_captions(figure, (*settle, "", "", "", by_layers), n_shown=_SHOWN)
 
-    def _further(self) -> "tuple[Curves, ...]":
-        """Return the panels that pages show on request."""
+    def _folded_panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve
-        from bayesgeom.dynamics.drawing import Curves, by_layer, by_run, levels_of, of_baselines
-        from bayesgeom.results.theme import QUANTITIES
+        from bayesgeom.dynamics.drawing import by_layer, by_run, curves_panel, levels_of, of_baselines
+        from bayesgeom.report.theme import QUANTITIES
 
+        folded = partial(curves_panel, steps=self.steps, is_folded=True)
         shape = [
             Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
             Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
         ]
-        errors = by_run(self.runs, self.entropy_mae_bits)
         return (
-            Curves(title="Error of their entropy", unit="entropy error (bits, log scale)", curves=errors, is_log=True),
-            Curves(
-                title="Patterns: distance from the last, by layer",
-                unit="Jensen–Shannon (bits)",
-                curves=by_layer(self.pattern_distance_bits_by_layer),
+            folded(
+                "Error of their entropy",
+                curves=by_run(self.runs, self.entropy_mae_bits),
+                unit="entropy error (bits, log scale)",
+                is_log=True,
             ),
-            Curves(
-                title="Key overlap, by layer",
-                unit="mean |cosine|",
+            folded(
+                "Patterns: distance from the last, by layer",
+                curves=by_layer(self.pattern_distance_bits_by_layer),
+                unit="Jensen–Shannon (bits)",
+            ),
+            folded(
+                "Key overlap, by layer",
                 curves=by_layer(self.key_overlap.value),
+                unit="mean |cosine|",
                 levels=levels_of(self.key_overlap),
             ),
-            Curves(
-                title="Shape of the last values",
-                unit="share of variance",
+            folded(
+                "Shape of the last values",
                 curves=shape,
+                unit="share of variance",
                 levels=of_baselines("curve share", self.curve_share.baselines),
             ),
-            Curves(
-                title="Frame ratio, by layer",
-                unit="over chance",
+            folded(
+                "Frame ratio, by layer",
                 curves=by_layer(self.frame_ratio.value),
+                unit="over chance",
                 levels=levels_of(self.frame_ratio),
             ),
-        )
-
-    def _swapped(self) -> "Curves":
-        """Return the panel of the answer shift by layer, with its ceiling."""
-        from bayesgeom.charts.curves import Curve
-        from bayesgeom.dynamics.drawing import Curves, by_layer, of_baselines
-        from bayesgeom.results.theme import EXACT
-
-        shift, highest = self.answer_shift_bits, self.answer_shift_bits.ceiling[..., 0].mean(axis=0)
-        ceiling = Curve(name="ceiling, layer 0", values=highest, color=EXACT)
-        return Curves(
-            title="Swapping the frame, by layer",
-            unit="answer shift (bits)",
-            curves=[ceiling, *by_layer(shift.value)[:_MAX_LAYERS]],
-            levels=(*of_baselines("layer 0", shift[..., 0].compared), ("no shift", 0.0)),
         )
 
     def table(self) -> str:
@@ -232,10 +214,10 @@ class DynamicsReport(Report):
         )
         for at, step in enumerate(self.steps):
             rows.append((step, *(number_text(column[:, at].mean()) for column in columns)))
-        return "\n".join([*aligned(rows), self._chance()])
+        return "\n".join([*fitted(rows), self._chance()])
 
     def _chance(self) -> str:
-        """Return the chance level of each column at the last snapshot."""
+        """Return the chance level of each column at the last snapshot; those by layer are of layer 0."""
         last = (
             ("KL", self.kl_bits[:, -1]),
             ("key overlap", self.key_overlap[:, -1, 0]),
@@ -246,7 +228,4 @@ class DynamicsReport(Report):
         known = [
             f"{what} {number_text(level.value.mean())} ({level.name})" for what, own in last for level in own.compared
         ]
-        return (
-            f"chance: {', '.join(known)}; of the other columns, the first snapshot. "
-            "Key overlap, answer shift and frame ratio are those of layer 0."
-        )
+        return f"chance: {', '.join(known)}"

@@ -30,8 +30,8 @@ from bayesgeom.dynamics.trainings import CACHE, Source, TrainingRun, model_at, r
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import PARTS
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import PARTS
 from bayesgeom.tasks.base import checked_seed, task_from_config
 
 _METHOD = 9  # version of the measurements: increase it when they or their names change

@@ -15,8 +15,7 @@ from bayesgeom.dynamics.measure import (
 )
 from bayesgeom.dynamics.report import DIRECTIONS, SHUFFLED, SUBSPACES, UNIFORM, DynamicsReport
 from bayesgeom.dynamics.trainings import TrainingRun
-from bayesgeom.results.estimate import Baseline, Estimate, Kind, with_ceiling
-from bayesgeom.results.estimators import with_interval
+from bayesgeom.report.estimate import Baseline, Estimate, Kind, with_ceiling, with_interval
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.intervals import Scale
 

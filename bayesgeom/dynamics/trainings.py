@@ -9,12 +9,12 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName, suggested
 from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.text import counted
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import from_checkpoint, of_module
-from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation

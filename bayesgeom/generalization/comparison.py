@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar, final
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
@@ -23,18 +23,15 @@ from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
-from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, with_provenance
-from bayesgeom.results.storage import JSON, quantities_of
-from bayesgeom.results.tables import aligned
-from bayesgeom.results.tidy import INDICES, Record, records_of
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.diagnosis import Diagnosis, load_report
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import JSON, quantities_of
+from bayesgeom.report.tables import INDICES, Headline, Level, Record, records_of
 from bayesgeom.stats.bootstrap import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +57,15 @@ _KEYWORDS = frozenset({"architectures", "tasks", "seeds", "runs", "train_missing
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompareReport(Report):
-    """Values of every model and differences of every pair, by quantity.
+    """All models were scored on the same sequences.
+
+    Each row of differences is the value of one model minus that of another; 0 is no difference. Paired intervals come
+    from the differences of single sequences, which removes the variation between sequences. Conservative intervals come
+    from the ends of both intervals: they are wider, and hold for any correlation. Heads with the same index need not
+    correspond in separately trained networks. The map shows the share of the gap between the uniform predictor (0) and
+    the exact posterior (1) that is closed.
+
+    Fields: values of every model and differences of every pair, by quantity.
 
     `difference` is the value of the pair's second model minus that of the first; `pairs` name both, and `pair_of` holds
     their places in `models`. `better` states for each row which direction is better: "higher", "lower", or "" if
@@ -70,15 +75,7 @@ class CompareReport(Report):
     """
 
     name: ClassVar[str] = "compare"
-    title: ClassVar[str] = "Models compared on the same sequences"
-    about: ClassVar[str] = (
-        "All models were scored on the same sequences. Each row of differences is the value of one model minus that of "
-        "another; 0 is no difference. Paired intervals come from the differences of single sequences, which removes "
-        "the variation between sequences. Conservative intervals come from the ends of both intervals: they are wider, "
-        "and hold for any correlation. Heads with the same index need not correspond in separately trained networks. "
-        "The map shows the share of the gap between the uniform predictor (0) and the exact posterior (1) that is "
-        "closed."
-    )
+    title: ClassVar[str] = "Models compared"
 
     models: tuple[str, ...]
     weights_hashes: Annotated[tuple[str, ...], "model"]
@@ -115,9 +112,8 @@ class CompareReport(Report):
                 unit=self.units[row],
                 low=float(low[row, pair]),
                 high=float(high[row, pair]),
-                baseline=0.0,
-                baseline_name="no difference",
-                ruling=self.verdict(row, pair),
+                levels=(Level(name="no difference", value=0.0),),
+                verdict=self.verdict(row, pair),
             )
             for row in range(self.n_leading)
             for pair, name in enumerate(self.pairs)
@@ -138,36 +134,33 @@ class CompareReport(Report):
                 kind = "paired" if self.is_paired[row, pair] else "conservative"
                 number = number_text(float(self.difference.value[row, pair]))
                 differences.append((label, name, number, ends, kind, self.verdict(row, pair)))
-        return "\n".join([*aligned([("value", *self.models), *values]), "", *aligned(differences)])
+        return "\n".join([*fitted([("value", *self.models), *values]), "", *fitted(differences)])
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.cells import add_cells, stacked
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.cells import add_cells
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.results.theme import panels
 
-        mapped = np.flatnonzero(np.isfinite(self.share_closed).any(axis=1)).tolist()
+        mapped, panels = np.flatnonzero(np.isfinite(self.share_closed).any(axis=1)).tolist(), list[Panel]()
+        if mapped:
+            note = "Uniform predictor: 0; exact posterior: 1"
+            panel = Panel.blank("Share of the gap closed", height=152 + 60 * len(mapped), is_wide=True, note=note)
+            add_cells(panel.figure, self.share_closed[mapped], [self.rows[row] for row in mapped], self.models)
+            panels.append(panel)
         drawn = [(row, pair) for row in range(len(self.rows)) for pair in range(len(self.pairs))]
         drawn = [at for at in drawn if np.isfinite(self.difference.value[at])][:_DRAWN]
-        units = list(dict.fromkeys(self.units[row] for row, _ in drawn))
-        what = self.pairs[0] if len(self.pairs) == 1 else "difference"
-        titles = [f"{what} ({unit})" if unit else what for unit in units]
-        maps = ["Share of the gap closed (uniform predictor: 0, exact posterior: 1)"] * bool(mapped)
-        figure, heights = panels(self.title, (*maps, *titles), n_columns=1), list[int]()
-        if mapped:
-            rows = [self.rows[row] for row in mapped]
-            add_cells(figure, (1, 1), self.share_closed[mapped], rows, self.models)
-            heights.append(60 + 60 * len(mapped))
         low, high = self.difference.ends
-        for unit, title in zip(units, titles, strict=True):
-            own = [at for at in drawn if self.units[at[0]] == unit]
+        what = self.pairs[0] if len(self.pairs) == 1 else "difference"
+        for unit in dict.fromkeys(self.units[row] for row, _ in drawn):
+            own, title = [at for at in drawn if self.units[at[0]] == unit], f"{what} ({unit})" if unit else what
             at = tuple(np.transpose(own))
             labels = [self.rows[row] + (f", {self.pairs[pair]}" if len(self.pairs) > 1 else "") for row, pair in own]
-            panel = (len(heights) + 1, 1)
+            panel = Panel.blank(title, is_wide=True)
             ends = (low[at], high[at])
-            add_forest(figure, panel, labels, self.difference.value[at], ends, unit=title, baseline=0.0)
-            most = max(text.count("<br>") + 1 for text in figure.get_subplot(*panel).yaxis.ticktext or labels)
-            heights.append(60 + len(own) * max(34, 8 + 17 * most))  # the axis, and rows as high as their labels
-        return stacked(figure, heights)
+            add_forest(panel.figure, labels, self.difference.value[at], ends, unit=title, baseline=0.0)
+            most = max(text.count("<br>") + 1 for text in panel.figure.layout.yaxis.ticktext or labels)
+            panel.figure.layout.height = 152 + len(own) * max(34, 8 + 17 * most)  # rows as high as their labels
+            panels.append(panel)
+        return panels
 
 
 def _refusing_architectures(function: Callable[P, R]) -> Callable[P, R]:

@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.core.batching import even_slices
 from bayesgeom.core.run import Behavior, Run, WindowScores
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import mean_estimate, with_interval
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 from bayesgeom.stats.memory import EffectiveMemory, effective_memory, window_name, windows_beyond_own
 from bayesgeom.stats.observers import STARTS

@@ -13,7 +13,7 @@ from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import RESID_POST, ModelSpec, Run
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.curves import errors_across, errors_along, mean_along, strongest, whole_means
-from bayesgeom.generalization.length_report import ERRORS, LengthReport, positions_text
+from bayesgeom.generalization.length_report import ERRORS, LengthReport
 from bayesgeom.generalization.longer_tasks import (
     LengthField,
     check_room,
@@ -37,9 +37,8 @@ from bayesgeom.generalization.model_errors import (
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import stacked
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.estimate import Baseline, Estimate, stacked
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.memory import EffectiveMemory
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
@@ -327,7 +326,8 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         trained=setting.trained,
         threshold_bits=setting.threshold_bits,
         models=_distinct([model.name for model in models]),
-        position_kinds=tuple(positions_text(model.position_kind, model.untrained_positions) for model in models),
+        position_kinds=tuple(model.position_kind for model in models),
+        untrained_rows=np.array([model.untrained_rows for model in models]),
         weights_hashes=tuple(model.weights_hash for model in models),
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,
@@ -357,7 +357,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
             [None if model.depth is None else model.depth.shift for model in models], n_layers, has_interval=False
         ),
         effective_memory_symbols=_memories(memories),
-        transport="" if memories[0] is None else memories[0].note,
+        transports=tuple("" if own is None else str(own.verdict) for own in memories),
         n=len(first.kl_bits),
     )
 

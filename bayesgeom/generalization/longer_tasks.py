@@ -165,13 +165,12 @@ def position_kind(model: Model) -> str:
     return module.config.positions if isinstance(module, Transformer) else model.spec.architecture
 
 
-def untrained_positions(model: Model, trained: WindTunnel) -> str:
-    """Return the rows of a learned position table that no gradient reached; "" if there are none.
+def untrained_rows(model: Model, trained: WindTunnel) -> tuple[int, int]:
+    """Return the first and the last position of a learned table that no gradient reached; −1 if there are none.
 
     These are the rows after the last scored position, such as the last placeholder of recall: no scored position
     attends to them.
     """
     n_ctx, n_reached = model.spec.n_ctx, int(trained.sample(1, seed=0).scored_positions().max()) + 1
-    if position_kind(model) != "learned" or n_ctx is None or n_ctx <= n_reached:
-        return ""
-    return f"tokens {n_reached + 1}–{n_ctx} of its position table were never trained"
+    has_more = position_kind(model) == "learned" and n_ctx is not None and n_ctx > n_reached
+    return (n_reached + 1, int(n_ctx or 0)) if has_more else (-1, -1)

@@ -25,12 +25,11 @@ from bayesgeom.generalization.curves import (
     extrapolation_ratio,
     strongest,
 )
-from bayesgeom.generalization.longer_tasks import LengthField, position_kind, untrained_positions
+from bayesgeom.generalization.longer_tasks import LengthField, position_kind, untrained_rows
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import mean_estimate
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import WindTunnel
 
@@ -139,7 +138,7 @@ class ModelErrors:
 
     name: str
     position_kind: str
-    untrained_positions: str
+    untrained_rows: tuple[int, int]
     weights_hash: str
     n_layers: int
     errors: Errors
@@ -160,7 +159,7 @@ def measured(
     return ModelErrors(
         name=model.spec.name,
         position_kind=position_kind(model),
-        untrained_positions=untrained_positions(model, setting.length_field.to(setting.task, trained)),
+        untrained_rows=untrained_rows(model, setting.length_field.to(setting.task, trained)),
         weights_hash=model.spec.weights_hash,
         n_layers=model.spec.n_layers,
         errors=errors,

@@ -14,7 +14,7 @@ from bayesgeom.core.run import Run, Trials
 from bayesgeom.generalization.relabeling_report import RelabelingReport, Scored, relabeling_report
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 

@@ -1,72 +1,50 @@
 """The report of the relabeling test: the same latent problems with their hypotheses renamed, sequence by sequence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import interval_text, number_text, percent_text
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.estimators import mean_estimate
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.core.verdict import Verdict
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 STUCK = "answers do not change"
-Verdict = Literal["invariant", "invariant on average only", "not invariant", "undecided"]
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
-RULE = (
-    f"The bound is {percent_text(SHARE)} of the model's own KL, or {percent_text(CEILING_SHARE)} of the KL of "
-    f"a uniform "
-    f"prediction if that is less. Invariant: the 95 % interval of the mean difference in KL is within ± the bound and "
-    f"contains 0 (up to a thousandth of the bound), and the interval of the mean size of the difference per "
-    f"sequence is below the bound. "
-    f"Invariant on average only: the same, but the size is above the bound. Not invariant: the mean difference is "
-    f"beyond the bound. Undecided: an interval is missing or includes the bound, or the mean difference is significant "
-    f"and within the bound."
-)
-
-
-_CLAIMS: dict[str, str] = {
-    "invariant": "renaming the hypotheses leaves the KL unchanged within the bound of {}",
-    "invariant on average only": "renaming the hypotheses leaves the mean KL unchanged within the bound of {}, but not "
-    "that of single sequences",
-    "not invariant": "renaming the hypotheses changes the mean KL by more than the bound of {}",
-    "undecided": "it is not decided whether renaming the hypotheses changes the KL (bound: {})",
-}
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RelabelingReport(Report):
-    """KL to the exact posterior before and after hypotheses are renamed, the posterior renamed with them.
+    """The model sees every sequence twice, the second time with its hypotheses renamed at random.
+
+    Hypotheses are values, or hidden states with their header rows and columns. The exact answer is the same up to
+    names. A point on the diagonal is a sequence with the same error both times. The mean difference alone cannot show a
+    preference for names, because losses on some sequences cancel gains on others. The baseline is a model whose answers
+    do not change.
+
+    The bound is half of the model's own KL, or 1 % of the KL of a uniform prediction if that is less. Invariant: the 95
+    % interval of the mean difference in KL is within ± the bound and contains 0 (up to a thousandth of the bound), and
+    the interval of the mean size of the difference per sequence is below the bound. Invariant on average only: the
+    same, but the size is above the bound. Not invariant: the mean difference is beyond the bound. Undecided: an
+    interval is missing or includes the bound, or the mean difference is significant and within the bound.
+
+    Fields: kL to the exact posterior before and after hypotheses are renamed, the posterior renamed with them.
 
     `kl_difference_bits` is after − before. If names are exchangeable in the task, it is 0 in expectation for every
     model: a model that prefers some names gains as often as it loses. `kl_difference_size_bits` is the mean of
     |after − before| over sequences, and `prediction_change` the total variation between the answers before and the
-    answers after, renamed back. The baseline is a model whose answers do not change. The bound of the verdict is
-    relative to the model's own KL (`RULE`), and `verdict_reason` states the deciding numbers.
+    answers after, renamed back. The baseline is a model whose answers do not change.
     """
 
     name: ClassVar[str] = "relabeling"
-    title: ClassVar[str] = "Relabeling: do the names of the hypotheses matter?"
-    about: ClassVar[str] = (
-        "The model sees every sequence twice, the second time with its hypotheses renamed at random: values, or hidden "
-        "states with their header rows and columns. The exact answer is the same up to names. A point on the diagonal "
-        "is a sequence with the same error both times. The mean difference alone cannot show a preference for names, "
-        "because losses on some sequences cancel gains on others. The baseline is a "
-        "model whose answers do not change."
-    )
-    rule: ClassVar[str] = RULE
-
+    title: ClassVar[str] = "Relabeling: do names matter?"
     verdict: str
-    verdict_reason: str = ""
     bound_bits: float
     kl_before_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL before renaming")]
     kl_after_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL after renaming")]
@@ -90,38 +68,20 @@ class RelabelingReport(Report):
     ]
     n: int
 
-    def conclusion(self) -> str:
-        difference, size = self.kl_difference_bits, self.kl_difference_size_bits
-        if np.isnan(difference.ends[0]) or np.isnan(size.ends[0]):
-            return f"{self.verdict}: {self.verdict_reason}" if self.verdict_reason else self.verdict
-        bound, own_kl = (number_text(own) for own in (self.bound_bits, float(self.kl_before_bits)))
-        claim = _CLAIMS[self.verdict].format(f"± {bound} bits")
-        return (
-            f"{self.verdict}: {claim}: the mean changes by {interval_text(*difference.ends)} bits, and that of one "
-            f"sequence by {interval_text(*size.ends)} bits on average. The model's own KL is {own_kl} bits."
-        )
-
     def headlines(self) -> Sequence[Headline]:
         return (
-            replace(headline_of(self, "kl_difference_bits"), ruling=self.verdict),
+            headline_of(self, "kl_difference_bits", verdict=self.verdict),
             headline_of(self, "kl_difference_size_bits"),
             headline_of(self, "prediction_change"),
             headline_of(self, "entropy_mae_difference_bits"),
+            Headline.computed("bound_bits", "bound of the verdict", self.bound_bits, "bits"),
         )
 
-    def plot(self) -> "Figure":
-        from bayesgeom.generalization.relabeling_drawing import relabeling_figure
-        from bayesgeom.results.captions import with_captions
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.generalization.relabeling_drawing import relabeling_panels
 
-        figure = relabeling_figure(
-            self.title,
-            before=self.kl_before_bits_by_sequence,
-            after=self.kl_after_bits_by_sequence,
-            difference=self.kl_difference_bits_by_position,
-            bound=self.bound_bits,
-        )
-        difference, size = self.headlines()[:2]
-        return with_captions(figure, (numbers(size), numbers(difference)))
+        before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
+        return relabeling_panels(before, after, self.kl_difference_bits_by_position, self.bound_bits)
 
 
 @final
@@ -160,11 +120,9 @@ def relabeling_report(
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
     is_identical = not _by_sequence(along).any()
     ends = [(0.0, 0.0) if is_identical else (float(own.ends[0]), float(own.ends[1])) for own in (mean, size)]
-    missing = [str(own.reason_at()) for own in (mean, size) if own.is_withheld]
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     return RelabelingReport(
-        verdict=verdict(ends[0], ends[1], bound),
-        verdict_reason=_reason(ends[0], ends[1], bound, kl_before, missing, is_identical=is_identical),
+        verdict=str(verdict(ends[0], ends[1], bound)),
         bound_bits=bound,
         kl_before_bits=Estimate.of(kl_before, n=n),
         kl_after_bits=Estimate.of(after.kl_bits.mean(), n=n),
@@ -181,37 +139,20 @@ def relabeling_report(
 
 
 def verdict(mean: tuple[float, float], size: tuple[float, float], bound: float) -> Verdict:
-    """Apply `RULE` to the intervals of the mean difference and of its mean size per sequence, in bits; NaN is open.
+    """Apply the rule of the report to the intervals of the mean difference and of its mean size per sequence, in bits.
 
     Example:
         >>> verdict((-0.5, 0.5), (float("nan"), float("nan")), 1.0)
-        'undecided'
+        <Verdict.UNDECIDED: 'undecided'>
     """
     lo, hi = mean
     if lo > bound or hi < -bound:
-        return "not invariant"
+        return Verdict.NOT_INVARIANT
     rounding = ROUNDING * bound
     is_equivalent = -bound <= lo <= rounding and -rounding <= hi <= bound
     if not is_equivalent or np.isnan(size).any() or size[0] <= bound < size[1]:
-        return "undecided"
-    return "invariant" if size[1] <= bound else "invariant on average only"
-
-
-def _reason(
-    difference: tuple[float, float],
-    size: tuple[float, float],
-    bound: float,
-    kl_before: float,
-    missing: Sequence[str],
-    *,
-    is_identical: bool,
-) -> str:
-    terms = f"bound ± {number_text(bound)} bits, own KL {number_text(kl_before)} bits"
-    if is_identical:
-        return f"the KL of every sequence is exactly the same after renaming; {terms}"
-    if missing:
-        return f"no interval: {missing[0]}; {terms}"
-    return f"mean difference [{interval_text(*difference)}], mean size per sequence [{interval_text(*size)}], {terms}"
+        return Verdict.UNDECIDED
+    return Verdict.INVARIANT if size[1] <= bound else Verdict.INVARIANT_ON_AVERAGE
 
 
 def _by_sequence(values: Float[np.ndarray, "sequence position"]) -> Float[np.ndarray, " sequence"]:

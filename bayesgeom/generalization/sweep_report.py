@@ -1,30 +1,35 @@
 """The sweep report: convergence of the posterior, and the model's error, at each value of a task parameter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.run import Behavior
 from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
-from bayesgeom.results.estimators import mean_estimate, stacked
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SweepReport(Report):
-    """One row per value of the parameter; the model's numbers are NaN without a model, or if it cannot be run.
+    """One parameter of the task varies; everything else, including seeds, is the same.
+
+    The first panel shows the entropy of the exact posterior (wide) and of the model (thin) at each position. The second
+    shows how many observations each needs to converge. The others show the model's error at each value, and the error
+    of the task's strongest shortcut; their axes begin at 10⁻⁶ bits or at the model's smallest error. A model that
+    infers follows the exact posterior at values on which it was not trained; a model that memorized the speed of
+    convergence does not. Where the shortcut is exact, no model can be better.
+
+    Fields: one row per value of the parameter; the model's numbers are NaN without a model, or if it cannot be run.
 
     `notes` states for each value why the model could not be run, else it is empty. `…_tokens` count scored positions
     until mean entropy is within `threshold_bits` of its floor, the mean over the last quarter of the positions; exact
@@ -34,15 +39,7 @@ class SweepReport(Report):
     """
 
     name: ClassVar[str] = "sweep"
-    title: ClassVar[str] = "Noise and evidence: how fast does the posterior converge?"
-    about: ClassVar[str] = (
-        "One parameter of the task varies; everything else, including seeds, is the same. The first panel shows the "
-        "entropy of the exact posterior (wide) and of the model (thin) at each position. The second shows how many "
-        "observations each needs to converge. The others show the model's error at each value, and the error of the "
-        "task's strongest shortcut; their axes begin at 10⁻⁶ bits or at the model's smallest error. A model that "
-        "infers follows the exact posterior at values on which it was not trained; a model that memorized the speed "
-        "of convergence does not."
-    )
+    title: ClassVar[str] = "Sweep: how fast it converges"
 
     task: str
     vary: str
@@ -62,78 +59,32 @@ class SweepReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        lines, findings = [], self._findings()
+        lines = list[Headline]()
         for index, value in enumerate(self.values):
-            place = f"{self.vary}={value}"
+            place, shortcut = f"{self.vary}={value}", self.kl_bits.baseline(SHORTCUT).value[index]
             if np.isfinite(self.kl_bits.value[index]):
+                verdict = str(Verdict.NOT_APPLICABLE) if shortcut <= EXACT_BITS else None
                 label = f"{place}: KL (shortcut: {self.shortcuts[index].replace('_', ' ')})"
-                line = self._compared("kl_bits", index, label)
-                subject = f"KL at {place} ({label.split(' (')[1]}"
-                lines.append(replace(line, finding=findings.get(index, ""), short_label=subject))
-                lines.append(self._converged("model", index))
-            lines.append(self._converged("exact", index))
-        return tuple(lines)
+                lines.append(headline_of(self, "kl_bits", (index,), label, verdict=verdict))
+                lines.append(headline_of(self, "model_tokens", (index,), f"{place}: tokens to converge, model"))
+            lines.append(headline_of(self, "exact_tokens", (index,), f"{place}: tokens to converge, exact"))
+        return lines
 
-    def _converged(self, whose: str, index: int) -> Headline:
-        place, name = f"{self.vary}={self.values[index]}", "model" if whose == "model" else "exact posterior"
-        line = headline_of(self, f"{whose}_tokens", at=(index,), label=f"{place}: tokens to converge, {whose}")
-        return replace(line, short_label=f"number of tokens until the {name} converges at {place}")
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.generalization.sweep_drawing import sweep_panels
 
-    def _findings(self) -> dict[int, str]:
-        """Return sentences on all values of the parameter, by the index of the value whose number they stand at."""
-        known = np.flatnonzero(np.isfinite(self.kl_bits.value)).tolist()
-        if not known:
-            return {}
-        compared = [index for index in known if not self._exact(index)]
-        beats = self.kl_bits[compared].clears("lower").tolist()
-        converged = int((self.model_tokens.value[known] == self.exact_tokens.value[known]).sum())
-        exact = {f"at {self.vary}={self.values[index]} {why}": None for index in known if (why := self._exact(index))}
-        below = (
-            f"At {beats.count('yes')} of {len(compared)} values of {self.vary} the model's KL is below that of the "
-            f"strongest shortcut{''.join(f'; {why}' for why in exact)}."
-        )
-        if not compared:
-            below = f"No comparison with shortcuts is applicable: {'; '.join(exact)}."
-        everywhere = (
-            f"{below} At {converged} of {len(known)} both entropies reach their own floors after as many tokens."
-        )
-        most = known[int(self.kl_bits.value[known].argmax())]
-        trained = self.values.index(self.trained_value) if self.trained_value in self.values else most
-        found = {most: f"The KL is greatest at {self.vary}={self.values[most]}."}
-        return found | {trained if trained in known else most: everywhere}
-
-    def _compared(self, metric: str, index: int, label: str) -> Headline:
-        """Return an error at one value of the parameter; where a shortcut is exact, no model can be better."""
-        line, exact = headline_of(self, metric, at=(index,), label=label), self._exact(index)
-        detail = f"{self.vary}={self.values[index]}: {exact}"
-        return replace(line, verdict="", ruling=NOT_APPLICABLE, caveat=exact, detail=detail) if exact else line
-
-    def _exact(self, index: int) -> str:
-        """Return that a shortcut predicts the exact posterior at one value of the parameter; "" if none does."""
-        is_exact = self.kl_bits.baseline(SHORTCUT).value[index] <= EXACT_BITS
-        return f"the {self.shortcuts[index].replace('_', ' ')} predictor is exact here" if is_exact else ""
-
-    def plot(self) -> "Figure":
-        from bayesgeom.generalization.sweep_drawing import sweep_figure
-        from bayesgeom.results.captions import with_captions
-
-        figure = sweep_figure(
-            self.title,
+        return sweep_panels(
             (self.vary, self.values),
             entropies=(self.exact_entropy_bits, self.model_entropy_bits),
             tokens=(self.exact_tokens, self.model_tokens),
             errors=(self.kl_bits, self.entropy_mae_bits),
         )
-        last = f"{self.vary}={self.values[-1]}"
-        errors = (("kl_bits", "KL"), ("entropy_mae_bits", "entropy error"))
-        captions = (numbers(self._compared(metric, -1, f"{label} at {last}")) for metric, label in errors)
-        return with_captions(figure, ("", "", *captions))
 
     def table(self) -> str:
         """Return one row per value, then the reasons why the model could not be run."""
         rows = [(self.vary, *_HEADER), *(self._row(index) for index in range(len(self.values)))]
         notes = [f"{self.vary}={v}: {note}" for v, note in zip(self.values, self.notes, strict=True) if note]
-        return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
+        return "\n".join([*fitted(rows), *([""] if notes else []), *notes])
 
     def _row(self, index: int) -> tuple[str, ...]:
         trained = " (trained)" if self.values[index] == self.trained_value else ""
@@ -150,7 +101,7 @@ class SweepReport(Report):
         )
 
 
-SHORTCUT, NOT_APPLICABLE = "strongest shortcut", "not applicable"
+SHORTCUT = "strongest shortcut"
 EXACT_BITS = 1e-9  # a smaller KL is rounding
 _HEADER = (
     "entropy floor (bits)",

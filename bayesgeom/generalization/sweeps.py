@@ -16,7 +16,7 @@ from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS

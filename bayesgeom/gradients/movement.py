@@ -12,19 +12,18 @@ from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable, times_later
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.tally import OTHER, layer_tally
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
-from bayesgeom.results.estimators import mean_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.information import jensen_shannon_bits
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from bayesgeom.charts.curves import Curve
 
 TOGETHER = "both stable at the same step"
@@ -44,21 +43,11 @@ class Lag:
     most: float
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """The verdict on which is stable later: open where the spacing of snapshots allows the same step."""
-        if np.isnan(self.ratio):
-            return "cannot say which is stable later, as not both were stable before the last snapshot"
         if self.least > 1:
-            return "values are stable later than routing"
-        return "routing is stable later than values" if self.most < 1 else "cannot say which is stable later"
-
-    @property
-    def reach(self) -> str:
-        """The bounds in words."""
-        if np.isfinite(self.least):
-            least = number_text(self.least)
-            return f"{least} … {number_text(self.most)}" if np.isfinite(self.most) else f"{least} or more"
-        return f"{number_text(self.most)} or less" if np.isfinite(self.most) else "anything"
+            return Verdict.VALUES_LATER
+        return Verdict.ROUTING_LATER if self.most < 1 else Verdict.UNDECIDED
 
 
 def lag(values: ThresholdStep, routing: ThresholdStep) -> Lag:
@@ -90,7 +79,15 @@ class Moment:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientMovementReport(Report):
-    """Gradients and distances at every snapshot of one training run; intervals are over sequences, not over runs.
+    """The gradient laws predict that attention is stable early while values continue to change.
+
+    The panels show the gradient norms of scores and of values at each snapshot. They also show the distances of
+    patterns and values from the last snapshot. Distances are shares of the first one, so they start at 1. A curve is
+    stable when it stays below 0.1. The last snapshot has distance 0 by definition and does not count. This is one run:
+    another seed may differ. The verdict is open where the spacing of snapshots allows the same step, or where one of
+    the two is not stable before the last snapshot.
+
+    Fields: gradients and distances at every snapshot of one training run; intervals are over sequences, not over runs.
 
     - `routing_norm`, `value_norm`, `value_elasticity`: as in the report on the gradient laws, mean over heads.
     - `pattern_distance_bits`: mean Jensen–Shannon divergence of attention rows, at scored positions, to the last
@@ -102,14 +99,7 @@ class GradientMovementReport(Report):
     """
 
     name: ClassVar[str] = "gradient_movement"
-    title: ClassVar[str] = "Routing and values over training: which is stable first?"
-    about: ClassVar[str] = (
-        "The gradient laws predict that attention is stable early while values continue to change. The panels show the "
-        "gradient norms of scores and of values at each snapshot. They also show the distances of patterns and values "
-        "from the last snapshot. Distances are shares of the first one, so they start at 1. A curve is stable when it "
-        "stays below 0.1. The last snapshot has distance 0 by definition and does not count. This is one run: another "
-        "seed may differ."
-    )
+    title: ClassVar[str] = "Routing and values over training"
 
     targets: Targets
     steps: tuple[str, ...]
@@ -131,67 +121,49 @@ class GradientMovementReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         routing, values = self._stable()
-        found = lag(values, routing)
-        ratio = f"stable steps, values / routing (snapshots allow {found.reach})"
+        found, last = lag(values, routing), len(self.steps) - 1
         return (
             replace(
-                headline_of(self, "stable_ratio", label=ratio),
-                ruling=found.verdict,
-                short_label=f"ratio of the stable steps of values and of routing (spacing allows {found.reach})",
+                headline_of(self, "stable_ratio", verdict=str(found.verdict)),
+                low=found.least,
+                high=found.most,
+                reason=Reason.CONSERVATIVE,
             ),
-            *(
-                replace(
-                    headline_of(self, metric, label=f"{name} {_WITHIN}{self._censored(step)}"),
-                    short_label=f"time until {name} stay {_WITHIN}{self._censored(step)}",
-                )
-                for metric, name, step in (
-                    ("routing_stable_step", "patterns", routing),
-                    ("values_stable_step", "values", values),
-                )
-            ),
-            headline_of(
-                self, "correlation", (len(self.steps) - 1,), "correlation of attention with advantage, last snapshot"
-            ),
+            headline_of(self, "routing_stable_step"),
+            headline_of(self, "values_stable_step"),
+            headline_of(self, "correlation", (last,), "correlation, last snapshot"),
         )
 
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.results.captions import with_captions
-        from bayesgeom.results.theme import SERIES, log_axes, panels, with_room_for_legend
+        from bayesgeom.report.theme import SERIES, log_axes
 
         titles = (
-            "Distance to the last snapshot, share of the first",
+            "Distance to the last snapshot",
             "Gradient norms",
-            "Patterns: movement since the snapshot before",
-            "Values: movement since the snapshot before",
+            "Movement of patterns",
+            "Movement of values",
             "Attention with advantage, within rows",
         )
-        figure, at = panels(self.title, titles, row_height=380), np.array([int(step) for step in self.steps])
+        drawn, at = [Panel.blank(title, height=380) for title in titles], np.array([int(step) for step in self.steps])
+        apart, sizes, patterns, moved, related = (panel.figure for panel in drawn)
         shares = [_curve(own, name, own.value[0]) for name, own in self._distances()]
         levels = [("stable: a tenth", NEARBY), ("start", 1.0)]
-        add_curves(figure, (1, 1), at, shares, unit="share", levels=levels, log_steps=True)
+        add_curves(apart, at, shares, unit="share", levels=levels, log_steps=True)
         norms = (
             _curve(self.routing_norm, "routing: ∂L/∂s", color=SERIES[2]),
             _curve(self.value_elasticity, "values: ‖∂L/∂v‖·‖v‖", color=SERIES[3]),
             _curve(self.value_norm, "values: ‖∂L/∂v‖", color=SERIES[4]),
         )
-        add_curves(figure, (1, 2), at, norms, unit="nats (log)", log_steps=True)
-        log_axes(figure, (1, 2))
-        drawn = (("patterns", self.pattern_moved_bits, "bits"), ("values", self.value_moved, "share of their norm"))
-        for column, (name, moved, unit) in enumerate(drawn, start=1):
-            curve = Curve(name=name, values=moved, color=SERIES[column - 1])
-            add_curves(figure, (2, column), at, [curve], unit=unit, log_steps=True)
-        related = _curve(self.correlation, "correlation")
-        other = [(own.name, own.value) for own in self.correlation.baselines]
-        add_curves(figure, (3, 1), at, [related], unit="rank correlation", levels=other, log_steps=True)
-        return with_captions(with_room_for_legend(figure), (self._stable_text(),))
-
-    def _stable_text(self) -> str:
-        """Return from when on patterns and values were stable, as a sentence."""
-        last = f"not before the last snapshot, step {int(self.steps[-1]):,}"
-        steps = (last if np.isnan(own.step) else f"from step {int(own.step):,} on" for own in self._stable())
-        texts = (f"{name} {when}" for (name, _), when in zip(self._distances(), steps, strict=True))
-        return f"Within a tenth of their first distance: {'; '.join(texts)}."
+        add_curves(sizes, at, norms, unit="nats (log)", log_steps=True)
+        log_axes(sizes)
+        of_patterns = Curve(name="patterns", values=self.pattern_moved_bits, color=SERIES[0])
+        add_curves(patterns, at, [of_patterns], unit="bits", log_steps=True)
+        of_values = Curve(name="values", values=self.value_moved, color=SERIES[1])
+        add_curves(moved, at, [of_values], unit="share of their norm", log_steps=True)
+        other, curve = [(own.name, own.value) for own in self.correlation.baselines], _curve(self.correlation, "own")
+        add_curves(related, at, [curve], unit="rank correlation", levels=other, log_steps=True)
+        return drawn
 
     def _stable(self) -> tuple[ThresholdStep, ...]:
         steps = [int(step) for step in self.steps]
@@ -199,9 +171,6 @@ class GradientMovementReport(Report):
 
     def _distances(self) -> tuple[tuple[str, Estimate], ...]:
         return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
-
-    def _censored(self, found: ThresholdStep) -> str:
-        return f": not stable before the last snapshot, at step {int(self.steps[-1]):,}" if np.isnan(found.step) else ""
 
     def table(self) -> str:
         """Return one line per snapshot."""
@@ -213,7 +182,7 @@ class GradientMovementReport(Report):
         for i, step in enumerate(self.steps):
             distances = (number_text(own.value[i]) for own in columns)
             rows.append((step, *distances, *(number_text(own.value[i]) for own in gradients)))
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
 
 def _curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> "Curve":

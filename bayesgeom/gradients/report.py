@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -11,21 +11,25 @@ from torch import Tensor
 from bayesgeom.core.text import number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.tally import BIN_EDGES, IDENTITIES, OTHER, LayerTally
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit
-from bayesgeom.results.estimators import mean_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
-from bayesgeom.stats.extremes import remark_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientReport(Report):
-    """Gradients of each sequence's loss (nats, mean over scored positions) at every head's attention.
+    """Gradient descent raises the score of a key if its advantage is positive: more attention to it lowers the loss.
+
+    It moves each value along the gradients of the queries that attend to it. Both laws are exact; their largest
+    deviation from automatic differentiation is reported. The correlation is positive for a head that attends to keys
+    with high advantage. The baseline pairs its attention with another sequence's advantage at the same position, which
+    shows what position alone explains. A trained head has little left to gain, so a correlation near zero does not
+    indicate poor attention.
+
+    Fields: gradients of each sequence's loss (nats, mean over scored positions) at every head's attention.
 
     - `identity_error`: largest difference between a law and autograd, relative to the layer's largest gradient of that
       kind; `identity_error_nats` is the difference itself. NaN if the model has no such hook point.
@@ -39,15 +43,7 @@ class GradientReport(Report):
     """
 
     name: ClassVar[str] = "gradients"
-    title: ClassVar[str] = "Gradient laws: does attention go where it lowers the loss?"
-    about: ClassVar[str] = (
-        "Gradient descent raises the score of a key if its advantage is positive, that is, if more attention to it "
-        "would lower the loss. It moves each value along the gradients of the queries that attend to it. Both laws are "
-        "exact; their largest deviation from automatic differentiation is reported. The correlation is positive for a "
-        "head that attends to keys with high advantage. The baseline pairs its attention with another sequence's "
-        "advantage at the same position, which shows what position alone explains. A trained head has little left to "
-        "gain, so a correlation near zero does not indicate poor attention."
-    )
+    title: ClassVar[str] = "Gradient laws of attention"
 
     targets: Targets
     laws: tuple[str, ...]
@@ -76,49 +72,42 @@ class GradientReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         at, own = self._most_above()
-        most = f"correlation most above its baseline: L{at[0]}H{at[1]}"
-        most += remark_of(float(own.ends[0]), self.correlation.value.size)
+        most, count = f"correlation most above baseline: L{at[0]}H{at[1]}", self.correlation.value.size
         worst, worst_nats = _largest(self.identity_error.value), _largest(self.identity_error_nats.value)
         return (
-            headline_of(self, "identity_error", at=worst, label="largest relative error of the laws against autograd"),
+            headline_of(self, "identity_error", at=worst, label="largest relative error against autograd"),
             headline_of(self, "mean_correlation"),
-            headline_of(self, "correlation", at, most, own=own),
-            headline_of(self, "identity_error_nats", at=worst_nats, label="largest error of the laws against autograd"),
+            headline_of(self, "correlation", at, most, own=own, chosen_of=count),
+            headline_of(self, "identity_error_nats", at=worst_nats, label="largest error against autograd"),
             headline_of(self, "loss_nats"),
         )
 
     def _most_above(self) -> tuple[tuple[int, ...], Estimate]:
         """Return the head most above its baseline, with an interval that allows for the choice."""
-        level, (low, high) = self.correlation.baseline(OTHER).value, self.correlation.ends
-        above = Estimate.of(self.correlation.value - level, (low - level, high - level), n=self.correlation.n)
+        own = self.correlation
+        level, (low, high) = own.baseline(OTHER).value, own.ends
+        above = Estimate.of(own.value - level, (low - level, high - level), n=own.n, reason=own.reason)
         at, chosen = above.extreme("largest")
-        own, (lo, hi) = self.correlation[at], [np.asarray(end + level[at]) for end in chosen.ends]
+        own, (lo, hi) = own[at], [np.asarray(end + level[at]) for end in chosen.ends]
         return at, replace(own, low=lo, high=hi, reason=chosen.reason)
 
-    def plot(self) -> "Figure":
-        from bayesgeom.gradients.drawing import Binned, HeadMap, gradients_figure
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.gradients.drawing import binned_panel, correlation_panel, norm_panel
 
-        maps = (
-            HeadMap(title="Attention with advantage, within rows", values=self.correlation.value),
-            HeadMap(
-                title="The same with another sequence's advantage (baseline)",
-                values=self.correlation.baseline(OTHER).value,
-            ),
-            HeadMap(title="Routing: root mean square of ∂L/∂s, log10", values=self.routing_norm.value, is_norm=True),
-            HeadMap(
-                title="Values: root mean square of ‖∂L/∂v‖·‖v‖, log10",
-                values=self.value_elasticity.value,
-                head="key head",
-                is_norm=True,
+        other, binned = self.correlation.baseline(OTHER).value, self.advantage_by_attention
+        values = "Values: rms of ‖∂L/∂v‖·‖v‖, log10"
+        return (
+            correlation_panel("Attention with advantage, within rows", self.correlation.value),
+            correlation_panel("With another sequence's advantage (baseline)", other),
+            norm_panel("Routing: rms of ∂L/∂s, log10", self.routing_norm.value),
+            norm_panel(values, self.value_elasticity.value, "key head"),
+            *(
+                binned_panel(layer, self.attention_bin, *own)
+                for layer, own in enumerate(
+                    zip(binned.value, binned.baseline(OTHER).value, self.pairs_by_attention, strict=True)
+                )
             ),
         )
-        binned = Binned(
-            edges=self.attention_bin,
-            values=self.advantage_by_attention.value,
-            other=self.advantage_by_attention.baseline(OTHER).value,
-            pairs=self.pairs_by_attention,
-        )
-        return gradients_figure(self.title, maps, binned)
 
     def table(self) -> str:
         """Return the errors of the laws, then every layer's heads."""
@@ -136,7 +125,7 @@ class GradientReport(Report):
                 f"{number_text(a)} ({number_text(b)})" for a, b in zip(found[layer], other[layer], strict=True)
             )
             rows.append((str(layer), heads, *(number_text(norm.value[layer].mean()) for norm in norms)))
-        return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *aligned(rows)])
+        return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *fitted(rows)])
 
 
 def gradient_report(

@@ -27,7 +27,7 @@ from bayesgeom.gradients.report import GradientReport, gradient_report
 from bayesgeom.gradients.tally import LayerTally, identity_errors, layer_tally, together
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, InSubspace, Replace, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.core.run import Site, Trials
-from bayesgeom.results.headline import MOST
+from bayesgeom.report.tables import MOST
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
 

@@ -32,7 +32,7 @@ from bayesgeom.interventions.summary import Context, Controls, intervention_repo
 from bayesgeom.interventions.verdicts import Reach, listed
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
 from bayesgeom.subspaces.erasers import Eraser, NothingLeft

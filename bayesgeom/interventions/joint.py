@@ -24,7 +24,7 @@ from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace

@@ -5,37 +5,38 @@ five; "a privileged read-out, not a bottleneck").
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 
 from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import RANDOM
-from bayesgeom.interventions.report import NOT_FIXED
-from bayesgeom.interventions.verdicts import UNDECIDED
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-ORTHOGONAL, UNEDITED, COSTS_MORE = "orthogonal random subspaces", "unedited model", "costs more than chance"
+ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 METRICS = ("KL", "entropy error")
 TARGETS = ("exact entropy", "exact entropy within positions", "model's own entropy")
-RULE = (
-    "An edit costs more than chance if the 95 % interval of the paired difference to random directions lies above zero "
-    "and the cost exceeds that of every random direction. It costs no more than chance if it lies within their range. "
-    "Everything else is undecided."
-)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class JointInterventionReport(Report):
-    """Effects of editing one subspace in several layers in the same pass, for every set of layers.
+    """One direction, such as a decoder of uncertainty, is edited in several layers in the same pass.
+
+    A later layer then cannot recover what an earlier edit removed. There are two questions. Do answers get worse, and
+    by more than with random directions? Does the coordinate along the direction still follow uncertainty in later
+    layers? If it does not, but the answers stay as good, then the direction was a read-out, not a bottleneck.
+
+    An edit costs more than chance if the 95 % interval of the paired difference to random directions lies above zero
+    and the cost exceeds that of every random direction. It costs no more than chance if it lies within their range.
+
+    Fields, for every set of layers:
 
     - `unedited_bits`: KL to the exact posterior and entropy error of the unedited model.
     - `increase_bits`: the increase of both over the unedited model on the same sequences. Baselines: mean and range
@@ -47,15 +48,7 @@ class JointInterventionReport(Report):
     """
 
     name: ClassVar[str] = "joint_intervention"
-    title: ClassVar[str] = "Joint intervention: what do cuts in several layers at once change?"
-    about: ClassVar[str] = (
-        "One direction, such as a decoder of uncertainty, is edited in several layers in the same pass, so that a "
-        "later layer cannot recover what an earlier edit removed. There are two questions. Do answers "
-        "get worse, and by more than with random directions? Does the coordinate along the direction still follow "
-        "uncertainty in later layers? If it does not, but the answers stay as good, then the direction was a read-out, "
-        "not a bottleneck."
-    )
-    rule: ClassVar[str] = RULE
+    title: ClassVar[str] = "Joint intervention"
 
     kind: str
     site: str
@@ -76,34 +69,25 @@ class JointInterventionReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        rows = []
+        rows = list[Headline]()
         for i, name in enumerate(self.sets):
             where = f"{self.kind} {self.subspace}, {_layers(name)}"
             for j, metric in enumerate(self.metrics):
-                line = headline_of(self, "increase_bits", (i, j), f"increase of {metric}, {where}")
                 # An increase above that of random subspaces may still be none, so only the report's verdict counts.
-                ruling, finding = (self.verdicts[i], self._finding(i)) if j == 0 else ("", "")
-                rows.append(replace(line, verdict="", ruling=ruling, finding=finding))
-            label = f"|ρ| of the axis with the exact entropy, last layer, {where}"
+                verdict, label = self.verdicts[i] * (j == 0), f"increase of {metric}, {where}"
+                rows.append(headline_of(self, "increase_bits", (i, j), label, verdict=verdict))
+            label = f"|ρ| with exact entropy, last layer, {where}"
             rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
         return rows
 
-    def _finding(self, at: int) -> str:
-        """Return what the verdict says of one set of layers."""
-        edit, cost = f"the edit of {_layers(self.sets[at])} ({self.kind} {self.subspace})", self.verdicts[at]
-        is_open = cost == COSTS_MORE and ", given " not in self.subspace
-        open_text = f"It is undecided whether {edit} costs more than chance."
-        return open_text if cost == UNDECIDED else f"The{edit[3:]} {cost}.{f' {NOT_FIXED}.' * is_open}"
-
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
         from bayesgeom.interventions.drawing import Rows, add_thresholds
-        from bayesgeom.results.theme import EXACT, label_axes, panels, series, with_room_for_legend
+        from bayesgeom.report.theme import EXACT, label_axes, series
 
-        titles = [f"Increase of {metric}" for metric in self.metrics]
-        figure = panels(f"{self.title} {self.kind} {self.subspace} at {self.site}", (*titles, "Order along the axis"))
-        for column, name in enumerate(self.metrics):
+        drawn = [Panel.blank(f"Increase of {metric}") for metric in self.metrics]
+        for column, panel in enumerate(drawn):
             own = self.increase_bits[:, column]
             levels = {each.name: each.value for each in own.compared}
             reach = 1.1 * float(np.nanmax(np.abs([own.value, *own.ends, *levels.values()]))) + 1e-6
@@ -117,24 +101,18 @@ class JointInterventionReport(Report):
                 baselines=levels,
                 threshold_name="ceiling: whole activation",
             )
-            add_thresholds(figure, (1, column + 1), rows, unit=f"increase of {name} (bits)", limits=(-reach, reach))
-        order = self.axis_correlation
+            unit = f"increase of {self.metrics[column]} (bits)"
+            add_thresholds(panel.figure, rows, unit=unit, limits=(-reach, reach))
+        order, along = self.axis_correlation, Panel.blank("Order along the axis")
         layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
-        random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
-        add_profile(
-            figure,
-            (2, 1),
-            unedited.value,
-            name="unedited",
-            band=_ends(unedited),
-            baselines={RANDOM: random},
-            color=EXACT,
-        )
+        random = {RANDOM: order.baseline(RANDOM).value.mean(axis=0)[:, 0]}
+        ends = _ends(unedited)
+        add_profile(along.figure, unedited.value, name="unedited", band=ends, baselines=random, color=EXACT)
         for i, name in enumerate(self.sets):
-            add_line(figure, (2, 1), layers, order.value[i, :, 0], name=_layers(name), **series(i))
-        figure.update_yaxes(range=[0, 1.03], row=2, col=1)
-        label_axes(figure, (2, 1), "layer", "|ρ| with the exact entropy")
-        return with_room_for_legend(figure)
+            add_line(along.figure, layers, order.value[i, :, 0], name=_layers(name), **series(i))
+        along.figure.update_yaxes(range=[0, 1.03])
+        label_axes(along.figure, "layer", "|ρ| with the exact entropy")
+        return *drawn, along
 
     def table(self) -> str:
         """Return one row per set of layers and metric, then the correlations along the axis."""
@@ -160,8 +138,8 @@ class JointInterventionReport(Report):
             f"{m} {number_text(b)}" for m, b in zip(self.metrics, self.unedited_bits.value, strict=True)
         )
         title = f"{self.kind} {self.subspace} at {self.site}, bits, n = {self.n}; unedited: {unedited}"
-        by_layers = map(self._finding, range(len(self.sets)))
-        return "\n".join([title, *aligned(rows), "", *aligned(self._order()), "", *by_layers, RULE])
+        verdicts = [("layers", "verdict"), *zip(self.sets, self.verdicts, strict=True)]
+        return "\n".join([title, *fitted(rows), "", *fitted(self._order()), "", *fitted(verdicts)])
 
     def _order(self) -> list[tuple[str, ...]]:
         """Return |ρ| of the axis with entropy in the last layer: unedited, edited, and with random directions."""
@@ -195,10 +173,10 @@ def _with_range(level: Baseline, form: str) -> str:
     return f"{float(level.value):{form}} ({float(least):{form}} … {float(most):{form}})"
 
 
-def verdict_of(value: float, beyond_lo: float, most: float) -> str:
-    """Return the verdict by `RULE` from an increase, the lower end beyond random directions, and their maximum."""
+def verdict_of(value: float, beyond_lo: float, most: float) -> Verdict:
+    """Return the verdict from an increase, the lower end beyond random directions, and their maximum."""
     if np.isnan(beyond_lo):
-        return UNDECIDED
+        return Verdict.UNDECIDED
     if beyond_lo > 0 and value > most:
-        return COSTS_MORE
-    return "costs no more than chance" if value <= most else UNDECIDED
+        return Verdict.COSTS_MORE
+    return Verdict.COSTS_NO_MORE if value <= most else Verdict.UNDECIDED

@@ -16,7 +16,7 @@ from bayesgeom.interventions.joint_report import (
     JointInterventionReport,
     verdict_of,
 )
-from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
+from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
 from bayesgeom.stats.regression import absolute_interval, ranks, without_level_means
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
@@ -80,7 +80,7 @@ def joint_report(scores: Scores, context: JointContext) -> JointInterventionRepo
         increase_bits=with_ceiling(increase, [own[CEILING].sum(axis=0) / n for own in paired]),
         beyond_random_bits=beyond,
         axis_correlation=_order(scores, firsts, context),
-        verdicts=tuple(verdicts),
+        verdicts=tuple(map(str, verdicts)),
         n_random=context.n_random,
         n_kept=scores.own_entropy.shape[1],
         n=n,

@@ -28,8 +28,8 @@ from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdic
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
+from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
@@ -351,7 +351,7 @@ def _report(
         r2=Estimate.of(r2),
         r2_excess=excess,
         unedited_kl_bits=Estimate.of(own_kl, n=n),
-        verdict_by_layer=tuple(verdicts),
+        verdict_by_layer=tuple(map(str, verdicts)),
         is_matched_by_layer=tuple(is_matched),
         n=n,
     )

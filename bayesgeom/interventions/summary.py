@@ -8,15 +8,14 @@ from typing import final
 import numpy as np
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.text import percent_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
-from bayesgeom.interventions.matching import SITE, WHOLE, Matched
+from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
-from bayesgeom.interventions.verdicts import UNDECIDED, Effect, Evidence, Reach, verdict_of
-from bayesgeom.results.estimate import Baseline, Estimate, with_ceiling
-from bayesgeom.results.estimators import UNTRAINED, stacked
+from bayesgeom.interventions.verdicts import Effect, Evidence, Judgment, Obstacle, Reach, verdict_of
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, stacked, with_ceiling
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.base import Subspace
 
@@ -107,16 +106,15 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     movement, shift, kl = scores.movement, scores.shift, scores.changes(_kl)
     error, (removal, removal_ceiling) = scores.changes(_entropy_error), scores.removal
     verdicts = {at: verdict_of(scores.evidence(at)) for at in context.subspaces}
-    reasons = {at: reason_text(why, drawn_text(context.controls.found[at])) for at, (_, why) in verdicts.items()}
-    reasons |= context.empty
-    verdicts |= {at: (UNDECIDED, reason) for at, reason in context.empty.items()}
+    verdicts |= dict.fromkeys(context.empty, Judgment(Verdict.UNDECIDED, Obstacle.NOTHING_LEFT))
+    judged, matched = [verdicts.get(at) for at in range(context.n_layers)], context.controls.found
     unknown, layers, n = np.full_like(removal_ceiling, np.nan), range(context.n_layers), context.n
     ceilings = (shift.ceiling, kl.ceiling, error.ceiling, removal_ceiling, unknown, unknown)
     return InterventionReport(
         kind=context.kind,
         subspace=context.label,
         quantity=context.quantity,
-        where=f"{context.where}; {scores.controls_text}",
+        where=context.where,
         bands=context.bands,
         movement=with_ceiling(movement.own, movement.ceiling),
         indirect_movement=movement.indirect,
@@ -130,8 +128,10 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         rank=np.array([context.subspaces[at].rank if at in context.subspaces else 0 for at in layers]),
         parts=PARTS,
         share=_share(context),
-        verdict_by_layer=tuple(verdicts.get(at, ("", ""))[0] for at in layers),
-        reason_by_layer=tuple(reasons.get(at, "") for at in layers),
+        verdict_by_layer=tuple("" if own is None else str(own.verdict) for own in judged),
+        against_use=tuple("" if own is None else str(own.against_use) for own in judged),
+        against_disuse=tuple("" if own is None else str(own.against_disuse) for own in judged),
+        n_matched=np.array([matched[at].n_distinct if at in matched else 0 for at in layers]),
         n=n,
     )
 
@@ -144,26 +144,6 @@ def without_direct_path(kind: str) -> int:
 def where_text(site: str, positions: str, donors: str) -> str:
     """Return site, positions and, for a swap, the donors."""
     return f"{site}, {positions}" + ("" if donors == "none" else f"; donors: {donors}")
-
-
-def drawn_text(matched: Matched) -> str:
-    """Return how controls with the same share of variance were drawn, their rank, and their number if it is reduced."""
-    if matched.by == WHOLE:
-        return f"1 (the whole complement, rank {matched.rank})"
-    drawn = matched.by if "rank" in matched.by else f"{matched.by}, rank {matched.rank}"
-    if matched.by == SITE:
-        *several, last = matched.bases
-        drawn = (
-            f"{len(several)} from the whole site, rank {matched.rank}, which hold "
-            f"{percent_text(matched.own_share)} of the subspace's own variance on average, and the whole complement, "
-            f"rank {last.shape[1]}"
-        )
-    return drawn if matched.n_distinct == len(matched.bases) else f"{drawn}; {matched.n_distinct} distinct"
-
-
-def reason_text(reason: str, drawn: str) -> str:
-    """Return the reason of a verdict and how controls with the same share of variance were drawn."""
-    return f"{reason} (variance-matched controls: {drawn})"
 
 
 @final
@@ -226,16 +206,6 @@ class _Scores:
         base, counts = self.main.baseline, self.main.counts.sum()
         shift, kl, error = (of(base).sum(axis=0) / counts for of in (_answer_shift, _kl, _entropy_error))
         return np.stack([shift, kl, error, kl, shift, kl])
-
-    @property
-    def controls_text(self) -> str:
-        """Number of control subspaces, and of the sequences or pairs on which they are scored."""
-        n_random, n_matched = _count(self.context.controls.random), _count(self.context.controls.matched)
-        scored_on = "pairs" if self.context.kind == "swap" else "sequences"
-        n = int(self.control.counts.sum())
-        single = [str(layer) for layer, own in self.context.controls.found.items() if own.by == WHOLE and n_matched > 1]
-        fewer = f" (1, the whole complement, in layer{'s' * (len(single) > 1)} {', '.join(single)})" if single else ""
-        return f"controls: {n_random} random and {n_matched} variance-matched subspaces{fewer}, on {n} {scored_on}"
 
     @property
     def own_kl(self) -> float:

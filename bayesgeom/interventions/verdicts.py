@@ -1,41 +1,80 @@
-"""Verdicts on one site, layer and set of positions: the rule, the evidence, and the reason of each verdict."""
+"""Verdicts on one site, layer and set of positions: the evidence, the rule, and what stands against a verdict."""
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import final
 
-from bayesgeom.core.text import percent_text, with_minus
-from bayesgeom.interventions._evidence import FLOOR, SLACK, Erasure
+from bayesgeom.core.verdict import Verdict
+from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import LEAST_CONTROLS
-from bayesgeom.interventions.matching import SAME
 
-USED, NOT_USED, UNDECIDED = "used", "not used", "undecided"
-NOT_IDENTIFIED, BY_CONSTRUCTION = "not identified", "by construction"
-VERDICTS = (USED, BY_CONSTRUCTION, NOT_USED, UNDECIDED, NOT_IDENTIFIED)
 OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
-_DISUSE = "disuse not shown: "
-_UNMATCHED = "no control subspace has the same share of variance"
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
-RULE = (
-    "Used: A swap moves the model's own value toward the donor's. The 95 % interval of that movement (and, for a "
-    "belief or log-odds, of the answer shift) lies above zero and above every control. Controls are random subspaces "
-    f"of the same rank and subspaces with the same share of variance, at least {LEAST_CONTROLS} each. No two have "
-    f"{percent_text(SAME)} of their variance in common. Untrained networks reach less of the ceiling, and ablating the "
-    f"whole activation costs more than {OWN_KL_SHARE:g} of the model's own KL. Where the site has a direct path to the "
-    "output, the movement without that path lies above zero and above that of every control subspace without its own. "
-    "A subspace of a quantity must also meet two conditions: the quantity is decodable at the site, and erasing it "
-    "there by LEACE costs more than the margin below.\nNot used (linearly, at this site and these positions): Before "
-    f"removal, R² of a linear map is at least {FLOOR:g} above that of shuffled values. After removal, it is at most "
-    f"{SLACK:g} above. In addition, the interval of the KL increase lies within ±{OWN_KL_SHARE:g} of the model's own "
-    f"KL and within ±{percent_text(CEILING_SHARE)} of the ceiling.\nBy construction: donor and recipient differ only "
-    "inside the subspace, or inside the quantity's whole subspace where the edit swaps a part of it.\nNot identified: "
-    "the quantity is a function of position.\nUndecided: everything else, a layer in which nothing is left to edit "
-    f"once the given quantities are held fixed, or fewer than {LEAST_SEQUENCES} sequences."
-)
+
+
+class Obstacle(StrEnum):
+    """What stands against a verdict on an intervention: against use, against disuse, or against evidence at all."""
+
+    INSIDE = "all inside the subspace"
+    """Donor and recipient differ only inside the subspace, so that the swap is an identity."""
+    INSIDE_WHOLE = "all inside the whole subspace"
+    """Donor and recipient differ only inside the quantity's whole subspace, of which the edit swaps a part."""
+    UNTRAINED_CEILING = "untrained reach the ceiling"
+    """Untrained networks reach the ceiling as well as this model, so that the swap shows nothing."""
+    UNTRAINED_WHOLE = "untrained reach the ceiling, whole"
+    """With the quantity's whole subspace, untrained networks reach the ceiling as well as this model."""
+    POSITION = "function of position"
+    """The quantity never differs between sequences at the same position."""
+    FEW_SEQUENCES = "too few sequences"
+    """A verdict needs at least 16 sequences."""
+    NOTHING_LEFT = "nothing left to edit"
+    """Once the given quantities are held fixed, no direction of the subspace is left."""
+    ONLY_SWAP = "only a swap shows use"
+    """Other kinds of edits cannot show that the content of a subspace is used."""
+    NOT_ABOVE_ZERO = "not above zero"
+    """The interval of the movement, or of the answer shift, includes zero or lies below it."""
+    RANDOM_REACHES = "a random subspace reaches it"
+    """A random subspace of the same rank reaches the lower end of the movement, or of the answer shift."""
+    MATCHED_REACHES = "a matched subspace reaches it"
+    """A subspace with the same share of variance reaches the lower end of the movement, or of the answer shift."""
+    UNTRAINED_REACH = "untrained reach as much"
+    """Untrained networks reach as large a share of the ceiling."""
+    NOT_DECODABLE = "not decodable"
+    """The quantity cannot be decoded at the site."""
+    MATTERS_LITTLE = "the site matters little"
+    """Ablating the whole activation costs less than half of the model's own KL."""
+    NO_COST = "erasing costs nothing"
+    """Erasing the quantity has no cost here, so the subspace affects the answer in another way."""
+    DIRECT_PATH = "direct path alone"
+    """There is no movement without the direct path to the output, so the site may only hold the answer."""
+    RANDOM_LATER = "a random subspace reaches it later"
+    """Without the direct path to the output, a random subspace reaches the movement."""
+    MATCHED_LATER = "a matched subspace reaches it later"
+    """Without the direct path to the output, a subspace with the same share of variance reaches the movement."""
+    UNMATCHED = "no matched control"
+    """No control subspace has the same share of variance."""
+    FEW_RANDOM = "too few random controls"
+    """A verdict needs at least 20 random subspaces that differ from one another."""
+    FEW_MATCHED = "too few matched controls"
+    """A verdict needs at least 20 subspaces with the same share of variance that differ from one another."""
+    ONLY_REMOVAL = "only removal shows disuse"
+    """Other kinds of edits cannot show that something is not used."""
+    READ_OUT = "read-out weights"
+    """Decoder weights are only a read-out: the quantity may be used in other directions."""
+    NOTHING_TO_REMOVE = "nothing to remove"
+    """The quantity cannot be decoded before the removal."""
+    HARDLY_DECODABLE = "hardly decodable"
+    """Before the removal, R² is less than 0.1 above that of shuffled values."""
+    STILL_DECODABLE = "still decodable"
+    """After the removal, R² is still more than 0.01 above that of shuffled values."""
+    KL_BEYOND = "KL beyond the own"
+    """The interval of the KL increase exceeds half of the model's own KL."""
+    KL_OF_CEILING = "KL beyond the ceiling's"
+    """The interval of the KL increase exceeds 1 % of the ceiling."""
 
 
 @final
@@ -119,20 +158,27 @@ class Evidence:
     indirect: tuple[Effect, float, float] | None = None
 
 
-def verdict_of(evidence: Evidence) -> tuple[str, str]:
-    """Return one of `VERDICTS` by `RULE`, and the reason."""
+@final
+@dataclass(frozen=True)
+class Judgment:
+    """A verdict, with the first obstacle to "used" and to "not used", or that to any evidence; "" without one."""
+
+    verdict: Verdict
+    against_use: str = ""
+    against_disuse: str = ""
+
+
+def verdict_of(evidence: Evidence) -> Judgment:
+    """Return the verdict by the rule that `InterventionReport` states."""
     if not evidence.is_identified:
-        return NOT_IDENTIFIED, "the quantity is a function of position"
+        return Judgment(Verdict.NOT_IDENTIFIED, Obstacle.POSITION)
     if evidence.kind == "swap" and (identity := _identity(evidence)):
-        return BY_CONSTRUCTION, identity
+        return Judgment(Verdict.BY_CONSTRUCTION, identity)
     if evidence.n < LEAST_SEQUENCES:
-        return UNDECIDED, f"{evidence.n} sequences; a verdict needs at least {LEAST_SEQUENCES}"
-    use, disuse = _against_use(evidence), _against_disuse(evidence)
-    if not use:
-        return USED, "the value moves toward the donor's, more than with any control"
-    if not disuse:
-        return NOT_USED, "the quantity is erased without a KL increase"
-    return UNDECIDED, f"use not shown: {use[0]}; disuse not shown: {disuse[0]}"
+        return Judgment(Verdict.UNDECIDED, Obstacle.FEW_SEQUENCES)
+    use, disuse = next(_against_use(evidence), ""), next(_against_disuse(evidence), "")
+    verdict = Verdict.UNDECIDED if use and disuse else Verdict.NOT_USED if use else Verdict.USED
+    return Judgment(verdict, use, disuse)
 
 
 def _identity(evidence: Evidence) -> str:
@@ -142,26 +188,12 @@ def _identity(evidence: Evidence) -> str:
     with other quantities held fixed.
     """
     if evidence.reach.is_whole_difference:
-        return "donor and recipient differ only inside the subspace"
+        return Obstacle.INSIDE
     if evidence.reach.is_same_as_untrained:
-        return "untrained networks reach the ceiling, too"
+        return Obstacle.UNTRAINED_CEILING
     if any(own.is_whole_difference for own in evidence.whole):
-        return "donor and recipient differ only inside the quantity's whole subspace"
-    if any(own.is_same_as_untrained for own in evidence.whole):
-        return "with the quantity's whole subspace, untrained networks reach the ceiling, too"
-    return ""
-
-
-def hardly_decodable(before: float) -> str:
-    """Return the reason why a quantity with this R² before removal cannot be "not used"."""
-    return f"hardly decodable here (R² {before:.3f} before removal, and verdicts need {FLOOR:g} above shuffled values)"
-
-
-def sentence(subspace: str, verdicts: Mapping[int, str]) -> str:
-    """Return every verdict with its layers, the strongest first."""
-    groups = {verdict: [at for at, own in verdicts.items() if own == verdict] for verdict in VERDICTS}
-    texts = [f"{verdict} in {listed(layers)}" for verdict, layers in groups.items() if layers]
-    return f"{'; '.join(texts)}: {subspace}"
+        return Obstacle.INSIDE_WHOLE
+    return Obstacle.UNTRAINED_WHOLE if any(own.is_same_as_untrained for own in evidence.whole) else ""
 
 
 def listed(layers: Sequence[int]) -> str:
@@ -174,106 +206,63 @@ def listed(layers: Sequence[int]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
 
 
-def explained(layers: Sequence[int], verdict: str, reasons: Sequence[str]) -> str:
-    """Return one sentence on layers with the same verdict and the same reason against use; numbers are left to tables.
-
-    Example:
-        >>> explained([2, 3], "undecided", ["use not shown: too small; disuse not shown: still there (R² 0.2)"] * 2)
-        'Layers 2, 3: "used" is not shown (too small), nor is "not used" (still there).'
-        >>> explained([0], "by construction", ["donor and recipient are the same (controls: 19)"])
-        'Layer 0: donor and recipient are the same.'
-    """
-    where = listed(layers).capitalize()
-    use, disuse = against(reasons[0]), dict.fromkeys(against(own, _DISUSE) for own in reasons)
-    if verdict != UNDECIDED or not use:
-        return f"{where}: {_without_numbers(reasons[0])}."
-    use = use.replace(_UNMATCHED, f"{_UNMATCHED}; figures and tables show the whole complement instead")
-    return f'{where}: "{USED}" is not shown ({use}), nor is "{NOT_USED}" ({"; or ".join(filter(None, disuse))}).'
-
-
-def against(reason: str, start: str = "use not shown: ") -> str:
-    """Return the part of an undecided layer's reason that follows `start`, without numbers; "" if it has none.
-
-    Example:
-        >>> against("use not shown: too small; disuse not shown: nothing to remove (R² 0.006) (controls: 19)")
-        'too small'
-    """
-    parts = [part for part in _without_numbers(reason).split("; ") if part.startswith(start)]
-    return parts[0].removeprefix(start) if parts else ""
-
-
-def _without_numbers(reason: str) -> str:
-    """Return the reason without what stands in brackets."""
-    return re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", reason)
-
-
-def _against_use(evidence: Evidence) -> list[str]:
+def _against_use(evidence: Evidence) -> Iterator[Obstacle]:
     if evidence.kind != "swap":
-        return ["only a swap can show use"]
-    found = []
-    for name, (effect, random, matched) in evidence.effects.items():
+        yield Obstacle.ONLY_SWAP
+    for effect, random, matched in evidence.effects.values():
         if not effect.lo > 0:
-            found.append(f"the {name} is not above zero")
+            yield Obstacle.NOT_ABOVE_ZERO
         elif not effect.lo > random:
-            found.append(f"a random subspace reaches the {name}")
+            yield Obstacle.RANDOM_REACHES
         elif evidence.is_matched and not effect.lo > matched:
-            found.append(f"a variance-matched subspace reaches the {name}")
+            yield Obstacle.MATCHED_REACHES
     if evidence.reach.untrained_share >= evidence.least_share_of_ceiling:
-        found.append("untrained networks reach as much of the ceiling")
-    return found + _against_site(evidence)
-
-
-def _against_site(evidence: Evidence) -> list[str]:
-    """Return the reasons why an effect, however large, is no evidence of use."""
-    found = []
-    if evidence.erasing is not None and evidence.erasure is not None and not evidence.erasure.has_quantity:
-        found.append(f"the quantity is not decodable here (R² {evidence.erasure.before:.3f})")
-    if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
-        found.append("ablating the whole activation costs less than half of the own KL, so this site matters little")
-    if evidence.erasing is not None and not evidence.erasing.lo > _margin(evidence):
-        found.append("erasing the quantity has no cost here, so the subspace affects the answer in another way")
-    if evidence.indirect is not None:
-        found += against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
+        yield Obstacle.UNTRAINED_REACH
+    yield from _against_site(evidence)
     if not evidence.is_matched:
-        found.append(_UNMATCHED)
-    for number, kind in ((evidence.n_random, "random"), (evidence.n_matched, "variance-matched")):
-        if number < LEAST_CONTROLS:
-            found.append(f"{number} distinct {kind} control{'s' * (number != 1)}, {LEAST_CONTROLS} needed")
-    return found
+        yield Obstacle.UNMATCHED
+    if evidence.n_random < LEAST_CONTROLS:
+        yield Obstacle.FEW_RANDOM
+    if evidence.n_matched < LEAST_CONTROLS:
+        yield Obstacle.FEW_MATCHED
 
 
-def against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[str]:
+def _against_site(evidence: Evidence) -> Iterator[Obstacle]:
+    """Return the reasons why an effect, however large, is no evidence of use."""
+    if evidence.erasing is not None and evidence.erasure is not None and not evidence.erasure.has_quantity:
+        yield Obstacle.NOT_DECODABLE
+    if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
+        yield Obstacle.MATTERS_LITTLE
+    margin = min(OWN_KL_SHARE * evidence.own_kl, CEILING_SHARE * evidence.removal_ceiling)
+    if evidence.erasing is not None and not evidence.erasing.lo > margin:
+        yield Obstacle.NO_COST
+    if evidence.indirect is not None:
+        yield from against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
+
+
+def against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[Obstacle]:
     """Return the reasons against use by later blocks; a direct path shows only that the site holds the answer."""
     if not indirect.lo > 0:
-        return ["there is no movement without the direct path to the output, so the site may only hold the answer"]
+        return [Obstacle.DIRECT_PATH]
     if not indirect.lo > random:
-        return ["without the direct path a random subspace reaches the movement"]
-    if is_matched and not indirect.lo > matched:
-        return ["without the direct path a variance-matched subspace reaches the movement"]
-    return []
+        return [Obstacle.RANDOM_LATER]
+    return [Obstacle.MATCHED_LATER] if is_matched and not indirect.lo > matched else []
 
 
-def _margin(evidence: Evidence) -> float:
-    """Return the KL increase up to which an erased quantity counts as not used."""
-    return min(OWN_KL_SHARE * evidence.own_kl, CEILING_SHARE * evidence.removal_ceiling)
-
-
-def _against_disuse(evidence: Evidence) -> list[str]:
+def _against_disuse(evidence: Evidence) -> Iterator[Obstacle]:
     if evidence.kind not in ("swap", "remove"):
-        return ["only removal can show that something is not used"]
+        yield Obstacle.ONLY_REMOVAL
     if evidence.is_readout:
-        return ["decoder weights are only a read-out"]
+        yield Obstacle.READ_OUT
     if evidence.erasure is not None and not evidence.erasure.has_quantity:
-        return [f"there is nothing to remove (R² {with_minus(f'{evidence.erasure.before:.3f}')})"]
+        yield Obstacle.NOTHING_TO_REMOVE
     if evidence.erasure is not None and not evidence.erasure.is_clearly_decodable:
-        return [hardly_decodable(evidence.erasure.before)]
+        yield Obstacle.HARDLY_DECODABLE
     if evidence.erasure is None or not evidence.erasure.is_complete:
-        after = math.nan if evidence.erasure is None else evidence.erasure.after
-        return [f"still decodable after removal (R² {after:.3f})"]
+        yield Obstacle.STILL_DECODABLE
     if evidence.removal == Effect(0.0, 0.0, 0.0):
-        return []  # the logits are bit-identical
+        return  # the logits are bit-identical
     if not evidence.removal.lies_within(OWN_KL_SHARE * evidence.own_kl):
-        return [f"KL increase beyond half of the model's own KL ({evidence.own_kl:.2g} bits)"]
+        yield Obstacle.KL_BEYOND
     if not evidence.removal.lies_within(CEILING_SHARE * evidence.removal_ceiling):
-        return ["KL increase beyond 1 % of the ceiling"]
-    return []
+        yield Obstacle.KL_OF_CEILING

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_regular, put_back, write_arrays
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint_files import (
     CARD,
     CONFIG,
@@ -35,7 +36,6 @@ from bayesgeom.models.checkpoint_files import (
     versions,
 )
 from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
-from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -2,21 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from bayesgeom.monitor.measures import Measures
 from bayesgeom.monitor.rules import Event, Thresholds
-from bayesgeom.results.estimate import Baseline, Estimate, Kind, NonNegative, Quantity, Unit
-from bayesgeom.results.estimators import mean_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.storage import quantities_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from bayesgeom.report.estimate import Baseline, Estimate, Kind, NonNegative, Quantity, Unit, mean_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
+from bayesgeom.report.tables import Headline, headline_of
 
 UNIFORM, DIRECTIONS, ATTENTION = "uniform predictor", "random directions", "uniform attention"
 _RANGES = {"separation": "−1 … 1"}  # where it is not 0 … 1
@@ -26,7 +23,13 @@ OTHERS, UNTRAINED = "other sequences' posteriors", "untrained network"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MonitorReport(Report):
-    """Measurements by step, always on the same sequences; the interval of KL is over these sequences.
+    """The model was measured at regular steps on the same few sequences.
+
+    Each number has its chance level and the level of an untrained network. Thresholds are drawn as lines: they say
+    where to look, not what is true. Random directions of a head's width may pass them, and a model that predicts
+    exactly may fail them; KL to the exact posterior is the number that decides.
+
+    Fields: measurements by step, always on the same sequences; the interval of KL is over these sequences.
 
     Baselines are random directions of the same width and number, uniform attention, the uniform predictor, posteriors
     permuted within positions, and an untrained network of the same architecture if it was measured. `threshold` is the
@@ -35,12 +38,6 @@ class MonitorReport(Report):
 
     name: ClassVar[str] = "monitor"
     title: ClassVar[str] = "Monitor: how training went"
-    about: ClassVar[str] = (
-        "The model was measured at regular steps on the same few sequences. Each number has its chance level and the "
-        "level of an untrained network. Thresholds are drawn as lines: they say where to look, not what is true. "
-        "Random directions of a head's width may pass them, and a model that predicts exactly may fail them; KL to "
-        "the exact posterior is the number that decides."
-    )
 
     steps: tuple[str, ...]
     # Without `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.
@@ -62,8 +59,10 @@ class MonitorReport(Report):
     attention_entropy_bits_by_head: Annotated[Float[np.ndarray, "step layer head"], Unit("bits")]
     rules: tuple[str, ...]
     threshold: Annotated[Float[np.ndarray, " rule"], Unit("bits or 1, as the name of each rule states")]
-    events: tuple[str, ...]
-    marked_steps: tuple[int, ...]
+    events: tuple[str, ...]  # their kinds
+    event_metrics: Annotated[tuple[str, ...], "event"]
+    event_step: Annotated[Int[np.ndarray, " event"], Unit("steps")]
+    event_value: Annotated[Float[np.ndarray, " event"], Unit("bits or 1, as the metric states")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -73,25 +72,25 @@ class MonitorReport(Report):
             for m in self._measured
         ]
 
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.results.theme import BASELINE, panels, with_room_for_legend
+        from bayesgeom.report.theme import BASELINE
 
         quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
-        thresholds = dict(zip(self.rules, self.threshold, strict=True))
-        figure = panels(self.title, tuple(quantities[metric].label for metric in self._measured), row_height=330)
-        for index, (metric, own) in enumerate(self._measured.items()):
-            panel = (index // 2 + 1, index % 2 + 1)
+        thresholds, drawn = dict(zip(self.rules, self.threshold, strict=True)), list[Panel]()
+        for metric, own in self._measured.items():
+            panel = Panel.blank(quantities[metric].label, height=330)
             levels = [(level.name, level.value) for level in own.baselines]
             if metric in thresholds:
                 levels.append(("threshold", np.full(len(at), thresholds[metric])))
             curve = Curve(name="measured", values=own.value, band=own.ends)
             unit = quantities[metric].unit or _RANGES.get(metric, "0 … 1")
-            add_curves(figure, panel, at, [curve], unit=unit, levels=levels)
-            for step in self.marked_steps:
-                figure.add_vline(x=step, line={"color": BASELINE, "width": 1}, row=panel[0], col=panel[1])
-        figure.update_yaxes(type="log", exponentformat="power", row=1, col=1)
-        return with_room_for_legend(figure)
+            add_curves(panel.figure, at, [curve], unit=unit, levels=levels)
+            for step in self.event_step[np.array(self.events) != "reached"]:
+                panel.figure.add_vline(x=int(step), line={"color": BASELINE, "width": 1})
+            drawn.append(panel)
+        drawn[0].figure.update_yaxes(type="log", exponentformat="power")
+        return drawn
 
     @property
     def _measured(self) -> dict[str, Estimate]:
@@ -143,7 +142,9 @@ def monitor_report(
         attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in measures]),
         rules=tuple(asdict(thresholds)),
         threshold=np.array([*asdict(thresholds).values()], dtype=np.float64),
-        events=tuple(str(event) for event in events),
-        marked_steps=tuple(event.step for event in events if event.is_warning),
+        events=tuple(event.kind for event in events),
+        event_metrics=tuple(event.metric for event in events),
+        event_step=np.array([event.step for event in events], dtype=np.int64),
+        event_value=np.array([event.value for event in events], dtype=np.float64),
         n=n,
     )

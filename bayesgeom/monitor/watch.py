@@ -31,9 +31,9 @@ from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitor.report import MonitorReport, monitor_report
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import METRICS as TABLE
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.report import with_provenance
+from bayesgeom.report.storage import METRICS as TABLE
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.optimizers import restore_state_of, state_of

@@ -12,12 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Trials
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.reduction import Reduction
 
 HYPOTHESES = "hypotheses"
-UNDEFINED = "undefined: consistency is 0 for any attention, since no consistent hypothesis appears in the context"
-NOT_IDENTIFIED = "not identified: the posterior over the visible positions is the same in every sequence"
 
 
 def _has_hypotheses(trials: Trials) -> bool:
@@ -87,11 +86,14 @@ def agreement_of(
 ) -> Agreement:
     """Read the consistency from the columns of `SUMS` that follow the entropy."""
     if not _has_hypotheses(trials):
-        n_hypotheses, n_beliefs = len(trials.token_sets.get(HYPOTHESES, ())), trials.belief.shape[2]
-        note = f"not measured: it requires one token per hypothesis, but {n_beliefs} hypotheses have {n_hypotheses}"
         nothing = np.full((*sums.shape[:2], trials.n_scored, sums.shape[2]), np.nan)
         return Agreement(
-            found=nothing, shuffled=nothing[:, :, 0], uniform=np.nan, ceiling=np.nan, is_identified=False, note=note
+            found=nothing,
+            shuffled=nothing[:, :, 0],
+            uniform=np.nan,
+            ceiling=np.nan,
+            is_identified=False,
+            note=str(Verdict.NOT_MEASURED),
         )
     is_token, belief = _tokens_and_belief(trials, torch.float32)
     seen = visible.float() @ is_token
@@ -104,5 +106,5 @@ def agreement_of(
         uniform=float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean()),
         ceiling=ceiling,
         is_identified=varies,
-        note=UNDEFINED if ceiling == 0 else "" if varies else NOT_IDENTIFIED,
+        note=str(Verdict.UNDEFINED) if ceiling == 0 else "" if varies else str(Verdict.NOT_IDENTIFIED),
     )

@@ -13,28 +13,35 @@ References:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from bayesgeom.core.run import PATTERN, Run, Trials
-from bayesgeom.probes._consistency import HYPOTHESES, NOT_IDENTIFIED, SUMS, agreement_of
+from bayesgeom.core.verdict import Verdict
+from bayesgeom.probes._consistency import HYPOTHESES, SUMS, agreement_of
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Share, Signed, Unit, within
-from bayesgeom.results.estimators import of_untrained, smooth_estimate
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import (
+    AtMostOne,
+    Baseline,
+    Estimate,
+    NonNegative,
+    Share,
+    Signed,
+    Unit,
+    of_untrained,
+    smooth_estimate,
+    within,
+)
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # most attention weights read; least sequences read
 _SPREAD = "middle of sequences"  # of the quantile bands
@@ -45,7 +52,15 @@ _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionEntropyReport(Report):
-    """Width of attention, and its agreement with the posterior.
+    """Entropy measures over how many positions a head spreads its attention.
+
+    As a share of the maximum, 1 is uniform and 0 is a single position. The papers report that it falls by 85–90 % from
+    first to last layer. Consistency compares attention on the hypotheses with the exact posterior: 1 means equal
+    shares, 0 means attention only where the posterior is 0. A model that eliminates hypotheses may attend to the
+    excluded ones, and then lies below uniform attention. The baselines are uniform attention, attention of another
+    sequence at the same position (the effect of position alone), and untrained networks.
+
+    Fields: width of attention, and its agreement with the posterior.
 
     `reduction` is 1 − last/first layer's entropy, averaged over heads. `consistency_over_other` is consistency minus
     that of another sequence's attention at the same position, with a paired interval. `most_possible_consistency` is
@@ -54,16 +69,8 @@ class AttentionEntropyReport(Report):
     """
 
     name: ClassVar[str] = "attention_entropy"
-    title: ClassVar[str] = "Attention entropy: does attention narrow, and does it follow the posterior?"
-    limit: ClassVar[str] = "at most four million attention weights are read"
-    about: ClassVar[str] = (
-        "Entropy measures over how many positions a head spreads its attention: as a share of the maximum, 1 is "
-        "uniform and 0 is a single position. The papers report that it falls by 85–90 % from first to last layer. "
-        "Consistency compares attention on the hypotheses with the exact posterior: 1 means equal shares, 0 means "
-        "attention only where the posterior is 0. A model that eliminates hypotheses may attend to the excluded ones, "
-        "and then lies below uniform attention. The baselines are uniform attention, attention of another sequence at "
-        "the same position (the effect of position alone), and untrained networks."
-    )
+    title: ClassVar[str] = "Attention entropy and consistency"
+    limit: ClassVar[str] = "at most 4,000,000 attention weights"
 
     entropy_bits: Annotated[Estimate, NonNegative("layer head", unit="bits", better="lower", label="attention entropy")]
     entropy_share: Annotated[Estimate, Share("layer head", better="lower", label="entropy as a share of the maximum")]
@@ -90,74 +97,51 @@ class AttentionEntropyReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        reduction = headline_of(self, "reduction")
-        if np.isnan(self.most_possible_consistency):
-            return (reduction, *self._widths())
+        lines, last = [headline_of(self, "reduction")], len(self.entropy_bits_by_layer.value) - 1
         if self.note:
-            label = f"attention–posterior consistency ({self.note})"
-            undefined = headline_of(self, "consistency_over_other_last_layer", label=label)
-            return (reduction, undefined, *self._widths())
-        label = f"attention–posterior consistency, last layer (at most {self.most_possible_consistency:.3g})"
-        last = headline_of(self, "consistency_last_layer", label=label)
-        over = replace(
-            headline_of(self, "consistency_over_other_last_layer"),
-            short_label="attention–posterior consistency minus that of another sequence's attention, last layer",
-        )
-        (layer, head), own = self.consistency.extreme("largest")
-        greatest = f"consistency of the most consistent head: L{layer}H{head}"
-        greatest += remark_of(float(own.ends[0]), self.consistency.value.size)
-        return (
-            reduction,
-            last,
-            over,
-            headline_of(self, "consistency", (layer, head), greatest, own=own),
-            *self._widths(),
-        )
+            verdict = self.note if not np.isnan(self.most_possible_consistency) else str(Verdict.NOT_MEASURED)
+            label = "consistency minus another sequence's"
+            lines.append(headline_of(self, "consistency_over_other_last_layer", label=label, verdict=verdict))
+        else:
+            label = f"consistency, last layer (at most {self.most_possible_consistency:.3g})"
+            lines.append(headline_of(self, "consistency_last_layer", label=label))
+            lines.append(headline_of(self, "consistency_over_other_last_layer"))
+            lines.append(extreme_of(self, "consistency", "largest", "consistency, most consistent head: {}"))
+        width = f"attention entropy, layer {last}, the last"
+        lines.append(headline_of(self, "entropy_bits_by_layer", (last,), width))
+        if not np.isnan(self.entropy_share.value).all():
+            narrowest = "entropy share, narrowest head: {}"
+            lines.append(extreme_of(self, "entropy_share", "smallest", narrowest))
+        return lines
 
-    def _widths(self) -> tuple[Headline, ...]:
-        """Return the entropy of the last layer, and that of the narrowest head as a share of the maximum."""
-        last = len(self.entropy_bits_by_layer.value) - 1
-        lines = (headline_of(self, "entropy_bits_by_layer", (last,), f"attention entropy, layer {last}, the last"),)
-        if np.isnan(self.entropy_share.value).all():
-            return lines
-        (layer, head), own = self.entropy_share.extreme("smallest")
-        label = f"entropy as a share of the maximum, narrowest head: L{layer}H{head}"
-        label += remark_of(float(own.ends[0]), self.entropy_share.value.size)
-        return (*lines, headline_of(self, "entropy_share", (layer, head), label, own=own))
-
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
-        from bayesgeom.results.captions import with_captions
-        from bayesgeom.results.theme import label_axes, panels, with_room_for_legend
+        from bayesgeom.report.theme import label_axes
 
-        level = float(self.consistency.baseline(UNIFORM).value.max())
-        titles = ["Entropy, mean over heads", with_baseline("Entropy as a share of the possible", 1.0, "uniform")]
-        if not self.note:
-            titles += [
-                with_baseline("Consistency with the posterior", level, "uniform"),
-                "Its median, middle 50 and 90 %",
-            ]
-        figure = panels(f"{self.title}<br><sub>{self.note}</sub>" if self.note else self.title, tuple(titles))
+        bits = Panel.blank("Entropy, mean over heads")
+        shares = Panel.blank(with_baseline("Entropy as a share of the possible", 1.0, "uniform"))
         by_layer = self.entropy_bits_by_layer
         baselines = {own.name: own.value.mean(axis=1) for own in self.entropy_bits.baselines}
-        add_profile(figure, (1, 1), by_layer.value, name="entropy", band=by_layer.ends, baselines=baselines)
-        figure.update_yaxes(rangemode="tozero", row=1, col=1)
-        label_axes(figure, (1, 1), "layer", "attention entropy (bits)")
+        add_profile(bits.figure, by_layer.value, name="entropy", band=by_layer.ends, baselines=baselines)
+        bits.figure.update_yaxes(rangemode="tozero")
+        label_axes(bits.figure, "layer", "attention entropy (bits)")
         add_heads(
-            figure, (1, 2), self.entropy_share.value, unit="share of log2(visible)", baseline=1.0, limits=(0.0, 1.0)
+            shares.figure, self.entropy_share.value, unit="share of log2(visible)", baseline=1.0, limits=(0.0, 1.0)
         )
         if self.note:
-            return with_room_for_legend(figure)
-        add_heads(figure, (2, 1), self.consistency.value, unit="1 − total variation", baseline=level, limits=(0.0, 1.0))
+            return bits, shares
+        level = float(self.consistency.baseline(UNIFORM).value.max())
+        heads = Panel.blank(with_baseline("Consistency with the posterior", level, "uniform"))
+        spread = Panel.blank("Its median, middle 50 and 90 %")
+        add_heads(heads.figure, self.consistency.value, unit="1 − total variation", baseline=level, limits=(0.0, 1.0))
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
         baselines = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
-        add_profile(figure, (2, 2), middle, name="consistency", band=(low, high), baselines=baselines)
-        add_profile(figure, (2, 2), middle, name="consistency", band=(least, most))
-        figure.update_traces(name=_SPREAD, selector={"fill": "toself", "name": "consistency, 95 % interval"})
-        figure.update_yaxes(range=[0, 1], row=2, col=2)
-        label_axes(figure, (2, 2), "layer", "consistency (1 is equal shares)")
-        last = numbers(headline_of(self, "consistency_last_layer", label="consistency, last layer"))
-        return with_captions(with_room_for_legend(figure), ("", "", "", last))
+        add_profile(spread.figure, middle, name="consistency", band=(low, high), baselines=baselines)
+        add_profile(spread.figure, middle, name="consistency", band=(least, most))
+        spread.figure.update_traces(name=_SPREAD, selector={"fill": "toself", "name": "consistency, 95 % interval"})
+        spread.figure.update_yaxes(range=[0, 1])
+        label_axes(spread.figure, "layer", "consistency (1 is equal shares)")
+        return bits, shares, heads, spread
 
 
 @final
@@ -282,7 +266,7 @@ def _is_not_identified(report: AttentionEntropyReport) -> bool:
     """Check that attention equal to the posterior is not identified if all sequences have the same attention."""
     return bool(
         not report.identified
-        and report.note == NOT_IDENTIFIED
+        and report.note == Verdict.NOT_IDENTIFIED
         and np.isclose(float(report.consistency_last_layer), 1, atol=1e-5)
         and np.isnan(float(report.consistency_over_other_last_layer))
     )

@@ -9,8 +9,8 @@ import numpy as np
 
 from bayesgeom.core.run import Run, Site
 from bayesgeom.probes._planted import planted_chain, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline
-from bayesgeom.results.report import Report
+from bayesgeom.report.estimate import Baseline
+from bayesgeom.report.report import Report
 from bayesgeom.stats.reduction import Reduction
 
 __all__ = [

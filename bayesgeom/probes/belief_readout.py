@@ -41,8 +41,7 @@ from bayesgeom.probes.belief_report import (
     BeliefReadoutReport,
     window_levels,
 )
-from bayesgeom.results.estimate import Baseline, Estimate, Kind, Values
-from bayesgeom.results.estimators import of_untrained
+from bayesgeom.report.estimate import Baseline, Estimate, Kind, Values, of_untrained
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.stats.readout import (

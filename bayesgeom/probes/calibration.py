@@ -14,40 +14,44 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.run import Behavior, Run, WindowScores
-from bayesgeom.core.text import percent_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.estimators import mean_estimate, of_untrained, stacked, with_interval
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import (
+    Baseline,
+    Estimate,
+    NonNegative,
+    Quantity,
+    Share,
+    Unit,
+    mean_estimate,
+    of_untrained,
+    stacked,
+    with_interval,
+)
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import (
-    TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     EffectiveMemory,
     effective_memory,
     transport_verdict,
-    unbeaten_note,
     wider_window,
     window_name,
     window_predictives,
 )
 from bayesgeom.stats.observers import STARTS
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 N_EXAMPLES = 4
 CONSTANT = "constant"
-NOTED_OFF_ANSWER = 0.05  # mean off-answer probability from which a note says that KL and entropy leave it out
 SOURCES = ("exact", "model")
 _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
@@ -56,7 +60,16 @@ SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CalibrationReport(Report):
-    """Distance between the model's predictions and the exact posterior predictive; all in bits, 0 is perfect.
+    """At every scored position the task gives the exact probability of each answer.
+
+    The curves show the entropy of the exact posterior and of the model; the error panel shows the gap. Gray lines are
+    the three strongest baselines among the uniform predictor, the best single constant entropy, and the task's own
+    shortcuts. A model that only learned a shortcut lies on its line. KL and entropy renormalize over the answers: the
+    off-answer probability is what they leave out. On tasks with latent dynamics, window observers are among the
+    baselines: exact filters of the last few symbols, which carry no belief; those of more than ten symbols are no
+    baselines. The effective memory is the number of symbols that such an observer needs to be as good as the model.
+
+    Fields: distance between the model's predictions and the exact posterior predictive; all in bits, 0 is perfect.
 
     `entropy_mae_of_means_bits` ≤ `entropy_mae_bits` always. `log_loss_gap_bits` is the model's cross-entropy on the
     labels minus the exact predictive's. `sources` are the exact predictive and the model: `accuracy` is how often their
@@ -76,16 +89,7 @@ class CalibrationReport(Report):
 
     name: ClassVar[str] = "calibration"
     scores: ClassVar[tuple[str, ...]] = SCORES
-    title: ClassVar[str] = "Calibration: do predictions agree with the exact Bayesian predictive?"
-    about: ClassVar[str] = (
-        "At every scored position the task gives the exact probability of each answer. The curves show the entropy of "
-        "the exact posterior and of the model; the error panel shows the gap. Gray lines are the three strongest "
-        "baselines among the uniform predictor, the best single constant entropy, and the task's own shortcuts. A "
-        "model that only learned a shortcut lies on its line. The table lists the strongest baseline first, then the "
-        "others. A verdict marked * does not cover what its note names. On tasks with latent dynamics, window "
-        "observers are among the baselines: exact filters of the last few symbols, which carry no belief. The "
-        "effective memory is the number of symbols that such an observer needs to be as good as the model."
-    )
+    title: ClassVar[str] = "Calibration against the exact posterior"
 
     entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]
     kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL(exact ‖ model)")]
@@ -134,45 +138,30 @@ class CalibrationReport(Report):
 
     @property
     def transport(self) -> str:
-        """Return whether the task can show transport and whether the model does; empty without latent dynamics."""
+        """Return whether the task can show transport and whether the model does; "" without latent dynamics."""
         return transport_verdict(self.transport_gap_bits, float(self.effective_memory_symbols)) if self.windows else ""
 
     def headlines(self) -> Sequence[Headline]:
         shown, first = self._with_drawn_windows(), "entropy error, means first"
-        unbeaten = unbeaten_note(self.window_kl_bits.value, float(self.effective_memory_symbols))
-        caveat = "; ".join(filter(None, (unbeaten, self._off_answer_note())))
-        error, kl = (replace(headline_of(shown, name), caveat=caveat) for name in ("entropy_mae_bits", "kl_bits"))
         return (
-            kl,
-            error,
-            replace(
-                Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
-                short_label="entropy error after averaging entropies over sequences",
-            ),
+            headline_of(shown, "kl_bits"),
+            headline_of(shown, "entropy_mae_bits"),
+            Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
             *(self._memory() if self.windows else ()),
         )
 
-    def _off_answer_note(self) -> str:
-        """Return what the numbers leave out because they renormalize over the answers; "" where it is little."""
-        off = float(self.off_answer_prob)
-        outside = f"{percent_text(off)} of the model's probability, which is on ids that are not answers"
-        return f"KL and entropy leave out {outside}" if off >= NOTED_OFF_ANSWER else ""
-
     def _memory(self) -> tuple[Headline, Headline]:
-        can = "can" if self.transport_gap_bits >= TRANSPORT_BITS else "cannot"
-        gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone ({can} show transport: {TRANSPORT_BITS:g} needed)"
-        of_gap = Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
-        return replace(headline_of(self, "effective_memory_symbols"), detail=self.transport), of_gap
+        gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone"
+        memory = headline_of(self, "effective_memory_symbols", verdict=self.transport)
+        return memory, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.calibration import calibration_figure
-        from bayesgeom.results.captions import with_captions
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.calibration import calibration_panels
 
         error, weaker = self.entropy_mae_bits_by_position, self._weaker()
         exact, model = self.entropy_bits_by_position
-        figure = calibration_figure(
-            title=self.title,
+        return calibration_panels(
             exact=exact,
             model=model,
             error=error.value,
@@ -180,7 +169,6 @@ class CalibrationReport(Report):
             baselines={own.name: own.value for own in error.baselines if own.name not in weaker},
             examples=(self.example_entropy_bits[0], self.example_entropy_bits[1]),
         )
-        return with_captions(figure, ("", numbers(self.headlines()[1])))
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
@@ -262,7 +250,7 @@ class Calibration(Probe[CalibrationReport]):
         yield Control(
             label="the exact filter of a slow chain remembers the whole sequence",
             run=planted_run(slow, {}),
-            holds=lambda r: float(r.effective_memory_symbols) == 43 and "the model transports" in r.transport,
+            holds=lambda r: float(r.effective_memory_symbols) == 43 and r.transport == Verdict.TRANSPORTS,
         )
         # Its entropy and KL are good, but it carries no belief.
         window = next(islice(window_predictives(slow, "stationary"), 3, None))
@@ -272,14 +260,14 @@ class Calibration(Probe[CalibrationReport]):
             holds=lambda r: (
                 float(r.effective_memory_symbols) == 3
                 and np.array_equal(r.effective_memory_symbols.ends, (3, 3))
-                and "does not transport" in r.transport
+                and r.transport == Verdict.DOES_NOT_TRANSPORT
             ),
         )
         fast = planted_chain(stay=0.6, seed=0)
         yield Control(
             label="on a chain that forgets in one step, not even the exact filter shows transport",
             run=planted_run(fast, {}),
-            holds=lambda r: float(r.effective_memory_symbols) == 43 and "cannot show transport" in r.transport,
+            holds=lambda r: float(r.effective_memory_symbols) == 43 and r.transport == Verdict.CANNOT_SHOW,
         )
 
 

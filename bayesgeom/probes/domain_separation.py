@@ -11,7 +11,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -21,21 +21,27 @@ from torch import Tensor
 from bayesgeom.core.run import RESID_POST, Run, Trials, V
 from bayesgeom.probes._separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed
-from bayesgeom.results.estimators import UNTRAINED, of_untrained, smooth_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import (
+    UNTRAINED,
+    Baseline,
+    Estimate,
+    Quantity,
+    Share,
+    Signed,
+    of_untrained,
+    smooth_estimate,
+)
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 SHUFFLES = 50
 _PANELS = (
     "Do domains cluster?",
     "Angle between their planes",
     "How flat is each?",
-    "Flatter than mixed text? (chance level: 0)",
+    "Flatter than mixed text? (chance: 0)",
 )
 EXCHANGED, MIXED = "domains exchanged", "mixed samples of the same size"
 
@@ -43,7 +49,15 @@ EXCHANGED, MIXED = "domains exchanged", "mixed samples of the same size"
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DomainSeparationReport(Report):
-    """Geometry of the vectors at the last scored position of each sequence, by group of sequences and layer.
+    """Each prompt gives one vector, at its last token.
+
+    If domains form clusters, the silhouette is above zero. If domains vary along different directions, the angle
+    between their leading planes is large. The share of variance in the leading plane says how flat a domain's cloud is;
+    the claim is that one domain is flatter than a mixture. Compare with the gray lines: the same prompts with domains
+    exchanged at random, and untrained networks. In many dimensions, two planes fitted to different small samples are
+    always nearly orthogonal, so a large angle alone proves nothing.
+
+    Fields: geometry of the vectors at the last scored position of each sequence, by group of sequences and layer.
 
     `silhouette` (−1 to 1) is of the groups as clusters. `angle_degrees` (0 to 90) is the mean principal angle between
     the leading planes of two groups, over all pairs. `pc12_share` is the share of a group's variance in its own leading
@@ -56,15 +70,7 @@ class DomainSeparationReport(Report):
     """
 
     name: ClassVar[str] = "domain_separation"
-    title: ClassVar[str] = "Domain separation: does each kind of text have its own manifold?"
-    about: ClassVar[str] = (
-        "Each prompt gives one vector, at its last token. If domains form clusters, the silhouette is above zero. "
-        "If domains vary along different directions, the angle between their leading planes is large. The share of "
-        "variance in the leading plane says how flat a domain's cloud is; the claim is that one domain is flatter than "
-        "a mixture. Compare with the gray lines: the same prompts with domains exchanged at random, and untrained "
-        "networks. In many dimensions, two planes fitted to different small samples are always nearly orthogonal, so a "
-        "large angle alone proves nothing."
-    )
+    title: ClassVar[str] = "Domain separation"
 
     silhouette: Annotated[Estimate, Signed("layer", better="higher", label="silhouette of the domains")]
     angle_degrees: Annotated[
@@ -91,25 +97,25 @@ class DomainSeparationReport(Report):
             *flat,
         )
 
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
+        from bayesgeom.report.theme import SERIES, label_axes
 
-        figure, own = panels(self.title, _PANELS), self.silhouette
-        add_profile(figure, (1, 1), own.value, name="silhouette", band=own.ends, baselines=_levels(own))
-        label_axes(figure, (1, 1), "layer", "silhouette (−1 to 1)")
-        levels = _levels(self.angle_degrees)
-        add_profile(figure, (1, 2), self.angle_degrees.value, name="angle", baselines=levels)
-        label_axes(figure, (1, 2), "layer", "mean principal angle (degrees)")
+        clusters, angles, shares, gains = (Panel.blank(title) for title in _PANELS)
+        own, levels = self.silhouette, _levels(self.angle_degrees)
+        add_profile(clusters.figure, own.value, name="silhouette", band=own.ends, baselines=_levels(own))
+        label_axes(clusters.figure, "layer", "silhouette (−1 to 1)")
+        add_profile(angles.figure, self.angle_degrees.value, name="angle", baselines=levels)
+        label_axes(angles.figure, "layer", "mean principal angle (degrees)")
         mixed = {MIXED: self.pc12_share.baseline(MIXED).value.mean(axis=1)}
         for i, name in enumerate(self.groups):
             color, share, gain = SERIES[i % len(SERIES)], self.pc12_share[:, i], self.pc12_gain[:, i]
-            add_profile(figure, (2, 1), share.value, name=name, baselines=None if i else mixed, color=color)
+            add_profile(shares.figure, share.value, name=name, baselines=None if i else mixed, color=color)
             fresh = {f"{level}, {name}": values for level, values in _levels(gain).items() if level == UNTRAINED}
-            add_profile(figure, (2, 2), gain.value, name=name, band=gain.ends, baselines=fresh, color=color)
-        label_axes(figure, (2, 1), "layer", "share of variance in two dimensions")
-        label_axes(figure, (2, 2), "layer", "gain in that share")
-        return with_room_for_legend(figure)
+            add_profile(gains.figure, gain.value, name=name, band=gain.ends, baselines=fresh, color=color)
+        label_axes(shares.figure, "layer", "variance in two dimensions")
+        label_axes(gains.figure, "layer", "gain in that share")
+        return clusters, angles, shares, gains
 
 
 @final

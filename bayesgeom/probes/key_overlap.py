@@ -29,8 +29,7 @@ from bayesgeom.probes.key_report import (
     KeyOverlapReport,
     is_of_weights,
 )
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import UNTRAINED, with_interval
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, with_interval
 from bayesgeom.stats.bootstrap import (
     jackknife_bias,
     jackknife_weights,

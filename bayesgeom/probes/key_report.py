@@ -2,30 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes._key_views import COLUMNS, WEIGHTS
-from bayesgeom.results.estimate import Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity, Share, Signed, Unit
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, Level, headline_of
 from bayesgeom.stats.intervals import MIN_DIFFERENT
 from bayesgeom.stats.overlap import verdicts
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
 ROUNDING = 1e-6  # of exact values: two keys without their mean are opposite, like two random directions
-HEADS_DIFFER = "some heads are within the range of a baseline, or heads are on both sides of one"
-_RELATION = {-1.0: "below", 0.0: "at", 1.0: "above"}
 
 
 def is_of_weights(view: str) -> bool:
@@ -36,7 +29,18 @@ def is_of_weights(view: str) -> bool:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KeyOverlapReport(Report):
-    """|cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and the source of its keys.
+    """Attention selects a token by its key: with unrelated directions, a query can select one without the others.
+
+    The number is the mean |cosine| between keys of different tokens: 0 is orthogonal, 1 is parallel. Every token set of
+    the task is shown, inputs first, because the papers do not say which they used. Random directions do not score 0:
+    their level depends on the width of the head. The same embeddings through random W_K show the effect of the
+    embedding, and untrained networks that of the architecture. "Mean key removed" subtracts the part shared by all
+    keys, which adds a constant to every score and does not change the softmax.
+
+    A row beats its levels if every head lies below every known level, and does not if every head lies above the same
+    one.
+
+    Fields: |cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and the source of its keys.
 
     - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
@@ -51,17 +55,8 @@ class KeyOverlapReport(Report):
     """
 
     name: ClassVar[str] = "key_overlap"
-    title: ClassVar[str] = "Key overlap: are the keys of different tokens orthogonal?"
+    title: ClassVar[str] = "Key overlap: are keys orthogonal?"
     limit: ClassVar[str] = "at most 256 sequences are read"
-    about: ClassVar[str] = (
-        "Attention selects a token by its key. If the keys of different tokens have unrelated directions, a query can "
-        "select one token without the others. The number is the mean |cosine| between keys of different tokens: 0 is "
-        "orthogonal, 1 is parallel. Every token set of the task is shown, inputs first, because the papers do not say "
-        "which they used. Random directions do not score 0: their level depends on the width of the head. The same "
-        "embeddings through random W_K show the effect of the embedding, and untrained networks that of the "
-        "architecture. Each head is reported as below, at or above each of these levels. “Mean key removed” subtracts "
-        "the part shared by all keys, which adds a constant to every score and does not change the softmax."
-    )
 
     views: tuple[str, ...]
     overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos| between keys")]
@@ -85,15 +80,10 @@ class KeyOverlapReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the first measured layer of every view, raw and with the mean key removed.
-
-        The detail of the first one counts heads below, at and above each level; `in_words` counts them for any view.
-        """
+        """Return the first measured layer of every view, raw and with the mean key removed."""
         views = range(len(self.views))
         plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
-        plain[0] = replace(plain[0], detail=plain[0].finding)
-        centered = [self._headline("mean_centered_overlap", view, is_centered=True) for view in views]
-        return (*plain, *centered)
+        return (*plain, *(self._headline("mean_centered_overlap", view, is_centered=True) for view in views))
 
     def is_exact(self, view: int) -> bool:
         """Return whether the view's keys are computed from the weights, so that no interval over sequences exists."""
@@ -128,7 +118,7 @@ class KeyOverlapReport(Report):
         at_most = np.maximum(own.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
         return np.where(np.isnan(low) & (own.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least), -1.0, found)
 
-    def verdict_of_heads(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
+    def verdict_of_heads(self, view: int, layer: int = 0, *, is_centered: bool = False) -> Verdict:
         """Return whether the keys overlap less than every level in every head: the verdict of a row.
 
         A mean over heads can lie beyond every level while heads lie on different sides of it, or within its range.
@@ -151,21 +141,14 @@ class KeyOverlapReport(Report):
             return Verdict.YES
         return Verdict.NO if any((heads == 1).all() for heads in known) else Verdict.UNDECIDED
 
-    def in_words(self, view: int, layer: int = 0, *, is_centered: bool = False) -> str:
-        """Return the verdicts of one view and layer in words: heads below, at or above each known level."""
+    def n_by_level(self, view: int, layer: int = 0, *, is_centered: bool = False) -> dict[str, tuple[int, int, int]]:
+        """Return the numbers of heads below, at and above each known level, of one view and layer."""
         found = {name: self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS}
-        is_known = {name: np.isfinite(self.level(name)[view, layer]).any() for name in LEVELS}
-        has_ends = any(np.isfinite(found[name]).any() for name in LEVELS if is_known[name])
-        if np.isfinite(self.overlap.value[view, layer]).all() and any(is_known.values()) and not has_ends:
-            return "undecided without an interval"
-        parts = []
-        for name, heads in found.items():
-            counts = [
-                f"{int((heads == sign).sum())} {word}" for sign, word in _RELATION.items() if (heads == sign).any()
-            ]
-            if counts:
-                parts.append(f"{', '.join(counts)} {name}")
-        return "; ".join(parts) or "no level known"
+        known = {name: heads for name, heads in found.items() if np.isfinite(heads).any()}
+        return {
+            name: (int((heads == -1).sum()), int((heads == 0).sum()), int((heads == 1).sum()))
+            for name, heads in known.items()
+        }
 
     def _range(self, name: str, *, is_centered: bool) -> tuple[Float[np.ndarray, "view layer kv_head"], ...]:
         """Return expectation, minimum and maximum of a level."""
@@ -176,57 +159,29 @@ class KeyOverlapReport(Report):
         return tuple(unknown if part is None else part for part in parts)
 
     def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
-        suffix, short = (", mean key removed", ", centered") if is_centered else ("", "")
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
-        found = headline_of(self, metric, (view, layer), f"|cos|, {self.views[view]}{short}, layer {layer}")
-        found = replace(
-            found, finding=self._sentence(view, layer, is_centered=is_centered), short_label=f"mean |cos|{suffix}"
-        )
+        label = f"|cos|, {self.views[view]}{', centered' * is_centered}, layer {layer}"
+        found = headline_of(self, metric, (view, layer), label)
         if self.welch[view] > 0:
-            bound = f"Welch bound of the largest |cos| {number_text(self.welch[view])}: 0 is impossible"
-            found = replace(found, baseline_name=f"{found.baseline_name}; {bound}")
-        if found.verdict and (self.is_exact(view) or np.isfinite(found.low)):
-            verdict = self.verdict_of_heads(view, layer, is_centered=is_centered)
-            found = replace(found, verdict=verdict, caveat=HEADS_DIFFER if verdict == Verdict.UNDECIDED else "")
-        return found
+            found = replace(found, levels=(*found.levels, Level(name="Welch bound", value=float(self.welch[view]))))
+        if not found.verdict or np.isnan(found.low):
+            return found
+        return replace(found, verdict=self.verdict_of_heads(view, layer, is_centered=is_centered))
 
-    def _sentence(self, view: int, layer: int, *, is_centered: bool) -> str:
-        """Return how many heads lie below, at and above each level, as a sentence; "" where the value is unknown."""
-        heads = self.in_words(view, layer, is_centered=is_centered)
-        values = (self.centered_overlap if is_centered else self.overlap).value[view, layer]
-        if not np.isfinite(values).any() or heads == "no level known":
-            return ""
-        keys = f"{self.views[view]}{', mean key removed' if is_centered else ''}"
-        if heads.startswith("undecided"):
-            return f"In layer {layer}, the key overlap ({keys}) is {heads}."
-        found = [self._counted(name, self.verdict(name, is_centered=is_centered)[view, layer]) for name in LEVELS]
-        return f"In layer {layer}, the key overlap ({keys}) is {'; '.join(filter(None, found))}."
-
-    def _counted(self, name: str, heads: Float[np.ndarray, " kv_head"]) -> str:
-        """Return in how many heads the overlap is below, at and above a level."""
-        counts = [(word, int((heads == sign).sum())) for sign, word in _RELATION.items() if (heads == sign).any()]
-        in_words = [f"{word} it in {count}" for word, count in counts]
-        if counts:
-            (word, count) = counts[0]
-            in_words[0] = f"{word} {name} in {count} head{'s' * (count != 1)}"
-        return ", ".join(in_words)
-
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
-        from bayesgeom.results.captions import with_captions
-        from bayesgeom.results.theme import SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.report.theme import SECOND, label_axes
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
         titles = [with_baseline(t, level, "chance") for t, level in zip(self.views, chance, strict=True)]
         titles = [with_baseline(t, p, RANDOM_W_K).replace(") (", "; ") for t, p in zip(titles, projected, strict=True)]
-        figure = panels(self.title, (f"{self.views[0]}, mean over heads", *titles))
+        mean, heads = Panel.blank(f"{self.views[0]}, mean over heads"), [Panel.blank(title) for title in titles]
         raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
         levels = {level.name: level.value for level in raw.baselines}
-        add_profile(figure, (1, 1), raw.value, name="mean |cosine|", band=raw.ends, baselines=levels)
-        add_profile(figure, (1, 1), without_mean.value, name="mean key removed", color=SECOND)
-        label_axes(figure, (1, 1), "layer", "mean |cosine| (1 is parallel)")
-        figure.update_yaxes(range=[0, 1], row=1, col=1)
-        for i, (values, level) in enumerate(zip(self.overlap.value, chance, strict=True), start=1):
-            panel = (i // 2 + 1, i % 2 + 1)
-            add_heads(figure, panel, values, unit="|cosine|", baseline=float(level), limits=(0.0, 1.0), head="key head")
-        return with_captions(with_room_for_legend(figure), (numbers(self.headlines()[0]),))
+        add_profile(mean.figure, raw.value, name="mean |cosine|", band=raw.ends, baselines=levels)
+        add_profile(mean.figure, without_mean.value, name="mean key removed", color=SECOND)
+        label_axes(mean.figure, "layer", "mean |cosine| (1 is parallel)")
+        mean.figure.update_yaxes(range=[0, 1])
+        for panel, values, level in zip(heads, self.overlap.value, chance, strict=True):
+            add_heads(panel.figure, values, unit="|cosine|", baseline=float(level), limits=(0.0, 1.0), head="key head")
+        return mean, *heads

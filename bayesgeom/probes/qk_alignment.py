@@ -12,7 +12,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Run, Trials
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes._relations import (
     Masks,
     RelationWeights,
@@ -31,31 +31,35 @@ from bayesgeom.probes._relations import (
     visible_ranks,
 )
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.estimators import of_untrained, smooth_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, of_untrained, smooth_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
-from bayesgeom.stats.extremes import remark_of
 from bayesgeom.stats.regression import spearman
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every draw agrees
 ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with or without interval
 MAX_SCORES, MIN_SEQUENCES = 4_000_000, 32  # most scores ranked; least sequences read
-POSITIONAL = "the same positions in every sequence"
 UNIFORM, ALIKE, OTHER = "uniform attention", "no difference", "another sequence's relation"
 RANDOM_ORDER, STRONGEST = "random order of layers", "strongest layer of untrained networks"
-_ABOVE = "above"
 _MASS, _CONTRAST, _AUC = range(3)  # the metrics, in the order of `evidence_of`
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class QKAlignmentReport(Report):
-    """Alignment of attention with each evidence relation, by layer and head.
+    """For each prediction the task names earlier positions that are evidence, such as the pair with the same key.
+
+    The number is a head's share of attention on those positions, minus its share on the positions that are evidence for
+    another sequence at the same position. It is 0 for a head that attends by position alone, for instance to itself. If
+    the related positions are the same in every sequence, attention to evidence cannot be distinguished from attention
+    to positions, and the relation is reported as not identified. The contrast of cosines and the AUC measure the same
+    for the angle between query and key and for the order of scores. The papers claim that alignment sharpens with
+    depth: the profile over layers and its rank correlation with depth test that. Untrained networks are shown for
+    comparison.
+
+    Fields: alignment of attention with each evidence relation, by layer and head.
 
     - `mass_excess`: share of attention on related positions minus `uniform_mass`, its value for uniform attention.
     - `contrast`: mean cos(q, k) over related minus unrelated visible positions, row by row.
@@ -70,18 +74,8 @@ class QKAlignmentReport(Report):
     """
 
     name: ClassVar[str] = "qk_alignment"
-    title: ClassVar[str] = "Query–key alignment: does attention go to the evidence?"
-    limit: ClassVar[str] = "at most four million scores are ranked"
-    about: ClassVar[str] = (
-        "For each prediction the task names the earlier positions that are evidence, such as the pair stored under the "
-        "same key. The number is a head's share of attention on those positions, minus its share on the positions that "
-        "are evidence for another sequence at the same position. It is 0 for a head that attends by position alone, "
-        "for instance to itself. If the related positions are the same in every sequence, attention to evidence cannot "
-        "be distinguished from attention to positions, and the relation is reported as not identified. The contrast of "
-        "cosines and the AUC measure the same for the angle between query and key and for the order of scores. The "
-        "papers claim that alignment sharpens with depth: the profile over layers and its rank correlation with depth "
-        "test that. Untrained networks are shown for comparison."
-    )
+    title: ClassVar[str] = "Query–key alignment"
+    limit: ClassVar[str] = "at most 4,000,000 scores"
 
     relations: tuple[str, ...]
     mass_excess: Annotated[Estimate, Signed("relation layer head", better="higher", label="attention above uniform")]
@@ -109,60 +103,57 @@ class QKAlignmentReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the strongest layer of each identified relation, the strongest relation's trend, then the rest."""
-        if not self.relations:
-            none = Headline(metric="layer_trend", label="the task names no evidence relations", value=np.nan)
-            return (replace(none, short_label="attention to evidence (the task names no relations)"),)
-        strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value))
         rows, unknown = list[Headline](), list[Headline]()
-        for i in range(len(self.relations)):
-            outcome = self.verdict(i)
+        for i, relation in enumerate(self.relations):
+            outcome, label = self.verdict(i), f"{_words(relation)}: attention above baseline"
             if not self.identified[i]:
-                label, subject = (
-                    f"{_words(self.relations[i])}: {outcome}",
-                    f"attention to the {_words(self.relations[i])} ({outcome})",
-                )
-                unknown.append(Headline(metric="layer_trend", label=label, value=np.nan, short_label=subject))
+                unknown.append(Headline.computed("mass_over_other_by_layer", label, np.nan, verdict=outcome))
                 continue
             layer, own = _farthest(self.mass_over_other_by_layer[i])
-            remark = "" if outcome == _ABOVE else f" ({outcome})"
-            where = f"layer {layer}{remark_of(float(own.ends[0]), len(self.mass_over_other_by_layer.value[i]))}"
-            label = f"{_words(self.relations[i])}: attention above baseline, {where}{remark}"
-            line = headline_of(self, "mass_over_other_by_layer", (i, layer), label, own=own)
-            subject = f"attention to the {_words(self.relations[i])} above baseline, {where}"
-            rows.append(replace(line, short_label=subject))
+            at, named = (i, layer), f"{label}, layer {layer}"
+            rows.append(
+                headline_of(
+                    self, "mass_over_other_by_layer", at, named, own=own, chosen_of=self.n_layers, verdict=outcome
+                )
+            )
         if not rows:
             return unknown
-        leading = int(strength.max(axis=1).argmax())
-        label = f"{_words(self.relations[leading])}: Spearman of layer with attention above baseline"
-        return (*rows, headline_of(self, "layer_trend", (leading,), label), *unknown)
+        strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value)).max(axis=1)
+        leading = int(strength.argmax())
+        label = f"{_words(self.relations[leading])}: Spearman of layer with attention"
+        return *rows, headline_of(self, "layer_trend", (leading,), label), *unknown
 
-    def verdict(self, relation: int) -> str:
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return int(self.mass_over_other_by_layer.value.shape[1])
+
+    def verdict(self, relation: int) -> Verdict:
         """Compare the layer farthest from the baseline with it, and with the strongest layer of untrained networks.
 
         Args:
             relation: Index of the relation.
 
         Returns:
-            "above" or "below": the interval of that layer excludes 0 and ± the strongest layer of untrained networks.
-            "at baseline": it does not. Otherwise the reason why there is no verdict.
+            ABOVE or BELOW: the interval of that layer excludes 0 and ± the strongest layer of untrained networks.
+            AT_BASELINE: it does not. NOT_IDENTIFIED: the relation holds at the same positions in every sequence.
         """
         own = self.mass_over_other_by_layer[relation]
-        if self.rows[relation] == 0:
-            return "not measured: no query sees both related and unrelated positions"
+        if self.rows[relation] == 0 or (self.identified[relation] and np.isnan(own.value).all()):
+            return Verdict.NOT_MEASURED
         if not self.identified[relation]:
-            return f"not identified as evidence-following: {POSITIONAL}"
-        if np.isnan(own.value).all():
-            return "not measured: too few sequences to compare with another"
-        layer, chosen = _farthest(own)
+            return Verdict.NOT_IDENTIFIED
+        _, chosen = _farthest(own)
         strongest = next((level.value for level in chosen.baselines if level.name == STRONGEST), 0.0)
         (low, high), level = chosen.ends, float(np.nan_to_num(strongest))
         if np.isnan(low) and abs(chosen.value) > ROUNDING:
-            return f"undecided: no interval in layer {layer}, as the sample is too small or too uneven"
-        return _ABOVE if low > level else "below" if high < -level else "at baseline"
+            return Verdict.UNDECIDED
+        return Verdict.ABOVE if low > level else Verdict.BELOW if high < -level else Verdict.AT_BASELINE
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.heads import add_heads, add_note, with_baseline
-        from bayesgeom.results.theme import SERIES, label_axes, panels, with_room_for_legend
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.charts.lines import add_note
+        from bayesgeom.report.theme import SERIES, label_axes
 
         over, auc = self.mass_over_other.value, self.auc.value
         # One scale for all relations, coarse enough that rounding does not look like structure.
@@ -171,39 +162,25 @@ class QKAlignmentReport(Report):
             ("attention above another sequence's relation", over, 0.0, (-reach, reach)),
             ("AUC of q·k", auc, 0.5, (0.0, 1.0)),
         )
-        titles = ["Attention above baseline, mean over heads", "cos(q, k) above baseline, mean over heads"]
-        for relation, is_known in zip(self.relations, self.identified, strict=True):
-            note = "" if is_known else " (not identified)"
-            titles += [with_baseline(f"{_words(relation)}{note}: {label}", at, "baseline") for label, _, at, _ in maps]
-        figure = panels(self.title, tuple(titles))
-        if not self.relations:
-            add_note(figure, (1, 1), "the task names no evidence relations")
-            add_note(figure, (1, 2), "")
-            return figure
+        titles = ("Attention above baseline", "cos(q, k) above baseline")
+        (mass, contrast), heads = [Panel.blank(title) for title in titles], list[Panel]()
         for i, color in zip(range(len(self.relations)), SERIES * len(self.relations), strict=False):
-            if self.identified[i]:
-                self._draw_profiles(figure, i, color)
-            for column, (label, values, at, limits) in enumerate(maps, start=1):
-                if self.identified[i]:
-                    add_heads(figure, (i + 2, column), values[i], unit=label, baseline=at, limits=limits)
-                else:
-                    add_note(figure, (i + 2, column), "the same positions in every sequence")
+            name = _words(self.relations[i])
+            if self.identified[i]:  # elsewhere the means over heads are 0 by construction
+                for label, values, at, limits in maps:
+                    heads.append(Panel.blank(with_baseline(f"{name}: {label}", at, "baseline")))
+                    add_heads(heads[-1].figure, values[i], unit=label, baseline=at, limits=limits)
+                own, cosines = self.mass_over_other_by_layer[i], self.contrast_over_other.value[i].mean(axis=1)
+                levels = {level.name: level.value for level in own.baselines if level.name != STRONGEST}
+                add_profile(mass.figure, own.value, name=name, band=own.ends, baselines=levels, color=color)
+                nothing = {OTHER: np.zeros(len(cosines))}
+                add_profile(contrast.figure, cosines, name=name, baselines=nothing, color=color)
         if not any(self.identified):
-            add_note(figure, (1, 1), "no relation is identified")
-            add_note(figure, (1, 2), "")
-        label_axes(figure, (1, 1), "layer", "share of attention")
-        label_axes(figure, (1, 2), "layer", "difference of cosines")
-        return with_room_for_legend(figure)
-
-    def _draw_profiles(self, figure: "Figure", relation: int, color: str) -> None:
-        """Draw the means over heads of an identified relation; elsewhere they are 0 by construction."""
-        from bayesgeom.charts.heads import add_profile
-
-        name, profile = _words(self.relations[relation]), self.mass_over_other_by_layer[relation]
-        levels = {level.name: level.value for level in profile.baselines if level.name != STRONGEST}
-        add_profile(figure, (1, 1), profile.value, name=name, band=profile.ends, baselines=levels, color=color)
-        contrast = self.contrast_over_other.value[relation].mean(axis=1)
-        add_profile(figure, (1, 2), contrast, name=name, baselines={OTHER: np.zeros(len(contrast))}, color=color)
+            for panel in (mass, contrast):
+                add_note(panel.figure, "not identified")
+        label_axes(mass.figure, "layer", "share of attention")
+        label_axes(contrast.figure, "layer", "difference of cosines")
+        return mass, contrast, *heads
 
 
 @final
@@ -408,8 +385,8 @@ def _is_positional(report: QKAlignmentReport) -> bool:
         and report.identified.tolist() == [0.0, 1.0]
         and not report.mass_over_other.value[0].any()
         and abs(report.mass_over_other.value[1, 0, 0]) < 0.02
-        and report.verdict(0) == f"not identified as evidence-following: {POSITIONAL}"
-        and report.verdict(1) == "at baseline"
+        and report.verdict(0) == Verdict.NOT_IDENTIFIED
+        and report.verdict(1) == Verdict.AT_BASELINE
     )
 
 

@@ -9,9 +9,9 @@ References:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -19,13 +19,23 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, Site, Trials, V, Z
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.estimators import UNTRAINED, of_untrained, with_interval
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
+from bayesgeom.report.estimate import (
+    UNTRAINED,
+    AtMostOne,
+    Baseline,
+    Estimate,
+    Quantity,
+    Share,
+    Signed,
+    Unit,
+    of_untrained,
+    with_interval,
+)
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
 from bayesgeom.stats.intervals import no_interval
 from bayesgeom.stats.manifold import (
@@ -40,9 +50,6 @@ from bayesgeom.stats.regression import absolute_interval
 from bayesgeom.stats.resampling import order_under_permutation, refitted_axis_shares, resampled_order
 from bayesgeom.stats.subspace import gaussian_first_share, span_coordinates, standardized
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 Clouds = Mapping[Site, Sequence[CloudStatistics]]
 MAX_POINTS = 3_072  # about 150 sequences, which give correlations to a few hundredths
@@ -51,19 +58,26 @@ SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple cannot be distinguished from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
 UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
-_UNIDENTIFIED = f"{UNIDENTIFIED}: entropy is a function of position"
 SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
 _OVERALL, _WITHIN = range(2)
 _RELATIONS = ("spearman", "partial_spearman")  # of a cloud, in the same order
-_CURVE, _READ_OUT = "share on a smooth curve in entropy", "R² of a linear read-out of entropy"
-_ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 with entropy within positions")
+_CURVE, _READ_OUT = "share on a smooth curve", "R² of linear read-out"
+_ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 within positions")
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ValueManifoldReport(Report):
-    """Clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
+    """Each dot is the model's vector at one scored position, plotted along the directions of largest variance.
+
+    These are the principal components (PC); the color is the entropy of the exact posterior. The claim is that training
+    moves these vectors onto one curve, ordered by entropy. The baselines are untrained networks, and the same vectors
+    with entropies exchanged between sequences at the same position, which preserves the effect of a code for position.
+    If entropy is a function of position, as when keys never return, the two cannot be distinguished and the verdict is
+    "not identified": then only the shape counts, not the order.
+
+    Fields: clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 
     Shares are of the variance, 0 to 1. `entropy_r2` and `curve_share` are on held-out sequences: at most 1, and 0 for
     the mean. `conditions` states whether entropy is not identified, is the model's own (text without a known
@@ -80,16 +94,8 @@ class ValueManifoldReport(Report):
     """
 
     name: ClassVar[str] = "value_manifold"
-    title: ClassVar[str] = "Value manifold: a curve ordered by uncertainty?"
-    limit: ClassVar[str] = "at most 3,072 scored positions are read"
-    about: ClassVar[str] = (
-        "Each dot is the model's vector at one scored position, plotted along the directions of largest variance "
-        "(principal components, PC) and colored by the entropy of the exact posterior. The claim is that training "
-        "moves these vectors onto one curve, ordered by entropy. The baselines are untrained networks, and the same "
-        "vectors with entropies exchanged between sequences at the same position, which preserves the effect of a code "
-        "for position. If entropy is a function of position, as when keys never return, the two cannot be "
-        "distinguished and the report says 'not identified': then only the shape counts, not the order."
-    )
+    title: ClassVar[str] = "Value manifold: ordered by uncertainty?"
+    limit: ClassVar[str] = "at most 3,072 scored positions"
 
     pc1_share: Annotated[Estimate, Share("site layer", better="higher", label="PC1 share of variance")]
     pc12_share: Annotated[Estimate, Share("site layer", better="higher", label="PC1 + PC2 share of variance")]
@@ -98,9 +104,7 @@ class ValueManifoldReport(Report):
     signed_spearman: Annotated[Estimate, Signed("ordering site layer", label="Spearman of PC1 with entropy")]
     p_value: Annotated[Estimate, Quantity("ordering site layer", label="p-value of Spearman, by permutation")]
     pearson: Annotated[Estimate, Share("site layer", better="higher", label="|Pearson| of PC1 with entropy")]
-    entropy_r2: Annotated[
-        Estimate, AtMostOne("site layer", better="higher", label="R² of a linear read-out of entropy")
-    ]
+    entropy_r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of linear read-out")]
     curve_share: Annotated[Estimate, AtMostOne("site layer", better="higher", label="share on a curve in entropy")]
     head_pc1_share: Annotated[Estimate, Share("layer kv_head", better="higher", label="PC1 share of each head")]
     head_spearman: Annotated[Estimate, Share("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")]
@@ -126,32 +130,22 @@ class ValueManifoldReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         # If entropy is a function of position, no relation to entropy is identified.
-        unless = "".join(f" ({condition})" for condition in self.conditions if condition != STANDARDIZED)
+        verdict = None if self.identified else str(Verdict.NOT_IDENTIFIED)
+        unless = f" ({OWN_ENTROPY})" * (OWN_ENTROPY in self.conditions)
         how = f", {STANDARDIZED}" if STANDARDIZED in self.conditions else ""
-        shares = [
-            replace(
-                headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}{how}"),
-                short_label=f"PC1 share of {site}, last layer{how}",
-            )
+        first, *others = [
+            headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}, last layer{how}")
             for site in self.shown_sites
         ]
-        row, prefix = self.sites.index("resid_post"), "resid_post: "
-        related = [
-            headline_of(self, "curve_share", (row, -1), f"{prefix}{_CURVE}{unless}"),
-            headline_of(self, "entropy_r2", (row, -1), f"{prefix}{_READ_OUT}{unless}"),
-            *(
-                headline_of(self, "spearman", (ordering, row, -1), f"{prefix}{label}{unless}")
-                for ordering, label in enumerate(_ORDERED)
-            ),
-        ]
-        named = [
-            replace(own, short_label=f"{own.label.removeprefix(prefix)}, resid_post, last layer") for own in related
-        ]
-        return (shares[0], *named, *shares[1:])
+        row, where = self.sites.index("resid_post"), "resid_post, last layer"
+        related: list[tuple[str, tuple[int, ...], str]]
+        related = [("curve_share", (row, -1), _CURVE), ("entropy_r2", (row, -1), _READ_OUT)]
+        related += [("spearman", (ordering, row, -1), label) for ordering, label in enumerate(_ORDERED)]
+        lines = [headline_of(self, m, at, f"{label}, {where}{unless}", verdict=verdict) for m, at, label in related]
+        return first, *lines, *others
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
-        from bayesgeom.results.captions import with_captions
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.manifold import Cloud, Profile, manifold_panels
 
         shown = [(site, self.sites.index(site)) for site in self.shown_sites]
         row = self.sites.index("resid_post")
@@ -160,12 +154,7 @@ class ValueManifoldReport(Report):
             _READ_OUT: self.entropy_r2[row],
             **{label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)},
         }
-        captions = list[str]()
-        for site, at in shown:
-            captions.append(numbers(headline_of(self, "pc1_share", (at, -1), f"PC1 share of {site}, last layer")))
-            captions.append(numbers(headline_of(self, "spearman", (0, at, -1), f"{_ORDERED[0]}, {site}, last layer")))
-        figure = manifold_figure(
-            title=self.title if self.identified else f"{self.title} — {_UNIDENTIFIED}",
+        return manifold_panels(
             clouds=[
                 Cloud(
                     site=site,
@@ -184,7 +173,6 @@ class ValueManifoldReport(Report):
             order=[Profile(name=name, values=own.value, baseline=_level(own, SHUFFLE)) for name, own in order.items()],
             baseline_labels=(UNTRAINED, SHUFFLE),
         )
-        return with_captions(figure, captions)
 
 
 def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:

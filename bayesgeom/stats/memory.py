@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.core.run import Trials, WindowScores
-from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
@@ -90,9 +90,9 @@ class EffectiveMemory:
         return self.can_show_transport and self.symbols > TRANSPORT_WINDOW
 
     @property
-    def note(self) -> str:
-        """Whether the task can show transport, in one sentence."""
-        return transport_note(self.transport_gap_bits)
+    def verdict(self) -> Verdict:
+        """Whether the task can show transport and, if so, whether the model transports the belief."""
+        return transport_verdict(self.transport_gap_bits, self.symbols)
 
 
 def window_name(width: int, start: str) -> str:
@@ -163,34 +163,7 @@ def windows_beyond_own(kl_bits: Float64[np.ndarray, "start window"]) -> tuple[tu
     return tuple((int(kl_bits[:, width].argmin()), width) for width in range(WIDEST_BASELINE + 1, widest + 1))
 
 
-def unbeaten_note(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> str:
-    """Return a clause that names the narrowest observer that a model does not beat, if it is not a baseline; else "".
-
-    Observers of more than ten symbols are no baselines: by their effective memory they carry as much as a model that
-    transports the belief.
-
-    Args:
-        kl_bits: KL of every window observer.
-        symbols: The effective memory, or NaN.
-
-    Example:
-        >>> unbeaten_note(np.geomspace(1, 1e-3, 14)[None].repeat(2, axis=0), 12.0)
-        'windows of up to 10 symbols are compared; in KL the model does not beat that of 12 symbols (0.001701 bits)'
-    """
-    if (
-        not kl_bits.size
-        or math.isnan(symbols)
-        or not deciding_window(kl_bits, symbols) < symbols < kl_bits.shape[1] - 1
-    ):
-        return ""
-    width = int(symbols)
-    return (
-        f"windows of up to {TRANSPORT_WINDOW} symbols are compared; in KL the model does not beat that of {width} "
-        f"symbols ({number_text(float(kl_bits[:, width].min()))} bits)"
-    )
-
-
-def transport_verdict(gap_bits: float, symbols: float) -> str:
+def transport_verdict(gap_bits: float, symbols: float) -> Verdict:
     """Return whether a task can show transport and, if so, whether the model transports the belief.
 
     Args:
@@ -198,35 +171,14 @@ def transport_verdict(gap_bits: float, symbols: float) -> str:
         symbols: The model's effective memory; NaN if undecided.
 
     Example:
-        >>> transport_verdict(0.5, 17.0).partition(". ")[2]
-        'It beats the observer of the last 10 symbols: the model transports the belief.'
+        >>> transport_verdict(0.5, 17.0), transport_verdict(0.0, 17.0)
+        (<Verdict.TRANSPORTS: 'transports the belief'>, <Verdict.CANNOT_SHOW: 'cannot show transport'>)
     """
-    note = transport_note(gap_bits)
     if gap_bits < TRANSPORT_BITS:
-        return note
+        return Verdict.CANNOT_SHOW
     if math.isnan(symbols):
-        return f"{note} Undecided whether the model transports: its gain over an observer has no interval."
-    beats, verb = ("beats", "transports") if symbols > TRANSPORT_WINDOW else ("does not beat", "does not transport")
-    return f"{note} It {beats} the observer of the last {TRANSPORT_WINDOW} symbols: the model {verb} the belief."
-
-
-def transport_note(gap_bits: float) -> str:
-    """Return a sentence on whether a task can show transport.
-
-    Args:
-        gap_bits: KL of the stationary observer of the last 10 symbols.
-
-    Example:
-        >>> transport_note(0.0)
-        'This task cannot show transport: the last 10 symbols are enough to within 0 bits (0.02 bits needed).'
-    """
-    gap = number_text(gap_bits)
-    if gap_bits >= TRANSPORT_BITS:
-        return f"This task can show transport: the last {TRANSPORT_WINDOW} symbols alone lose {gap} bits."
-    return (
-        f"This task cannot show transport: the last {TRANSPORT_WINDOW} symbols are enough to within {gap} bits "
-        f"({TRANSPORT_BITS:g} bits needed)."
-    )
+        return Verdict.UNDECIDED
+    return Verdict.TRANSPORTS if symbols > TRANSPORT_WINDOW else Verdict.DOES_NOT_TRANSPORT
 
 
 def window_predictives(trials: Trials, start: str) -> Iterator[Float64[Tensor, "batch query_pos answer"]]:

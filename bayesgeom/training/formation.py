@@ -18,6 +18,7 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import (
     CARD,
@@ -29,7 +30,6 @@ from bayesgeom.models.checkpoint_files import (
     read_description,
     versions,
 )
-from bayesgeom.results.tables import counted
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.loop import SNAPSHOTS, scored_kl_bits
 from bayesgeom.training.packed import FORMATION, SCHEMA, read_formation, read_packed_json

@@ -24,7 +24,7 @@ from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hash
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import (

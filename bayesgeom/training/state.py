@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
 from bayesgeom.core.files import apart, atomic_file, check_regular, read_safetensors, write_arrays
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.results.tables import counted
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe, deciding
 

@@ -17,10 +17,9 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.ablations.pick import picks_of
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.estimate import Estimate
 
 Verdict = Literal["supported", "contradicted", "not decided", "not tested"]
 BLOCK_TIMES = 9.0  # A1: the increase of the entropy error, in unablated entropy errors; "more than tenfold"
@@ -268,7 +267,7 @@ def criteria_of(report: AblationReport) -> tuple[Criterion, ...]:
         ),
         late_heads_are_redundant(heads, n_layers=report.n_layers, uniform_kl_bits=report.uniform_kl_bits),
         feed_forward_does_more(_effects(report, "mlp"), attention),
-        key_overlap_finds_it(heads, [pick.head for pick in picks_of(report.key_overlap_pick)]),
+        key_overlap_finds_it(heads, list(report.picks)),
     )
     reason = _other_measurement(report)
     return tuple(replace(own, verdict="not tested", reason=reason) for own in found) if reason else found

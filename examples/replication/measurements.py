@@ -10,9 +10,9 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.models.resolve import load
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import check_target
-from bayesgeom.results.report import Report
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import check_target
 
 
 def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | None = None) -> None:

@@ -26,20 +26,20 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.text import interval_text, number_text, percent_text
+from bayesgeom.core.text import counted, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.dynamics.measure import over_trainings
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, times_later
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned, counted
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import seed_interval
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 NEAR, THERE = 2.0, 0.1
 MIN_SEEDS = 3
@@ -346,9 +346,8 @@ class SettlingReport(Report):
         "at different steps. So all three scales are compared with every frame measure. "
         f"The stated thresholds, patterns within {percent_text(NEARBY)} of their first distance and KL at most "
         f"{NEAR:g} times the last one, are reported, too; they are not equally strict. A log2 ratio of 0 means that "
-        "both are at the same step."
+        f"both are at the same step.\n\n{ORDER_RULE} {FALL_RULE}"
     )
-    rule: ClassVar[str] = f"{ORDER_RULE} {FALL_RULE}"
 
     runs: tuple[str, ...]
     rules: tuple[str, ...]
@@ -371,39 +370,28 @@ class SettlingReport(Report):
     fall_verdicts: Annotated[tuple[str, ...], "curve"]
     n: int
 
-    def conclusion(self) -> str:
-        return f"whether the frame or the precision settles first is {self.order}" if self._is_open else self.order
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether the order of frame and precision is not decided."""
-        return self.order.startswith(_OPEN)
-
     def headlines(self) -> Sequence[Headline]:
         falls = (
             replace(
                 headline_of(self, "fall", at=(at,), label=f"{name}, largest fall{self._fall_text(at)}"),
-                ruling=self.fall_verdicts[at],
+                verdict=self.fall_verdicts[at],
             )
             for at, name in enumerate(self.curves)
             if np.isfinite(self.fall.value[at])
         )
         first = headline_of(self, "dissociation", at=(0,), label=f"{_RATIO}, at the stated thresholds")
         return (
-            replace(first, ruling=_OPEN if self._is_open else "decided"),
-            replace(
-                headline_of(
-                    self, "dissociation", at=(1,), label="the same by nine tenths of the way, on the scale KL alone"
-                ),
-                short_label=f"{_RATIO}, by nine tenths of the way on the scale KL alone",
+            replace(first, verdict=_OPEN if self.order.startswith(_OPEN) else "decided"),
+            headline_of(
+                self, "dissociation", at=(1,), label=f"{_RATIO}, by nine tenths of the way on the scale KL alone"
             ),
             *falls,
         )
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.heads import add_note
-        from bayesgeom.results.theme import label_axes, name_once, panels, with_room_for_legend
+        from bayesgeom.charts.lines import add_note
+        from bayesgeom.report.panels import Panel
 
         pairs = [f"{scale} / {measure}" for scale in self.scales for measure in self.frame_measures]
         falls, unit = self._fall_shares(), "fall (share of the curve's rise)"
@@ -413,18 +401,16 @@ class SettlingReport(Report):
         )
         titles = ("How much later precision settles, by scale", "Largest fall of every curve")
         n_rows = max(1, len(pairs), len(self.curves))
-        figure = panels(self.title, titles, row_height=max(340, 160 + 22 * n_rows))
-        for column, (names, own, verdicts, axis, level, otherwise) in enumerate(drawn, start=1):
+        panels = [Panel.blank(title, height=max(340, 160 + 22 * n_rows)) for title in titles]
+        for panel, (names, own, verdicts, axis, level, otherwise) in zip(panels, drawn, strict=True):
             values, ends = own.value.ravel(), (own.ends[0].ravel(), own.ends[1].ravel())
             if np.isfinite(values).any():
                 rows = zip(names, values, verdicts, strict=True)
                 labels = [name if np.isfinite(value) else f"{name} ({why})" for name, value, why in rows]
-                add_forest(figure, (1, column), labels, values, ends, unit=axis, baseline=level)
+                add_forest(panel.figure, labels, values, ends, unit=axis, baseline=level)
             else:
-                add_note(figure, (1, column), otherwise)
-                label_axes(figure, (1, column), "", "")
-        name_once(figure)
-        return with_room_for_legend(figure)
+                add_note(panel.figure, otherwise)
+        return panels
 
     def table(self) -> str:
         """Return the steps at the stated thresholds in each training, then every scale and frame measure."""
@@ -443,7 +429,7 @@ class SettlingReport(Report):
                     interval_text(low, high),
                 )
             )
-        return "\n".join([*aligned(moments), "", *self._orders()])
+        return "\n".join([*fitted(moments), "", *self._orders()])
 
     def _orders(self) -> list[str]:
         """Return every scale with every frame measure, and the verdict on all of them.
@@ -468,7 +454,7 @@ class SettlingReport(Report):
                     verdict * (not is_shared),
                 )
             )
-        return [*aligned(rows), f"frame or precision first: {self.order}"]
+        return [*fitted(rows), f"frame or precision first: {self.order}"]
 
     def _fall_shares(self) -> Estimate:
         """Return the falls as shares of their curve's rise, in which curves of all units can be compared."""

@@ -19,29 +19,28 @@ from torch import Tensor
 from bayesgeom.core.edits import Edit
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.matching import Matched, n_distinct
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
-from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of, with_provenance
-from bayesgeom.results.storage import JSON
-from bayesgeom.results.tables import aligned
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import JSON
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import ratio_interval, seed_interval
 from bayesgeom.stats.regression import LEAST_UNITS, spearman
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 EXPLANATIONS = ("share of the donor's difference", "share of the site's variance")
 ALIKE = "share-matched subspaces"
@@ -80,25 +79,23 @@ class ShareControlsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         return [
-            replace(
-                headline_of(self, "movement", (effect, layer), f"{name}, layer {layer}"),
-                short_label=f"{name} in layer {layer} by a swap of {self.subspace}",
-            )
+            headline_of(self, "movement", (effect, layer), f"{name}, layer {layer}")
             for effect, name in enumerate(self.effects)
             for layer in map(int, np.flatnonzero(np.isfinite(self.movement.value[effect])))
         ]
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.results.theme import label_axes, panels
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import label_axes
 
-        figure = panels(self.title, self.effects)
-        for column, effect in enumerate(self.effects, start=1):
-            own = self.movement[column - 1]
+        panels = [Panel.blank(effect) for effect in self.effects]
+        for at, panel in enumerate(panels):
+            own = self.movement[at]
             levels = {ALIKE: own.baseline(ALIKE).value}
-            add_profile(figure, (1, column), own.value, name=effect, band=own.ends, baselines=levels)
-            label_axes(figure, (1, column), "layer", f"{effect} (1: all of the way)")
-        return figure
+            add_profile(panel.figure, own.value, name=panel.title, band=own.ends, baselines=levels)
+            label_axes(panel.figure, "layer", f"{panel.title} (1: all of the way)")
+        return panels
 
     def table(self) -> str:
         """Return movements, the range over the controls, and the shares of every edited layer."""
@@ -110,7 +107,7 @@ class ShareControlsReport(Report):
                 numbers = (part[effect, layer] for part in (self.movement.value, level.low, level.value, level.high))
                 shares = (f"{own:.3f}" for own in self.share.value[:, layer])
                 rows.append((str(layer), name, *(f"{x:.3f}" for x in numbers), *shares, self.drawn_by_layer[layer]))
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
 
 @checked("model", "task", "subspace")
@@ -251,13 +248,14 @@ class SwapSharesReport(Report):
             for j, effect in enumerate(self.effects)
         ]
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from plotly.graph_objects import Scatter
 
-        from bayesgeom.results.theme import MEASURED, label_axes, panels
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import MEASURED, label_axes
 
-        figure = panels(self.title, self.effects)
-        for column, (effect, values) in enumerate(zip(self.effects, self.moved, strict=True), start=1):
+        panels = [Panel.blank(effect) for effect in self.effects]
+        for panel, values in zip(panels, self.moved, strict=True):
             dots = Scatter(
                 x=self.held.value[0],
                 y=values,
@@ -265,18 +263,17 @@ class SwapSharesReport(Report):
                 mode="markers",
                 name="one layer of one network",
                 marker={"color": MEASURED},
-                showlegend=column == 1,
             )
-            figure.add_trace(dots, row=1, col=column)
-            label_axes(figure, (1, column), f"{self.explanations[0]} (0 to 1)", f"{effect} (1: all of the way)")
-        return figure
+            panel.figure.add_trace(dots)
+            label_axes(panel.figure, f"{self.explanations[0]} (0 to 1)", f"{panel.title} (1: all of the way)")
+        return panels
 
     def table(self) -> str:
         """Return every swap, the largest share of the difference first."""
         rows = [("network and layer", *self.explanations, *self.effects)]
         columns = np.concatenate([self.held.value, self.moved])
         rows += [(self.swaps[at], *(f"{own:.3f}" for own in columns[:, at])) for at in np.argsort(-self.held.value[0])]
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
 
 @checked()
@@ -314,7 +311,7 @@ def swap_shares(folder: str | Path, subspace: str = "frame") -> SwapSharesReport
                 continue
             names.append(report.subspace)
             sources[path.parent.parent.name] = report.provenance
-            for at in (layer for layer in report.layers if report.verdict_by_layer[layer] != BY_CONSTRUCTION):
+            for at in (layer for layer in report.layers if report.verdict_by_layer[layer] != Verdict.BY_CONSTRUCTION):
                 held = 1 - report.share.value[OUTSIDE, at], report.share.value[VARIANCE, at]
                 rows.append((*held, report.movement.value[at, 0], report.indirect_movement.value[at, 0]))
                 owners.append(len(names))

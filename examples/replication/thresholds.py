@@ -9,7 +9,6 @@ References:
 """
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,11 +24,10 @@ from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
 from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
-from bayesgeom.results.estimators import UNTRAINED, of_untrained
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Unit, of_untrained
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import (
     bootstrap_weights,
     jackknife_weights,
@@ -44,7 +42,7 @@ from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, Token
 from bayesgeom.stats.subspace import cloud_axes, standardized
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 SHARE, OVERLAP, LAYERS, REDUCTION = 0.3, 0.2, 0.5, 0.3  # the published thresholds
 UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this is uninformative
@@ -110,22 +108,14 @@ class PassThresholdsReport(Report):
         order = (1, 3, 4, 2, 0)  # one of each kind first
         return list(map(self._headline, order))
 
-    def _ruling(self, i: int) -> str:
-        """Return the verdict without its reason."""
-        outcome = self.verdicts[i].split(":")[0]
-        return "failed" if outcome.startswith("failed") else outcome
-
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.interventions.drawing import Rows, add_thresholds
-        from bayesgeom.results.theme import EXACT, SECOND, label_axes, panels, with_room_for_legend
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import EXACT, SECOND, label_axes
 
-        found = [f"{measure}: {verdict}" for measure, verdict in zip(self.measures, self.verdicts, strict=True)]
-        title = "<br>".join(textwrap.wrap("; ".join(found), 110))
-        figure = panels(
-            f"{self.title}<br><sub>{title}</sub>",
-            ("Measured, and the published threshold", "Mean |cosine| by layer", "Attention entropy by layer"),
-        )
+        titles = ("Measured, and the published threshold", "Mean |cosine| by layer", "Attention entropy by layer")
+        measured, overlap, entropy = panels = [Panel.blank(title) for title in titles]
         low, high = self.measured.ends
         rows = Rows(
             labels=self.measures,
@@ -136,16 +126,16 @@ class PassThresholdsReport(Report):
             baselines={own.name: own.value for own in self.measured.baselines},
             threshold_name="threshold",
         )
-        add_thresholds(figure, (1, 1), rows, unit="measured (at most 1)", limits=(-1.0, 1.02))
+        add_thresholds(measured.figure, rows, unit="measured (at most 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
-        add_profile(figure, (1, 2), self.key_overlap, name="keys")
-        add_profile(figure, (1, 2), self.column_overlap, name="columns of W_K", color=SECOND)
-        add_profile(figure, (1, 2), level, name="threshold", color=EXACT)
-        figure.data[-1].mode = "lines"
-        label_axes(figure, (1, 2), "layer", "mean |cosine|, heads averaged")
-        add_profile(figure, (2, 1), self.final_entropy_bits, name="entropy of the last query")
-        label_axes(figure, (2, 1), "layer", "attention entropy (bits)")
-        return with_room_for_legend(figure)
+        add_profile(overlap.figure, self.key_overlap, name="keys")
+        add_profile(overlap.figure, self.column_overlap, name="columns of W_K", color=SECOND)
+        add_profile(overlap.figure, level, name="threshold", color=EXACT)
+        overlap.figure.data[-1].mode = "lines"
+        label_axes(overlap.figure, "layer", "mean |cosine|, heads averaged")
+        add_profile(entropy.figure, self.final_entropy_bits, name="entropy of the last query")
+        label_axes(entropy.figure, "layer", "attention entropy (bits)")
+        return panels
 
     def table(self) -> str:
         """Return one row per measure, as the command line and a notebook print it."""
@@ -166,7 +156,7 @@ class PassThresholdsReport(Report):
                 percent_text(self._rate(UNTRAINED, i)),
             )
             rows.append((measure, *numbers, verdict))
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
     def _rate(self, name: str, i: int) -> float:
         """Return how often random data or untrained networks pass; NaN if there are none."""
@@ -174,23 +164,15 @@ class PassThresholdsReport(Report):
 
     def _headline(self, i: int) -> Headline:
         """Return one measure with its verdict, the published threshold, and how often baselines pass it."""
-        rate, level = self._rate(UNTRAINED, i), number_text(self.threshold[i])
-        others = "" if np.isnan(rate) else f", untrained {percent_text(rate)}"
-        passes = f"chance passes {percent_text(self._rate(CHANCE, i))}{others}"
-        found = headline_of(self, "measured", (i,), self.measures[i])
-        fresh = "" if np.isnan(rate) else f" and {percent_text(rate)} of untrained networks"
-        subject = f"share of {found.label}" if found.label in _OF_LAYERS else found.label
-        finding = (
-            f"{subject[0].upper()}{subject[1:]} is {found.value_text}; the published threshold is {level}, which "
-            f"{percent_text(self._rate(CHANCE, i))} of random data{fresh} pass."
-        )
-        return replace(
-            found,
-            ruling=self._ruling(i),
-            baseline_name=f"{found.baseline_name}; {passes}" if found.has_baseline else "",
-            finding=finding if np.isfinite(found.value) else "",
-            short_label=subject,
-        )
+        subject = f"share of {self.measures[i]}" * (self.measures[i] in _OF_LAYERS) or self.measures[i]
+        found = headline_of(self, "measured", (i,), f"{subject}, threshold {number_text(self.threshold[i])}")
+        levels = [
+            replace(own, name=own.name if np.isnan(rate) else f"{own.name}; {percent_text(rate)} pass")
+            for own in found.levels
+            for rate in (self._rate(own.name, i),)
+        ]
+        verdict, _, why = self.verdicts[i].partition(": ")
+        return replace(found, verdict=verdict.split(",")[0], why=why, levels=tuple(levels))
 
 
 @final

@@ -25,12 +25,10 @@ from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import mean_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of, with_provenance
-from bayesgeom.results.tables import aligned
-from bayesgeom.stats.extremes import remark_of
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.regression import spearman
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
@@ -38,7 +36,7 @@ from bayesgeom.subspaces.fits import as_fit
 from bayesgeom.tasks.base import derived_seed
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 N_RANDOM = 20
 N_WRITTEN = 128  # sequences over which write strength is averaged
@@ -78,24 +76,23 @@ class WriteReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         (layer, head), own = self.strength.extreme("largest")
-        label = f"strength of the strongest writer: L{layer}H{head}"
-        label += remark_of(float(own.ends[0]), self.strength.value.size)
-        most = headline_of(self, "strength", (layer, head), label, own=own)
+        label, count = f"strength of the strongest writer: L{layer}H{head}", self.strength.value.size
+        most = headline_of(self, "strength", (layer, head), label, own=own, chosen_of=count)
         return headline_of(self, "rank_correlation"), most, headline_of(self, "largest_gap")
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.heads import add_heads, with_baseline
-        from bayesgeom.results.theme import panels
+        from bayesgeom.report.panels import Panel
 
         level = float(self.strength.baseline(RANDOM).value.mean())
         titles = (
             with_baseline(f"Written into {self.subspace}", level, RANDOM),
             "KL increase of ablation (baseline: 0)",
         )
-        figure = panels(self.title, titles)
-        add_heads(figure, (1, 1), self.strength.value, unit="‖P W_O z‖", baseline=level)
-        add_heads(figure, (1, 2), self.kl_increase_bits.value, unit="KL increase (bits)", baseline=0.0)
-        return figure
+        written, increase = panels = [Panel.blank(title) for title in titles]
+        add_heads(written.figure, self.strength.value, unit="‖P W_O z‖", baseline=level)
+        add_heads(increase.figure, self.kl_increase_bits.value, unit="KL increase (bits)", baseline=0.0)
+        return panels
 
     def table(self) -> str:
         """Return the heads by strength, strongest first."""
@@ -104,7 +101,7 @@ class WriteReport(Report):
         for layer, head in self._order():
             own = (values[layer, head] for values in (self.strength.value, random, self.kl_increase_bits.value))
             rows.append((f"L{layer}H{head}", *map(number_text, own)))
-        return "\n".join([*aligned(rows), str(self.headlines()[0])])
+        return "\n".join(fitted(rows))
 
     def _order(self) -> list[tuple[int, int]]:
         """Return layer and head, the strongest writer first."""

@@ -18,9 +18,8 @@ from bayesgeom.ablations.run import N_REFERENCE, BatteryRun, ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
 from bayesgeom.core.run import Z, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import PROGRESS
-from bayesgeom.results.storage import JSON, parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import JSON, PROGRESS, parts_of
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, Plain, heads, lively, scored, some_sets

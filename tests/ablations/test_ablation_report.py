@@ -16,13 +16,10 @@ from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablati
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.captions import caption_of
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.theme import axis_id
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.tables import Headline, records_of
+from bayesgeom.report.theme import axis_id
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 
 N, POSITIONS, LAYERS, HEADS = 37, 7, 2, 3

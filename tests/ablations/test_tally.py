@@ -9,7 +9,7 @@ from bayesgeom.ablations import _tally as module
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.results.folder import PROGRESS
+from bayesgeom.report.storage import PROGRESS
 
 VARIANTS, METRICS, POSITIONS = 5, 3, 7
 JOB = {"weights": "abc", "n": 23}

@@ -11,11 +11,9 @@ from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads
 from bayesgeom.charts.lines import SMALLEST_BITS, add_band, add_baseline, add_line, add_reference, log_baseline
 from bayesgeom.core.text import with_minus
-from bayesgeom.results.captions import caption_of, stated_caption, with_captions
-from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.report import Report
-from bayesgeom.results.split import Drawing, split
-from bayesgeom.results.theme import EXACT, MEASURED, SERIES, label_axes, panels, with_room_for_legend
+from bayesgeom.report.diagnosis import Diagnosis, load_report
+from bayesgeom.report.report import Report
+from bayesgeom.report.theme import EXACT, MEASURED, SERIES, label_axes
 from tests.figures import assert_one_meaning_per_color
 from tests.pages import READINGS
 

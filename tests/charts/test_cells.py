@@ -5,7 +5,7 @@ import pytest
 from plotly.colors import find_intermediate_color
 
 from bayesgeom.charts.cells import _cell_text, add_cells
-from bayesgeom.results.theme import SHADES, panels, rgb
+from bayesgeom.report.theme import SHADES, rgb
 
 
 @pytest.mark.parametrize(

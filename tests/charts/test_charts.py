@@ -12,7 +12,7 @@ from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
 from bayesgeom.charts.readout import Line, readout_figure
-from bayesgeom.results.theme import BASELINE, BETWEEN, MEASURED, label_axes, panels
+from bayesgeom.report.theme import BASELINE, BETWEEN, MEASURED, label_axes
 
 
 def test_panels_hold_their_titles_in_order() -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from bayesgeom import TransformerConfig, diagnose
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
-from bayesgeom.results.colors import ROLES, series_of, with_one_meaning
-from bayesgeom.results.page import section_of
-from bayesgeom.results.theme import BASELINE, EXACT, LAYERS, MEASURED, QUANTITIES, SECOND, SERIES, THIRD, panels
+from bayesgeom.report.colors import ROLES, series_of, with_one_meaning
+from bayesgeom.report.theme import BASELINE, EXACT, LAYERS, MEASURED, QUANTITIES, SECOND, SERIES, THIRD
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=5, n_pairs=4, repeats=True)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bayesgeom.charts.curves import Curve, add_curves
-from bayesgeom.results.theme import BASELINE, SERIES, panels
+from bayesgeom.report.theme import BASELINE, SERIES
 
 STEPS = np.array([0, 10, 100, 1_000])
 

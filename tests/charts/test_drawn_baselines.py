@@ -6,11 +6,9 @@ import pytest
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference, log_baseline, log_floor
 from bayesgeom.dynamics.pictures import AttentionMapsReport
-from bayesgeom.results.captions import caption_of
-from bayesgeom.results.diagnosis import load_report
-from bayesgeom.results.report import Report
-from bayesgeom.results.split import split
-from bayesgeom.results.theme import MEASURED, label_axes, log_axes, panels, with_room_for_legend
+from bayesgeom.report.diagnosis import load_report
+from bayesgeom.report.report import Report
+from bayesgeom.report.theme import MEASURED, label_axes, log_axes
 from tests.pages import READINGS
 
 

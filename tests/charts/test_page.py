@@ -19,13 +19,10 @@ from bayesgeom.charts.film import film_figure
 from bayesgeom.charts.lines import add_line
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.library import asset
-from bayesgeom.results.page import page
-from bayesgeom.results.section import Section
-from bayesgeom.results.storage import values_of
-from bayesgeom.results.theme import label_axes, panels
+from bayesgeom.report.render import asset
+from bayesgeom.report.storage import values_of
+from bayesgeom.report.tables import Headline
+from bayesgeom.report.theme import label_axes
 from tests.pages import READINGS
 from tests.results.planted import PlantedReport, planted
 

@@ -7,8 +7,7 @@ import pytest
 from bayesgeom.charts.polygon import corners, placed
 from bayesgeom.charts.readout import readout_figure
 from bayesgeom.charts.simplex import MAX_CORNERS, Simplex, add_simplex, belief_colors
-from bayesgeom.results.split import split
-from bayesgeom.results.theme import SERIES, panels
+from bayesgeom.report.theme import SERIES
 
 
 def drawn(simplex: Simplex) -> go.Figure:

@@ -7,9 +7,9 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_line, add_reference
-from bayesgeom.results.colors import _FREE
-from bayesgeom.results.library import asset
-from bayesgeom.results.theme import (
+from bayesgeom.report.colors import _FREE
+from bayesgeom.report.render import asset
+from bayesgeom.report.theme import (
     AXIS,
     BACKGROUNDS,
     BASELINE,
@@ -21,12 +21,9 @@ from bayesgeom.results.theme import (
     QUANTITIES,
     SERIES,
     at_least,
-    entries,
     layer_colors,
     log_axes,
-    panels,
     rgb,
-    with_room_for_legend,
 )
 
 TEXT_CONTRAST, LINE_CONTRAST = 4.5, 3.0  # of the Web Content Accessibility Guidelines 2.1

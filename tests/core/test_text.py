@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.text import number_text
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.estimate import Estimate
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_info
 import bayesgeom
 from bayesgeom.core.run import N_RECORDED
 from bayesgeom.core.torch_state import limited, side_by_side
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.storage import parts_of
 
 
 def library_threads() -> set[int]:

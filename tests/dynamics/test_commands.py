@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.cli import main
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import parts_of
 from tests.dynamics.trainings import a_run
 
 

@@ -24,9 +24,9 @@ from bayesgeom.models.resolve import load
 from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.probes.key_overlap import KeyOverlap
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.subspaces.jacobian import jacobian_grams

@@ -11,8 +11,8 @@ from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import _Analysis, training_dynamics
 from bayesgeom.dynamics.trainings import TrainingRun, runs_of
 from bayesgeom.models import base as budget
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import parts_of
 from tests.dynamics.trainings import TASK, a_run
 
 N, STEPS = 41, (0, 30, 100)

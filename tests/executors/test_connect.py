@@ -8,7 +8,7 @@ import pytest
 from bayesgeom.cli import main
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
 from bayesgeom.executors import Batch, Job, connect
-from bayesgeom.results.diagnosis import load_report
+from bayesgeom.report.diagnosis import load_report
 from tests.dynamics.trainings import a_recipe
 from tests.executors.stand_ins import arange, killed_once
 from tests.tiny import tiny_checkpoint

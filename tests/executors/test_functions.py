@@ -29,8 +29,8 @@ from bayesgeom.generalization.sweeps import sweep
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.probes.value_manifold import ValueManifold
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import parts_of
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training import publish
 from tests.dynamics.trainings import SIZES, STEPS, a_recipe, a_run

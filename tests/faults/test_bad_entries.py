@@ -11,7 +11,7 @@ import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.checkpoint_files import hashed
-from bayesgeom.results.page import _figure
+from bayesgeom.report.render import _figure
 from tests.test_cli import QUICK, save
 
 
@@ -164,7 +164,7 @@ def test_a_broken_command_breaks_no_other(site: Path) -> None:
 
 
 UNDRAWN = """
-from bayesgeom.results.report import Report
+from bayesgeom.report.report import Report
 
 class Guest(Report):
     name = "undrawn"

@@ -17,7 +17,7 @@ from bayesgeom.cli import main
 from bayesgeom.core import files
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, check_directory
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from tests.structure.source import ROOT
 from tests.test_cli import QUICK, save
 

@@ -24,8 +24,8 @@ from bayesgeom.core.errors import (
     on_one_line,
 )
 from bayesgeom.core.files import atomic_directory, atomic_file
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.storage import ARRAYS, HASH, JSON, hashed
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import ARRAYS, HASH, JSON, hashed
 from tests.interventions.worlds import lively
 
 CLEAR = "a\nb\x1b[2Jc\u2028d\u202ee"

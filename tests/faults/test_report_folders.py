@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import bayesgeom
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import HTML, METRICS
-from bayesgeom.results.storage import ARRAYS, JSON, parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import ARRAYS, HTML, JSON, METRICS, parts_of
 from tests.faults.test_properties import FEW, MANY
 from tests.interventions.worlds import lively
 

@@ -17,8 +17,8 @@ import pytest
 import bayesgeom
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results.diagnosis import Diagnosis, report_kinds
-from bayesgeom.results.storage import ARRAYS, JSON, axes_of
+from bayesgeom.report.diagnosis import Diagnosis, report_kinds
+from bayesgeom.report.storage import ARRAYS, JSON, axes_of
 from tests.interventions.worlds import lively
 from tests.pages import READINGS
 from tests.reports import write_resealed

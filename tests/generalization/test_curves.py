@@ -14,8 +14,7 @@ from bayesgeom.generalization.curves import (
     tokens_to_converge,
     whole_means,
 )
-from bayesgeom.results.estimate import Baseline, codes_of
-from bayesgeom.results.estimators import stacked
+from bayesgeom.report.estimate import Baseline, codes_of, stacked
 
 AT = np.arange(1, 32)
 TRAINED = 13

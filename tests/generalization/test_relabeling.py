@@ -18,7 +18,7 @@ from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
 from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport, Scored, relabeling_report, verdict
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import SymmetricTask
 from bayesgeom.tasks.bijection import Bijection

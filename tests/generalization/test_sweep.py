@@ -16,7 +16,7 @@ from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.generalization.sweeps import Vocabulary, sweep, varied_task
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.tasks.base import derived_seed

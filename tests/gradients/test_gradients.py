@@ -17,7 +17,7 @@ from bayesgeom.gradients.report import GradientReport
 from bayesgeom.gradients.run import batches, gradient_laws
 from bayesgeom.gradients.tally import IDENTITIES, OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, lively

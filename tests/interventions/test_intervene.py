@@ -24,7 +24,7 @@ from bayesgeom.interventions.report import (
     InterventionReport,
 )
 from bayesgeom.interventions.run import fit_subspace, intervene
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits

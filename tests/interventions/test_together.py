@@ -20,7 +20,7 @@ from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInte
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
-from bayesgeom.results.diagnosis import Diagnosis, report_kinds
+from bayesgeom.report.diagnosis import Diagnosis, report_kinds
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces

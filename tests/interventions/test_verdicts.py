@@ -13,10 +13,8 @@ from bayesgeom.interventions.design import MATCHED, RANDOM, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Effect, Evidence, Reach, verdict_of
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.estimate import UNTRAINED
+from bayesgeom.report.storage import parts_of
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.tasks.bijection import Bijection

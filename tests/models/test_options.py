@@ -12,7 +12,7 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.report.estimate import UNTRAINED
 from tests.families import _sizes
 from tests.models.test_recording import save
 from tests.models.test_run import TASK, blocks, lively

@@ -20,7 +20,7 @@ from bayesgeom.monitor.measures import measured
 from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
 from bayesgeom.monitor.rules import Thresholds
 from bayesgeom.monitor.watch import Monitor, Response, Settings, trainer_callback
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import n_hooks
 

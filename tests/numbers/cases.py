@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import bayesgeom
-from bayesgeom.results.storage import quantities_of
+from bayesgeom.report.storage import quantities_of
 
 EXPECTED = Path(__file__).parent / "expected.json"
 PER_ESTIMATE = 2  # recorded entries of one estimate: spread evenly over those with a value

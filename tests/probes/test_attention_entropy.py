@@ -14,8 +14,8 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.estimate import UNTRAINED
+from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.bijection import Bijection
 

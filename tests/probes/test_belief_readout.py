@@ -26,11 +26,9 @@ from bayesgeom.probes.belief_report import (
     BeliefReadoutReport,
     window_levels,
 )
-from bayesgeom.results.captions import stated_caption
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.tables import records_of
 from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection

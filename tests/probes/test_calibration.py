@@ -14,10 +14,9 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
 from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import deciding_window, window_predictives, window_scores

@@ -18,11 +18,11 @@ from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Probe
-from bayesgeom.results.diagnosis import Diagnosis, left_out, report_kinds
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import parts_of, quantities_of
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.diagnosis import Diagnosis, left_out, report_kinds
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import parts_of, quantities_of
+from bayesgeom.report.tables import records_of
 from bayesgeom.tasks.bijection import Bijection
 
 NAMES = tuple(all_probes())

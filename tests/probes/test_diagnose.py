@@ -27,12 +27,11 @@ from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
-from bayesgeom.results.diagnosis import Diagnosis, left_out
-from bayesgeom.results.estimate import Estimate, Quantity
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis, left_out
+from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

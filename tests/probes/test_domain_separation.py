@@ -10,7 +10,7 @@ from sklearn.metrics import silhouette_score
 from bayesgeom.core.run import RESID_POST, Run
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.domain_separation import EXCHANGED, MIXED, SHUFFLES, DomainSeparation
-from bayesgeom.results.estimators import UNTRAINED
+from bayesgeom.report.estimate import UNTRAINED
 from tests.figures import assert_one_meaning_per_color
 
 N, D, LAYERS = 66, 13, 2

@@ -18,10 +18,8 @@ from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
+from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.overlap import (
     chance_overlap,

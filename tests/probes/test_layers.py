@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.measuring import on_layers
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

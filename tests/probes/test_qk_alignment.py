@@ -16,9 +16,8 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.probes._relations import SHIFTS
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport, _farthest
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.storage import parts_of, quantities_of
+from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.bounds import within_bounds
 from bayesgeom.tasks.bijection import Bijection

@@ -16,8 +16,8 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, Recorder, Stream
 from bayesgeom.probes._consistency import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_RESIDUAL, LAST_VALUES, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively

@@ -15,10 +15,9 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
-from bayesgeom.results.estimate import Estimate, codes_of
-from bayesgeom.results.estimators import UNTRAINED
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.tidy import records_of
+from bayesgeom.report.estimate import UNTRAINED, Estimate, codes_of
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.tables import records_of
 from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.stats.regression import absolute_interval

@@ -7,11 +7,9 @@ import pytest
 
 from bayesgeom.generalization.curves import LARGEST_WITHIN
 from bayesgeom.generalization.length_report import KL, LengthReport
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.theme import BASELINE
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.theme import BASELINE
 from tests.pages import READINGS, named_rows, numbers, section
 
 PAGE = "../examples/replication/length.md"

@@ -4,7 +4,7 @@ import numpy as np
 
 from bayesgeom.dynamics.threshold_steps import stable
 from bayesgeom.gradients.movement import GradientMovementReport, lag
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from tests.pages import READINGS, numbers, rows, section
 
 

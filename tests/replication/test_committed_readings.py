@@ -10,10 +10,8 @@ from bayesgeom.core.files import encoded
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.models.checkpoint_files import checkpoints
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.findings import findings
-from bayesgeom.results.page import section_of
-from bayesgeom.results.storage import parts_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.comparison.replication import ReplicationReport
 from examples.replication.em.report import HELD_OUT, SEEDS, TRAINED, EMReport

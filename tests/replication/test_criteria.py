@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Estimate
 from examples.replication.criteria import (
     Effects,
     blocks_matter,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.tasks.base import derived_seed
 from examples.replication import measurements

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.results.diagnosis import Diagnosis, load_report
+from bayesgeom.report.diagnosis import Diagnosis, load_report
 from examples.replication import measurements, reports
 from tests.pages import READINGS
 

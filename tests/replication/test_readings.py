@@ -6,8 +6,8 @@ import pytest
 from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport
 from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
 from bayesgeom.models.checkpoint_files import checkpoints
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Estimate
 from tests.pages import READINGS, named_rows, numbers, rows, section
 
 

@@ -13,8 +13,8 @@ from bayesgeom.dynamics import measure as frame
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.dynamics.threshold_steps import NEVER, ThresholdStep
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import codes_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import codes_of
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.subspaces import jacobian
 from examples.replication import measurements

@@ -14,7 +14,7 @@ from bayesgeom.interventions.matching import SITE, TOLERANCE, WHOLE
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.subspaces.base import Subspace
 from examples.replication.shares import ALIKE, ShareControlsReport, share_controls
 from tests.interventions.worlds import N_ANSWERS, N_TOKENS, TASK, WIDTH, Echo, coordinates, lively

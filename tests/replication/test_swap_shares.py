@@ -10,8 +10,8 @@ from scipy.stats import spearmanr
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.folder import write_parts
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.storage import write_parts
 from bayesgeom.stats.regression import LEAST_UNITS, spearman
 from examples.replication.shares import EFFECTS, EXPLANATIONS, jackknife_student, swap_shares
 from tests.pages import READINGS

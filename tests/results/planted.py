@@ -10,11 +10,10 @@ import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Shaped
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.storage import values_of
-from bayesgeom.results.theme import panels
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import values_of
+from bayesgeom.report.tables import Headline, headline_of
 
 SOURCE = {"model": {"name": "tiny", "architecture": "transformer"}, "task_label": "Bijection(n=11)", "seed": 3}
 

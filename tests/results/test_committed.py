@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bayesgeom.probes.key_report import KeyOverlapReport
-from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import JSON, quantities_of
+from bayesgeom.report.diagnosis import Diagnosis, load_report
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import JSON, quantities_of
 from examples.replication.settling import SettlingReport
 from tests.pages import READINGS
 

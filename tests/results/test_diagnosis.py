@@ -18,15 +18,13 @@ from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results import diagnosis as module
-from bayesgeom.results import page, storage
-from bayesgeom.results.diagnosis import Diagnosis, load_report, report_kinds
-from bayesgeom.results.estimate import Baseline, Estimate
-from bayesgeom.results.folder import check_target
-from bayesgeom.results.report import Report
-from bayesgeom.results.section import Section
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.report import diagnosis as module
+from bayesgeom.report import storage
+from bayesgeom.report.diagnosis import Diagnosis, load_report, report_kinds
+from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import check_target, parts_of
+from bayesgeom.report.tables import Record, records_of
 from bayesgeom.tasks.bijection import Bijection
 from tests.figures import drawn_once
 from tests.reports import write_resealed

@@ -13,11 +13,22 @@ import pytest
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Baseline, Better, Estimate, Share, codes_of, with_ceiling, within
-from bayesgeom.results.estimators import mean_estimate, of_untrained, smooth_estimate, stacked
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import estimate_of, estimate_parts
+from bayesgeom.report.estimate import (
+    Baseline,
+    Better,
+    Estimate,
+    Share,
+    codes_of,
+    mean_estimate,
+    of_untrained,
+    smooth_estimate,
+    stacked,
+    with_ceiling,
+    within,
+)
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import estimate_of, estimate_parts
+from bayesgeom.report.tables import Headline
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
 
 UNIFORM = Baseline.of("chance", "uniform", 0.5, low=0.4, high=0.6)

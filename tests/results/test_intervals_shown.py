@@ -9,9 +9,9 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import codes_of
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import quantities_of
+from bayesgeom.report.estimate import codes_of
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
 from bayesgeom.subspaces import fits
 from tests.results.planted import planted
 

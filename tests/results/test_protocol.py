@@ -15,14 +15,14 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results import diagnosis as module
-from bayesgeom.results.columns import WIDTH
-from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.findings import verdict_word
-from bayesgeom.results.folder import write_run
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import with_provenance
-from bayesgeom.results.terminal import LINES, summary
+from bayesgeom.report import diagnosis as module
+from bayesgeom.report.columns import WIDTH
+from bayesgeom.report.diagnosis import Diagnosis, load_report
+from bayesgeom.report.findings import verdict_word
+from bayesgeom.report.render import LINES, summary
+from bayesgeom.report.report import with_provenance
+from bayesgeom.report.storage import write_run
+from bayesgeom.report.tables import Headline
 from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
 from tests.pages import READINGS
 from tests.reports import as_in_another_process

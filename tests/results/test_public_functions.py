@@ -24,13 +24,12 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import save_checkpoint, weights_hash
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
-from bayesgeom.results import page
-from bayesgeom.results.columns import WIDTH
-from bayesgeom.results.diagnosis import Diagnosis, load_report
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.terminal import LINES
+from bayesgeom.report.columns import WIDTH
+from bayesgeom.report.diagnosis import Diagnosis, load_report
+from bayesgeom.report.render import LINES
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.tables import Headline
 from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.hmm import HMM
 from tests.dynamics.trainings import a_run

@@ -16,13 +16,20 @@ import pytest
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.diagnosis import report_kinds
-from bayesgeom.results.estimate import Baseline, Better, Estimate, Quantity, codes_of
-from bayesgeom.results.folder import read_parts
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of, with_provenance
-from bayesgeom.results.storage import SCHEMA, axes_of, completed, estimate_of, estimate_parts, quantities_of, units_of
-from bayesgeom.results.tidy import Record, _of_estimate, records_of
+from bayesgeom.report.diagnosis import report_kinds
+from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, codes_of
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import (
+    SCHEMA,
+    axes_of,
+    completed,
+    estimate_of,
+    estimate_parts,
+    quantities_of,
+    read_parts,
+    units_of,
+)
+from bayesgeom.report.tables import Headline, Record, _of_estimate, headline_of, records_of
 from tests.reports import write_resealed
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 

@@ -8,8 +8,8 @@ from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.results.report import Report
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.report import Report
 from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
 

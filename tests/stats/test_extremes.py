@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Estimate
-from bayesgeom.stats.extremes import LEAST_PER_ENTRY, Extreme, extreme_interval
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.stats.bounds import LEAST_PER_ENTRY, Extreme, extreme_interval
 
 K = 37
 

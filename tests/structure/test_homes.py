@@ -20,7 +20,7 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "charts.maps": "dynamics",
     "charts.readout": "probes",
     "probes.key_overlap": "ablations",
-    "stats.bounds": "results",
+    "stats.bounds": "report",
 }
 SHARED_NAMES = {"Context", "Profile"}  # to be emptied, too
 

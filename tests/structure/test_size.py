@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesgeom.results.folder import HTML, METRICS
-from bayesgeom.results.storage import ARRAYS, JSON
+from bayesgeom.report.storage import ARRAYS, HTML, JSON, METRICS
 from tests.pages import READINGS
 from tests.structure.source import ROOT
 from tests.structure.test_machine_paths import project_files

@@ -16,7 +16,7 @@ from bayesgeom.models.checkpoint_files import hashed, read_description
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.results.estimate import Estimate
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish as module
 from bayesgeom.training.loop import batch_seed, held_out_seed

@@ -18,8 +18,8 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, is_encodable, shown
 from bayesgeom.core.files import is_file, read_json
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import Shapes, tensor_shapes
-from bayesgeom.results.tables import counted
 
 _PATTERNS, _KEYED_BY_PATTERN = (
     ("target_modules", "exclude_modules", "layers_pattern"),

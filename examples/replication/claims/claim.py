@@ -30,7 +30,7 @@ class Number:
     """The position of a number in a report: the row of its table with these entries.
 
     If several rows match, `reduce` chooses the one with the smallest or the largest value, and the interval allows for
-    the choice: see `bayesgeom.stats.extremes`. If `baseline` names a baseline of the estimate, the number is the level
+    the choice: see `bayesgeom.stats.bounds`. If `baseline` names a baseline of the estimate, the number is the level
     of that baseline: its value, or the `end` of its range. `no_interval` says why the number never has an interval; it
     is then judged by its value. Otherwise a missing interval leaves the condition open.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bayesgeom.core.text import number_text
-from bayesgeom.results.tables import markdown
+from bayesgeom.report.render import markdown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text, with_unit
-from bayesgeom.results.tables import markdown
+from bayesgeom.report.render import markdown
 from examples.replication.claims import intervention_page
 from examples.replication.claims.claim import Claim, Number, reason, verdict
 from examples.replication.claims.loading import load

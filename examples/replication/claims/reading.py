@@ -11,12 +11,12 @@ import numpy as np
 
 import examples.replication.reports  # noqa: F401  # what claims read can be loaded
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.estimate import Baseline
-from bayesgeom.results.report import Report
-from bayesgeom.results.storage import JSON, axes_of, quantities_of
-from bayesgeom.results.tidy import INDICES, Record, records_of
-from bayesgeom.stats.extremes import Extreme, extreme_interval
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import JSON, axes_of, quantities_of
+from bayesgeom.report.tables import INDICES, Record, records_of
+from bayesgeom.stats.bounds import Extreme, extreme_interval
 from examples.replication.claims.claim import Number, Origin, Run, Value
 
 _ROUNDING = 1e-6  # of a value, moves its ends when float32 rounds differently

@@ -17,9 +17,8 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.files import RUNS, atomic_file
 from bayesgeom.core.text import number_text
 from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
-from bayesgeom.results.folder import HTML, METRICS
-from bayesgeom.results.storage import JSON
-from bayesgeom.results.tables import aligned
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.storage import HTML, JSON, METRICS
 from examples.replication.claims.claim import Claim, Measurement, Origin, Run, Value, Verdict, reason, verdict
 from examples.replication.claims.loading import FOLDER, MEASURED, find, load
 from examples.replication.claims.reading import differing, origin_of, values_of
@@ -75,7 +74,7 @@ class Reproduction:
             before = "–" if known is None else known.text(number.unit)
             rows.append((number.label, before, found.text(number.unit), agrees))
         differing = [f"differs: {self.claim.numbers[name].label}: {self._parts(name)}" for name in self.differs]
-        lines = aligned(rows) if self.found else ["no numbers are defined yet"]
+        lines = fitted(rows) if self.found else ["no numbers are defined yet"]
         lines += ["", *(line for line, parts in zip(differing, self.differs.values(), strict=True) if parts)]
         lines.append(f"verdict: recorded {verdict(self.claim)}, reproduced {self.verdict}")
         lines += [f"why there is no verdict: {reason(self.claim)}"] if reason(self.claim) else []

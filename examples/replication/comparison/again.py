@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.results.estimate import ROUNDING, Estimate
-from bayesgeom.results.estimators import stacked
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.estimate import ROUNDING, Estimate, stacked
+from bayesgeom.report.report import with_provenance
 from examples.replication.comparison.cell import Cell, cell
 from examples.replication.comparison.report import (
     ComparisonReport,

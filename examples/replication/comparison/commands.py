@@ -14,7 +14,7 @@ from bayesgeom.executors import Executor, connect
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.resolve import of_module
-from bayesgeom.results.report import Report
+from bayesgeom.report.report import Report
 from bayesgeom.training.publish import make_checkpoint
 from examples.replication.comparison import run
 from examples.replication.comparison.again import joinable, restated, with_rows_of

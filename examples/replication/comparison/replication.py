@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import counted, number_text
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
-from bayesgeom.results.estimators import mean_estimate
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.storage import quantities_of
-from bayesgeom.results.tables import aligned, counted
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.comparison.scores import Scores
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 CONTEXT_FREE = "context-free predictor"
 _KL, _ERROR = "KL(exact ‖ model)", "entropy error"
@@ -75,36 +74,35 @@ class ReplicationReport(Report):
         seeds = counted(len(self.replicas), "seed")
         return tuple(headline_of(self, m, label=f"{quantities[m].label} of {seeds}") for m in shown)
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.heads import add_note
-        from bayesgeom.results.theme import log_axes, name_once, panels, with_room_for_legend
+        from bayesgeom.charts.lines import add_note
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import log_axes
 
         titles = ("KL over training", "Loss over training", "KL by seed", "Entropy error by seed")
-        figure = panels(f"{self.title} — {self.recipe}", titles, row_height=380)
+        panels = [Panel.blank(title, height=380) for title in titles]
         steps = np.array([int(step) for step in self.steps], dtype=float)
         drawn = ((self.curve_kl_bits, "KL (bits, log scale)"), (self.curve_loss_nats, "loss (nats)"))
-        for column, (values, unit) in enumerate(drawn, start=1):
+        for panel, (values, unit) in zip(panels, drawn, strict=False):
             curves = [
                 Curve(name=n, values=v) for n, v in zip(self.replicas, values, strict=True) if np.isfinite(v).any()
             ]
             if curves:
-                add_curves(figure, (1, column), steps, curves, unit=unit, log_steps=True)
+                add_curves(panel.figure, steps, curves, unit=unit, log_steps=True)
             else:
-                add_note(figure, (1, column), "no training kept its log")
-        log_axes(figure, (1, 1))
-        # The title names the recipe; repeated before every seed it would overlap the left panel.
+                add_note(panel.figure, "no training kept its log")
+        log_axes(panels[0].figure)
         labels = [name.removeprefix(self.recipe).lstrip("-") or "seed0" for name in self.replicas]
         labels = [*labels, "mean over seeds"]
         scored = ((self.kl_bits, self.mean_kl_bits, _KL), (self.entropy_mae_bits, self.mean_entropy_mae_bits, _ERROR))
-        for column, (rows, mean, label) in enumerate(scored, start=1):
+        for panel, (rows, mean, label) in zip(panels[2:], scored, strict=True):
             low, high = (np.append(*ends) for ends in zip(rows.ends, mean.ends, strict=True))
             values = np.append(rows.value, mean.value)
-            add_forest(figure, (2, column), labels, values, (low, high), unit=f"{label} (bits)", baseline=None)
-        figure.update_xaxes(rangemode="tozero", row=2)  # a difference of 1e-5 bits is no split between seeds
-        name_once(figure)
-        return with_room_for_legend(figure)
+            add_forest(panel.figure, labels, values, (low, high), unit=f"{label} (bits)", baseline=None)
+            panel.figure.update_xaxes(rangemode="tozero")  # a difference of 1e-5 bits is no split between seeds
+        return panels
 
     def table(self) -> str:
         """Return one line per seed, then mean and spread."""
@@ -115,7 +113,7 @@ class ReplicationReport(Report):
         spreads = (self.spread_kl_bits, self.spread_entropy_mae_bits)
         for what, both in (("mean", means), ("spread", spreads)):
             rows.append((what, *(number_text(float(own)) for own in both), ""))
-        return "\n".join(aligned(rows))
+        return "\n".join(fitted(rows))
 
 
 def replication_report(

@@ -10,11 +10,21 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.text import number_text, percent_text
-from bayesgeom.results.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.results.estimators import mean_estimate, with_interval
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-from bayesgeom.results.tables import aligned, markdown
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import (
+    AtMostOne,
+    Baseline,
+    Estimate,
+    NonNegative,
+    Quantity,
+    Share,
+    Unit,
+    mean_estimate,
+    with_interval,
+)
+from bayesgeom.report.render import markdown
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, Level, headline_of
 from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from examples.replication.comparison.cell import Cell, cell
@@ -38,7 +48,7 @@ from examples.replication.comparison.verdict import (
 )
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 EXACT_BITS = 1e-6  # a baseline this close to the posterior is exact
 
@@ -67,8 +77,8 @@ class ComparisonReport(Report):
         "effective memory instead: the width of the narrowest window observer that a model does not beat. "
         "Equal data, budget and parameters do not make the comparison fair if hyperparameters were tuned on one "
         "architecture. The saved report holds the hyperparameter search, targets, state size and seeds of every cell."
+        f"\n\n{RULE}"
     )
-    rule: ClassVar[str] = RULE
 
     checkpoints: tuple[str, ...]
     task_of: Annotated[tuple[str, ...], "checkpoint"]
@@ -136,28 +146,26 @@ class ComparisonReport(Report):
         rulings = zip(self.checkpoints, self.verdicts, self.cell_verdicts, self.is_check, strict=True)
         found = [outcome if is_check else of_cell for _, outcome, of_cell, is_check in rulings]
         shares = [
-            replace(
-                headline_of(self, "share_closed", (index,), f"{name}, share closed"), verdict="", ruling=found[index]
-            )
+            replace(headline_of(self, "share_closed", (index,), f"{name}, share closed"), verdict=found[index])
             for index, name in enumerate(self.checkpoints)
         ]
         return (*shares, *(self._memory(index, found[index]) for index in self._transporting()))
 
-    def _memory(self, index: int, ruling: str) -> Headline:
+    def _memory(self, index: int, verdict: str) -> Headline:
         """The effective memory of one training, with the width that transport has to exceed as its baseline."""
         line = headline_of(self, "memory_symbols", at=(index,), label=f"{self.checkpoints[index]}, effective memory")
-        needed, what = float(TRANSPORT_WINDOW), "transport needs more"
-        return replace(line, verdict="", ruling=ruling, baseline=needed, baseline_name=what)
+        return replace(line, verdict=verdict, levels=(Level(name="transport needs more", value=TRANSPORT_WINDOW),))
 
     def _transporting(self) -> list[int]:
         """The trainings whose verdict follows from effective memory."""
         rows = enumerate(zip(self.task_of, self.window_gap_bits, strict=True))
         return [index for index, (task, gap) in rows if task in TRANSPORT_TASKS and gap >= TRANSPORT_BITS]
 
-    def plot(self) -> "Figure":
-        from bayesgeom.charts.cells import add_cells, stacked
+    def panels(self) -> "Sequence[Panel]":
+        from bayesgeom.charts.cells import add_cells
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.results.theme import BASELINE, label_axes, panels
+        from bayesgeom.report.panels import Panel
+        from bayesgeom.report.theme import BASELINE, label_axes
 
         untestable = [
             task for task, outcome in zip(self.task_of, self.verdicts, strict=True) if outcome == NOT_TESTABLE
@@ -168,18 +176,20 @@ class ComparisonReport(Report):
         ]
         levels = ((0.0, CONTEXT_FREE), (LIMITED, "limited"), (REALIZED, "realized"))
         named = ", ".join(f"{name} {level:g}" for level, name in levels)  # on the lines, the names would cover rows
-        titles = ("Share of the gap closed (context-free predictor: 0)", f"Every trained model (dotted lines: {named})")
-        figure = panels(self.title, titles, n_columns=1)
-        add_cells(figure, (1, 1), self.share_by_task(), rows, self.architectures, absent="not<br>trained")
-        label_axes(figure, (1, 1), "architecture", "")  # a title would lie on the names of the tasks
+        title = "Share of the gap closed (context-free predictor: 0)"
+        shares = Panel.blank(title, height=80 * len(self.tasks) + 60, is_wide=True)
+        title = f"Every trained model (dotted lines: {named})"
+        models = Panel.blank(title, height=28 * len(self.checkpoints) + 60, is_wide=True)
+        add_cells(shares.figure, self.share_by_task(), rows, self.architectures, absent="not<br>trained")
+        label_axes(shares.figure, "architecture", "")  # a title would lie on the names of the tasks
         low, high = self.share_closed.ends
         shown = np.maximum(self.share_closed.value, -0.25)  # a model may be worse than that predictor by any amount
         add_forest(
-            figure, (2, 1), self.checkpoints, shown, (np.maximum(low, -0.25), high), unit="share closed", baseline=None
+            models.figure, self.checkpoints, shown, (np.maximum(low, -0.25), high), unit="share closed", baseline=None
         )
         for level, _ in levels:
-            figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1}, row=2, col=1)
-        return stacked(figure, (80 * len(self.tasks) + 60, 28 * len(self.checkpoints) + 60))
+            models.figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1})
+        return shares, models
 
     def table(self, *, is_markdown: bool = False) -> str:
         """Return two tables, measurements and terms, and the rule, as text or Markdown."""
@@ -187,7 +197,7 @@ class ComparisonReport(Report):
         measured = _lines([_MEASURED, *(self._measured(index) for index in indices)], is_markdown)
         terms = _lines([_TERMS, *(self._terms(index) for index in indices)], is_markdown)
         missing = [f"Not trained, or without weights here: {', '.join(self.missing)}."] if self.missing else []
-        rule = f"{_BASELINES} {self.rule}"
+        rule = f"{_BASELINES} {RULE}"
         return "\n".join([*measured, "", *terms, "", rule, *missing])
 
     def _measured(self, index: int) -> tuple[str, ...]:
@@ -361,7 +371,7 @@ def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap
 
 
 def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
-    return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned(rows)
+    return markdown(rows[0], rows[1:]).split("\n") if is_markdown else fitted(rows)
 
 
 def _verdict_published(cell: Cell) -> str | None:

@@ -13,7 +13,7 @@ from bayesgeom.core.files import RUNS
 from bayesgeom.core.progress import bar
 from bayesgeom.executors import Executor
 from bayesgeom.models.base import provenance
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.recipes import Recipe, recipe_from_dict
 from bayesgeom.training.state import LOG, read_log

@@ -18,11 +18,10 @@ from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.models.base import provenance
-from bayesgeom.results.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of, with_provenance
-from bayesgeom.results.tables import aligned
-from bayesgeom.results.theme import panels, with_room_for_legend
+from bayesgeom.report.columns import fitted
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from examples.replication.em.chain import StickyChain
@@ -38,18 +37,12 @@ from examples.replication.em.training import (
 )
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
 _BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
 _EM_SHORT = EM_LIKE.partition(":")[0]
-_COMPARED = {
-    "yes": "has a lower loss than",
-    "no": "has a higher loss than",
-    "undecided": "is not separated from",
-    "": "is compared with",
-}
 _BEATS, _DOES_NOT = "beats controls", "does not beat controls"
 TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
 _CONDITIONS, _FEW = "sequence chain condition", "chain condition"
@@ -81,8 +74,7 @@ class EMReport(Report):
         "steps overall, but also the controls: 0.1 everywhere, 0.1 on the output matrix alone, 0.1 on the routing "
         "alone. The gray lines are the entropy rate of the chain, which no predictor beats on new data; a loss below "
         "it on the training sequence is memorization. Bands and whiskers are Student's 95 % intervals over seeds."
-    )
-    rule: ClassVar[str] = (
+        "\n\n"
         "The EM-like condition beats its controls if every control has a higher final loss on both sequences: the "
         "interval of each paired difference lies above 0. It does not beat them if one interval lies below 0."
     )
@@ -128,28 +120,10 @@ class EMReport(Report):
         """Entropy rate of the chain in nats."""
         return self.floor_bits * NATS_PER_BIT
 
-    def conclusion(self) -> str:
-        verdict = self.verdict()
-        if verdict == _BEATS:
-            return f"{verdict}: {_EM_SHORT} has a lower final loss than every control, on both sequences."
-        if verdict == _DOES_NOT:
-            return f"{verdict}: these controls have a lower final loss than {_EM_SHORT}: {self._named('no')}."
-        return (
-            f"{verdict}: no control has a lower final loss than {_EM_SHORT}; not separated: {self._named('undecided')}."
-        )
-
     def verdict(self) -> str:
         """Return "beats controls", "does not beat controls" or "undecided"."""
         found = set(self.em_margin_bits.clears("higher")[:, 0, self._controls()].ravel())
         return _BEATS if found == {"yes"} else _DOES_NOT if "no" in found else "undecided"
-
-    def _named(self, verdict: str) -> str:
-        """The controls with this verdict on one of the sequences, and the sequences."""
-        cleared, found = self.em_margin_bits.clears("higher")[:, 0], []
-        for control in self._controls():
-            own = [name for name, here in zip(self.sequences, cleared[:, control], strict=True) if here == verdict]
-            found += [f"{self.conditions[control]} ({' and '.join(own)})"] if own else []
-        return ", ".join(found)
 
     def _controls(self) -> list[int]:
         return [i for i in range(len(self.conditions)) if i not in (_BASE, _EM)]
@@ -159,7 +133,6 @@ class EMReport(Report):
         # The best control by each number: the first line must show the one that decides.
         margins = np.nan_to_num(self.em_margin_bits.value[:, 0], nan=np.inf)
         closest, closest_held_out = (controls[int(np.argmin(own[controls]))] for own in margins)
-        fastest = max(controls, key=lambda i: np.nan_to_num(self.speedup.value[TRAINED, 0, i], nan=-np.inf))
 
         def line(metric: str, sequence: int, condition: int, label: str) -> Headline:
             return headline_of(
@@ -168,38 +141,24 @@ class EMReport(Report):
 
         trained_margin, held_out_margin = (f"advantage of EM-like over {{}}, {of} loss" for of in ("final", "held-out"))
         speedup = "speed-up of {} to SGD's final loss"
-        held_out = line("em_margin_bits", HELD_OUT, closest_held_out, held_out_margin)
         return (
-            replace(
-                line("em_margin_bits", TRAINED, closest, trained_margin),
-                ruling=f"EM-like {self.verdict()}",
-                finding=f"The control with the lowest final loss is {self.conditions[closest]}.",
-            ),
-            replace(
-                held_out,
-                finding=f"On the held-out sequence, {_EM_SHORT} {_COMPARED[held_out.verdict]} the best control, "
-                f"{self.conditions[closest_held_out]}.",
-            ),
-            replace(
-                line("speedup", TRAINED, _EM, speedup),
-                finding=f"Compared with {BASELINE} alone, {_EM_SHORT} is "
-                f"{number_text(self.speedup.value[TRAINED, 0, _EM])} times as fast; the fastest control, "
-                f"{self.conditions[fastest]}, {number_text(self.speedup.value[TRAINED, 0, fastest])} times.",
-            ),
+            replace(line("em_margin_bits", TRAINED, closest, trained_margin), verdict=self.verdict()),
+            line("em_margin_bits", HELD_OUT, closest_held_out, held_out_margin),
+            line("speedup", TRAINED, _EM, speedup),
             # The controls are not under test: that they are faster than the baseline is no verdict.
             *(replace(line("speedup", TRAINED, i, speedup), verdict="") for i in controls),
             *(line("em_margin_bits", TRAINED, i, trained_margin) for i in controls if i != closest),
             *(line("em_margin_bits", HELD_OUT, i, held_out_margin) for i in controls if i != closest_held_out),
         )
 
-    def plot(self) -> "Figure":
+    def panels(self) -> "Sequence[Panel]":
         found = (self.chains, *self.loss_bits_by_step, self.floor_bits)
         chains = [
             ChainCurves(chain=chain, trained_on=trained, held_out=held_out, floor=float(floor))
             for chain, trained, held_out, floor in zip(*found, strict=True)
         ]
         speeds = (self.speedup[TRAINED, 0], self.speedup[HELD_OUT, 0])
-        return em_figure(self.title, self.conditions, self.recorded_steps, chains, speeds)
+        return em_panels(self.conditions, self.recorded_steps, chains, speeds)
 
     def table(self) -> str:
         """Return one block per chain."""
@@ -216,7 +175,7 @@ class EMReport(Report):
             f"{number_text(self.filter_bits[TRAINED, chain])} bits, "
             f"held out {number_text(self.filter_bits[HELD_OUT, chain])}"
         )
-        return "\n".join([floor, *aligned(rows)])
+        return "\n".join([floor, *fitted(rows)])
 
     def _row(self, chain: int, condition: int) -> tuple[str, ...]:
         at, at_held_out = (TRAINED, chain, condition), (HELD_OUT, chain, condition)
@@ -329,43 +288,41 @@ class ChainCurves:
     floor: float
 
 
-def em_figure(
-    title: str,
+def em_panels(
     conditions: Sequence[str],
     steps: Int[np.ndarray, " record"],
     chains: Sequence[ChainCurves],
     speeds: tuple[Estimate, Estimate],
-) -> "Figure":
-    """Draw one row of curves per chain, then the speed-ups of all conditions on both sequences of the first chain."""
-    rows = [(f"{of.chain}: trained on", f"{of.chain}: held out") for of in chains]
-    titles = (*(text for row in rows for text in row), "Speed-up to SGD 0.01's final loss", "The same, held out")
-    figure = panels(title, titles, row_height=380)
-    for row, of in enumerate(chains, start=1):
-        for column, losses in enumerate((of.trained_on, of.held_out), start=1):
-            curves = [_curve(name, losses[condition]) for condition, name in enumerate(conditions)]
+) -> "list[Panel]":
+    """Draw the curves of each chain, then the speed-ups of all conditions on both sequences of the first chain."""
+    from bayesgeom.report.panels import Panel
+
+    panels = list[Panel]()
+    for of in chains:
+        for losses, name in ((of.trained_on, "trained on"), (of.held_out, "held out")):
+            panels.append(Panel.blank(f"{of.chain}: {name}", height=380))
+            curves = [_curve(own, losses[condition]) for condition, own in enumerate(conditions)]
             levels = [("entropy rate of the chain", of.floor)]
-            add_curves(figure, (row, column), steps, curves, unit="loss (bits)", levels=levels)
-            _show_the_middle(figure, (row, column), losses, of.floor)
-    bottom = len(chains) + 1
-    for column, speed in enumerate(speeds, start=1):
+            add_curves(panels[-1].figure, steps, curves, unit="loss (bits)", levels=levels)
+            _show_the_middle(panels[-1], losses, of.floor)
+    for speed, title in zip(speeds, ("Speed-up to SGD 0.01's final loss", "The same, held out"), strict=True):
+        panels.append(Panel.blank(title, height=380))
         reached = zip(conditions, np.isfinite(speed.value), strict=True)
         labels = [name if is_reached else f"{name} (not reached)" for name, is_reached in reached]
-        add_forest(figure, (bottom, column), labels, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
-        figure.update_traces(showlegend=False, row=bottom, col=column)
-    return with_room_for_legend(figure)
+        add_forest(panels[-1].figure, labels, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
+        panels[-1].figure.update_traces(showlegend=False)
+    return panels
 
 
 def _curve(name: str, losses: Float[np.ndarray, "seed record"]) -> Curve:
     return Curve(name=name, values=losses.mean(axis=0), band=seed_interval(losses))
 
 
-def _show_the_middle(
-    figure: "Figure", panel: tuple[int, int], losses: Float[np.ndarray, "condition seed record"], floor: float
-) -> None:
+def _show_the_middle(panel: "Panel", losses: Float[np.ndarray, "condition seed record"], floor: float) -> None:
     """Limit the axis to the range from the lowest loss to the start: an overfitting condition may exceed it."""
     low, high = min(floor, float(losses.mean(axis=1).min())), float(losses[..., 0].max())
     room = 0.1 * (high - low)
-    figure.update_yaxes(range=[low - room, high + 2 * room], row=panel[0], col=panel[1])
+    panel.figure.update_yaxes(range=[low - room, high + 2 * room])
 
 
 @checked()

@@ -17,7 +17,7 @@ from bayesgeom.core.errors import OutputFault
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface import weights as identity
 from bayesgeom.models.resolve import as_model, load
-from bayesgeom.results.folder import PROGRESS
+from bayesgeom.report.storage import PROGRESS
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import lively
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from examples.replication import criteria
 from examples.replication.claims.claim import Condition, is_met
 from examples.replication.claims.loading import load

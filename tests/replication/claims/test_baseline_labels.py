@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from bayesgeom.results.diagnosis import Diagnosis
-from bayesgeom.results.tidy import Record, records_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.tables import Record, records_of
 from examples.replication.claims import reading
 from examples.replication.claims.claim import Number
 from examples.replication.claims.loading import load

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bayesgeom.interventions.report import AFTER, InterventionReport
-from bayesgeom.results.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis
 from examples.replication.claims.intervention_page import USED, fits, interventions, measured, uses
 from tests.pages import READINGS
 

@@ -14,9 +14,9 @@ import pytest
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint_files import FINISHED
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline
 from bayesgeom.tasks.base import task_from_text
 from examples.replication.__main__ import main
 from examples.replication.claims.claim import (

@@ -16,8 +16,8 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.results.storage import parts_of
-from bayesgeom.results.theme import DARK
+from bayesgeom.report.storage import parts_of
+from bayesgeom.report.theme import DARK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.recipes import Recipe

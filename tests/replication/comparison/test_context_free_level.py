@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesgeom.results.estimate import ROUNDING
-from bayesgeom.results.report import with_provenance
+from bayesgeom.report.estimate import ROUNDING
+from bayesgeom.report.report import with_provenance
 from examples.replication.comparison.again import restated
 from examples.replication.comparison.report import ComparisonReport
 from examples.replication.comparison.scores import CONTEXT_FREE

@@ -5,20 +5,17 @@ Reference: Xiao et al. 2024, arXiv:2309.17453 (the name).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
 
 from bayesgeom.core.run import PATTERN, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.results.estimate import Baseline, Estimate, Quantity
-from bayesgeom.results.estimators import mean_estimate, of_untrained
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.report import Report, headline_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate, of_untrained
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 UNIFORM = Baseline.of("chance", "uniform attention", 0.0)
 
@@ -26,14 +23,14 @@ UNIFORM = Baseline.of("chance", "uniform attention", 0.0)
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionSinkReport(Report):
-    """Attention on the first token minus 1 / (visible tokens), at scored positions after the first."""
+    """Heads that need no information often attend to the first token.
+
+    The number is the attention on it minus that of uniform attention over all visible tokens, at scored positions after
+    the first: 0 by chance, near 1 if a head attends to nothing else.
+    """
 
     name: ClassVar[str] = "attention_sink"
     title: ClassVar[str] = "Attention sink: does the first token get more attention than others?"
-    about: ClassVar[str] = (
-        "Heads that need no information often attend to the first token. The number is the attention on it minus "
-        "that of uniform attention over all visible tokens: 0 by chance, near 1 if a head attends to nothing else."
-    )
 
     excess: Annotated[Estimate, Quantity("layer head", better="higher", label="first token, beyond uniform")]
     mean_excess: Annotated[Estimate, Quantity(better="higher", label="first token, beyond uniform, mean")]
@@ -42,18 +39,16 @@ class AttentionSinkReport(Report):
     def headlines(self) -> Sequence[Headline]:
         return (headline_of(self, "mean_excess"),)
 
-    def plot(self) -> "Figure":
+    def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_line
-        from bayesgeom.results.captions import with_captions
-        from bayesgeom.results.findings import numbers
-        from bayesgeom.results.theme import label_axes, panels
+        from bayesgeom.report.theme import label_axes
 
-        figure, layers = panels(self.title, ("Mean over heads",), n_columns=1), range(len(self.excess.value))
-        add_line(figure, (1, 1), layers, self.excess.value.mean(axis=1), name="measured")
+        panel, layers = Panel.blank("Mean over heads"), range(len(self.excess.value))
+        add_line(panel.figure, layers, self.excess.value.mean(axis=1), name="measured")
         for own in self.excess.baselines:
-            add_baseline(figure, (1, 1), layers, own.value.mean(axis=1), name=own.name)
-        label_axes(figure, (1, 1), "layer", "attention on the first token − uniform")
-        return with_captions(figure, (numbers(self.headlines()[0]),))
+            add_baseline(panel.figure, layers, own.value.mean(axis=1), name=own.name)
+        label_axes(panel.figure, "layer", "attention on the first token − uniform")
+        return (panel,)
 
 
 @final

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar, final
 
-from bayesgeom.results.chart import Chart
+from bayesgeom.report.panels import Chart
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

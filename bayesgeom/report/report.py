@@ -9,10 +9,10 @@ Tables, files, shape checks and xarray datasets follow from the annotations. An 
 labeled by the field or class variable `things`.
 """
 
+import inspect
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -21,22 +21,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 import numpy as np
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, checked
-from bayesgeom.core.text import number_text
-from bayesgeom.core.verdict import Reason
-from bayesgeom.results import storage
-from bayesgeom.results.estimate import Baseline, Better, Estimate, within
-from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
-from bayesgeom.results.headline import MEAN, MOST, Headline
-from bayesgeom.results.page import display_in_notebook, notebook_html, page_of
-from bayesgeom.results.storage import parts_of, quantities_of
-from bayesgeom.results.tables import counted, shortened
-from bayesgeom.results.terminal import summary
-from bayesgeom.results.tidy import frame, records_of
+from bayesgeom.core.text import shortened
+from bayesgeom.report import storage
+from bayesgeom.report.estimate import Estimate, within
+from bayesgeom.report.storage import ALONE, parts_of, quantities_of, read_parts, write_page, write_run
+from bayesgeom.report.tables import Headline, frame, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from plotly.graph_objects import Figure
+
+    from bayesgeom.report.panels import Panel
 
 R = TypeVar("R", bound="Report")
 
@@ -45,10 +41,10 @@ R = TypeVar("R", bound="Report")
 class Report(ABC):
     """The result of a measurement. Concrete reports are frozen, keyword-only dataclasses.
 
-    `name` is that of the probe or function, and `title` the heading of its section. `about` explains what was measured,
-    how to read it, and what the baselines are, to a reader who does not know the papers. `rule` states how verdicts are
-    reached; pages show it on request. `n` is the number of sequences measured, or of the units that `counts` names, and
-    `limit` why it can be less than requested.
+    `name` is that of the probe or function, and `title` the heading of its section. `about`, what pages say of it, is
+    the docstring up to the description of its fields: what was measured, how to read it, what the baselines are, and
+    how verdicts are reached. `n` is the number of sequences measured, or of the units that `counts` names, and `limit`
+    why it can be less than requested.
     `provenance` holds model, weights, task, arguments and versions; it is empty for a report made by hand.
     """
 
@@ -56,7 +52,6 @@ class Report(ABC):
     counts: ClassVar[str] = "sequence"
     title: ClassVar[str]
     about: ClassVar[str]
-    rule: ClassVar[str] = ""
     limit: ClassVar[str] = ""
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -64,6 +59,9 @@ class Report(ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Keep equality by value: that of dataclasses cannot compare arrays."""
         super().__init_subclass__(**arguments)
+        if "about" not in vars(cls):
+            paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\nFields")[0].split("\n\n")
+            cls.about = "\n\n".join(" ".join(own.split()).replace("`", "") for own in paragraphs)
         for name in ("__eq__", "__hash__"):
             setattr(cls, name, vars(Report)[name])
 
@@ -123,21 +121,28 @@ class Report(ABC):
         """
 
     @abstractmethod
-    def plot(self) -> "Figure":
-        """Return a plotly figure of the stored numbers, including baselines."""
+    def panels(self) -> "Sequence[Panel]":
+        """Return the plots of the stored numbers, including baselines."""
 
-    def conclusion(self) -> str:
-        """Return the verdict as a sentence, which pages and `print` show first; "" for a report without one."""
-        return ""
+    def answer(self) -> Headline | None:
+        """Return the number that answers the question of the report: the first one with a verdict, or the first."""
+        lines = self.headlines()
+        return next((line for line in lines if line.verdict), lines[0] if lines else None)
+
+    @final
+    def plot(self) -> "Figure":
+        """Return a plotly figure of all panels."""
+        from bayesgeom.report.panels import figure_of
+
+        return figure_of(f"{self._subject()}{self.title}", self.panels())
 
     @final
     def summary(self, where: str = "") -> str:
-        """Return a table of at most 24 lines of 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
-        lines = self.headlines()
-        sentences = [*filter(None, (self.conclusion(), *(line.finding for line in lines[:1])))][:1]
-        details = [line.detail for line in lines if line.detail not in ("", *sentences)]
-        sentences, title = [*too_few([self]), *sentences], f"{self._subject()}{self.title}"
-        return summary(title, sentences, [("", line) for line in lines], details, where)
+        """Return a table of at most 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
+        from bayesgeom.report.render import summary
+
+        lines = [("", line) for line in self.headlines()]
+        return summary(f"{self._subject()}{self.title}", self.answer(), lines, [], where)
 
     @final
     def __str__(self) -> str:
@@ -145,21 +150,20 @@ class Report(ABC):
 
     @final
     def __repr__(self) -> str:
-        first = ((shortened(own.short_label or own.label, 60), own.value_text) for own in self.headlines()[:1])
+        first = ((shortened(own.label, 60), own.value_text) for own in self.headlines()[:1])
         return f"{type(self).__name__}({''.join(f'{label} {value}, ' for label, value in first)}n={self.n:,})"
 
     @final
     def _repr_html_(self) -> str:
+        from bayesgeom.report.render import notebook_html
+
         return notebook_html(self.summary(), self.plot())
 
     @final
     def _ipython_display_(self) -> None:
-        display_in_notebook(self.summary(), self.plot())
+        from bayesgeom.report.render import display_in_notebook
 
-    @final
-    def show(self) -> None:
-        """Show the figure with plotly: in a notebook below the cell, otherwise in a browser."""
-        self.plot().show()
+        display_in_notebook(self.summary(), self.plot())
 
     @final
     def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
@@ -192,7 +196,7 @@ class Report(ABC):
         Returns:
             The dataset, with one variable per field that is an estimate or an array.
         """
-        from bayesgeom.results.labeled import dataset
+        from bayesgeom.report.tables import dataset
 
         return dataset(self.name, self)
 
@@ -217,6 +221,8 @@ class Report(ABC):
         Raises:
             OutputFault: The file cannot be written.
         """
+        from bayesgeom.report.render import page_of
+
         text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
         return write_page(text, path)
 
@@ -265,88 +271,9 @@ class Report(ABC):
         return f"{model} on {task}: " if model and task else ""
 
 
-def too_few(reports: Iterable[Report]) -> list[str]:
-    """Return a sentence if no report on sequences has enough of them for an interval; else nothing."""
-    from bayesgeom.stats.intervals import MIN_DIFFERENT
-
-    n = max((own.n for own in reports if own.counts == "sequence"), default=MIN_DIFFERENT + 1)
-    return [f"only {counted(n, 'sequence')}: intervals and verdicts need over {MIN_DIFFERENT}"] * (n <= MIN_DIFFERENT)
-
-
 def with_provenance(report: R, provenance: Mapping[str, Any]) -> R:
     """Return the same report with this provenance."""
     return replace(report, provenance=dict(provenance))
-
-
-def headline_of(
-    report: Report, metric: str, at: tuple[int, ...] = (), label: str = "", *, own: Estimate | None = None
-) -> Headline:
-    """Return one entry of an estimate as a headline.
-
-    Args:
-        report: The report.
-        metric: Name of a field that is an estimate.
-        at: Index of the entry along every axis; empty for a scalar.
-        label: Label in tables. Default: the label of its quantity.
-        own: The entry, where its interval differs from that in the field: see `Estimate.extreme`.
-    """
-    quantity = quantities_of(type(report))[metric]
-    own = report.estimate(metric)[at] if own is None else within(own, *quantity.range)
-    (low, high), hardest = own.ends, own.hardest_baseline(quantity.better)
-    has_verdict, (bound, names) = hardest is not None and bool(quantity.better), _names(own, hardest, quantity.better)
-    return Headline(
-        metric=metric,
-        label=label or quantity.label,
-        value=float(own.value),
-        unit=quantity.unit,
-        low=float(low),
-        high=float(high),
-        baseline=math.nan if hardest is None else float(hardest.bar(quantity.better)),
-        bound=bound,
-        baseline_name=names,
-        verdict=str(own.clears(quantity.better)) if has_verdict else "",
-        reason=_reason(own, is_expected=has_verdict),
-    )
-
-
-def _reason(own: Estimate, *, is_expected: bool) -> Reason:
-    """Return why a scalar has no interval, or that it is conservative; nothing for a missing value."""
-    if np.isnan(own.value):
-        return Reason.NONE
-    return Reason.NOT_COMPUTED if is_expected and own.low is None else own.reason_at()
-
-
-def ceiling_of(report: Report, metric: str, at: tuple[int, ...], label: str) -> Headline:
-    """Return the ceiling of one entry of an estimate as a headline.
-
-    Args:
-        report: The report.
-        metric: Name of a field that is an estimate with a ceiling.
-        at: Index of the entry along every axis.
-        label: Label in tables.
-    """
-    value = float(report.estimate(metric).ceiling[at])
-    return Headline.computed(metric, label, value, quantities_of(type(report))[metric].unit)
-
-
-def _names(own: Estimate, hardest: Baseline | None, better: Better) -> tuple[str, str]:
-    """Return the strongest baseline's `Headline.bound` and name, then the others with levels, the stronger first."""
-    if hardest is None:
-        return "", ""
-    others = [each for each in own.compared if each is not hardest and not math.isnan(float(each.value))]
-    if better:
-        others.sort(key=lambda each: float(each.bar(better)), reverse=better == "higher")
-    bound, name = _printed(hardest, better)
-    levels = [(_printed(each, better), number_text(float(each.bar(better)))) for each in others]
-    return bound, "; ".join([name, *(f"{sign}{level} ({other})" for (sign, other), level in levels)])
-
-
-def _printed(own: Baseline, better: Better) -> tuple[str, str]:
-    """Return "≤ " or "≥ " if the level to exceed is the end of a range, and the name, with the mean of the range."""
-    bar, mean = float(own.bar(better)), float(own.value)
-    bound = {"higher": "≤ ", "lower": "≥ ", "": ""}[better] * (bar != mean or own.name.endswith(MOST))
-    name = re.sub("_(?=[a-z0-9])", " ", own.name.removesuffix(MOST))  # window_1_uniform in words, but W_K as it is
-    return bound, name + (bar != mean) * f"{MEAN}{number_text(mean)}"
 
 
 def _plain(value: Any) -> Any:

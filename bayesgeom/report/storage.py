@@ -1,5 +1,7 @@
 """Reports as files: `report.json` and `arrays.safetensors`, with a common hash that is checked when they are read.
 
+A run directory also has the tidy table and the page; it is written atomically.
+
 The hash covers every value in the JSON file and every array with its name, type and shape. An edited, truncated or
 mixed-up report is therefore an error. Fields are then checked against the annotations of the report.
 """
@@ -9,10 +11,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from jaxtyping import AbstractArray
@@ -20,9 +23,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, described, shown
-from bayesgeom.core.files import decoded, encoded, put_back, read_json, write_arrays
+from bayesgeom.core.files import (
+    atomic_directory,
+    atomic_file,
+    check_directory,
+    decoded,
+    encoded,
+    is_remains,
+    put_back,
+    read_json,
+    write_arrays,
+)
 from bayesgeom.core.verdict import Reason
-from bayesgeom.results.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
+from bayesgeom.report.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+R = TypeVar("R")  # a report
 
 SCHEMA, OLDEST = 4, 3  # 2: a hash over JSON and arrays; 3: numbers are estimates; 4: a reason by entry, as a code
 JSON, ARRAYS = "report.json", "arrays.safetensors"
@@ -38,6 +56,17 @@ _REASONS = {  # of files of schema 3, whose reason is a text for all entries
 }
 _IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
 _LEVELS = ("value", "low", "high")
+PROGRESS = "progress.safetensors"  # of an interrupted battery
+PARTS = "parts"  # results per snapshot of an interrupted analysis
+METRICS, HTML = "metrics.parquet", "report.html"
+ALONE = "alone"  # whether a folder holds one report, not a diagnosis
+_PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is present
+    **dict.fromkeys(("arguments", "recipe", "task"), Mapping[str, Any]),
+    "foreign_hooks": tuple[str, ...],
+    "layers": Mapping[str, tuple[int, ...]],
+    **dict.fromkeys(("served", "streamed"), Mapping[str, float]),  # language: quoted
+}
+_OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report
 
 
@@ -459,3 +488,96 @@ def _named(hint: Any) -> str:
     if (quantity := quantity_of(hint)) is not None:
         return f"an estimate along ({quantity.axes})"
     return described(hint) if (array := _array(hint)) is None else array.__name__
+
+
+def write_run(
+    path: Path, reports: Mapping[str, object], extra: Mapping[str, Any], table: "pd.DataFrame", page: Callable[[], str]
+) -> None:
+    """Write reports, other JSON content, the tidy table and the page into a folder; all or none.
+
+    Raises:
+        OutputFault: The folder cannot be written, or holds other files than a report.
+    """
+    check_target(path)
+    with atomic_directory(path) as temporary:
+        write_parts(temporary, reports, extra)
+        table.to_parquet(temporary / METRICS)
+        (temporary / HTML).write_text(page(), encoding="utf-8", errors="replace")
+
+
+def write_page(text: str, path: str | PathLike[str] | None) -> str:
+    """Return the page unchanged; with a path, also write it there atomically.
+
+    Raises:
+        OutputFault: The file cannot be written.
+    """
+    if path is not None:
+        with atomic_file(Path(path)) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")
+    return text
+
+
+def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, Any]) -> None:
+    """Write reports and other JSON content as `report.json` and `arrays.safetensors` into a folder."""
+    write(path, {key: parts_of(report) for key, report in reports.items()}, extra)
+
+
+def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
+    """Return the reports of these kinds in a folder, the other JSON content, and the names of unknown kinds.
+
+    Raises:
+        OutputFault: The folder has no complete report, one with fields of other types, or a provenance of another form.
+    """
+    parts, extra = read(path)
+    if "skipped" not in extra or not _is_provenance(extra.get(ORIGIN)):
+        raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+    if not fits((extra["skipped"], extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
+        raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
+    unknown = tuple(sorted(parts.keys() - kinds.keys()))
+    reports, notes = dict[str, R](), dict[str, dict[str, list[str]]]()
+    for key, (scalars, arrays) in parts.items():
+        if key in unknown:
+            continue
+        where = f"{path}: report {key!r}"
+        values, noted = completed(kinds[key], fields_of(kinds[key], scalars, arrays, where))
+        notes |= {key: noted} if noted else {}
+        check_fields(kinds[key], values, where)
+        reports[key] = kinds[key](**values)
+    if notes:
+        extra = {**extra, ORIGIN: {**extra[ORIGIN], OTHER_VERSION: notes}}
+    return reports, extra, unknown
+
+
+def _is_provenance(stored: object) -> bool:
+    """Return whether it names model and task; an empty provenance is that of reports made by hand."""
+    match stored:
+        case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
+            return all(fits(rest[key], hint) for key, hint in _PROVENANCE.items() if key in rest)
+        case {}:
+            return stored.keys() <= {OTHER_VERSION}
+    return False
+
+
+def check_target(path: Path) -> None:
+    """Check that a run directory can be written here, before any work is done.
+
+    Raises:
+        OutputFault: It cannot be written, or the directory holds other files than a report.
+    """
+    check_holds_report_alone(path)
+    check_directory(path)
+
+
+def check_holds_report_alone(path: Path) -> None:
+    """Check that a directory, if it exists, holds nothing but a report, so that it can be replaced.
+
+    Raises:
+        OutputFault: It holds other files, or cannot be read.
+    """
+    try:
+        entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    except OSError as error:
+        raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
+    if foreign := [name for name in entries if name not in _OURS and not is_remains(name, of=_OURS)]:
+        named = ", ".join(foreign[:3])
+        raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")

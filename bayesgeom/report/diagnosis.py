@@ -1,6 +1,6 @@
 """A diagnosis: all reports on one model and task, the skipped probes with reasons, and the provenance."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 from bayesgeom.core.errors import InvalidArgument, OutputFault, checked, unknown_name
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.run import N_RECORDED
-from bayesgeom.core.text import percent_text
-from bayesgeom.core.verdict import Reason
-from bayesgeom.results.findings import numbers
-from bayesgeom.results.folder import ALONE, read_parts, write_page, write_run
-from bayesgeom.results.headline import Headline
-from bayesgeom.results.page import HEADLINES_SHOWN, display_in_notebook, notebook_html, page_of
-from bayesgeom.results.report import Report, too_few, with_provenance
-from bayesgeom.results.tables import listed, shortened
-from bayesgeom.results.terminal import summary
-from bayesgeom.results.tidy import frame, records_of
+from bayesgeom.core.text import percent_text, shortened
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
+from bayesgeom.report.tables import Headline, frame, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +20,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 R = TypeVar("R", bound=Report)
+HEADLINES_SHOWN = 2  # of each report, in the summary
 SERVED = "served"  # key of the provenance: what the replies of a server left open; language: quoted
 LAYERS = "layers"  # key of the provenance: the measured layers of each report that does not have all
 STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
@@ -113,16 +108,20 @@ class Diagnosis(Mapping[str, Report]):
 
     def __repr__(self) -> str:
         subject, names = self.title, self.provenance["model"]["name"] if self.provenance else ""
-        subject = subject.replace(names, listed(names.split(", "), 2), 1)
-        return f"Diagnosis({shortened(subject, 76)}: {listed(tuple(self.reports), 3)})"
+        subject = subject.replace(names, _few(names.split(", "), 2), 1)
+        return f"Diagnosis({shortened(subject, 76)}: {_few(tuple(self.reports), 3)})"
 
     def __str__(self) -> str:
         return self.summary()
 
     def _repr_html_(self) -> str:
+        from bayesgeom.report.render import notebook_html
+
         return notebook_html(self.summary(), self.plot() if self.reports else None)
 
     def _ipython_display_(self) -> None:
+        from bayesgeom.report.render import display_in_notebook
+
         display_in_notebook(self.summary(), self.plot() if self.reports else None)
 
     @property
@@ -133,41 +132,40 @@ class Diagnosis(Mapping[str, Report]):
         return f"{self.provenance['model']['name']} on {self.provenance['task_label']}"
 
     def headlines(self) -> list[tuple[str, Headline]]:
-        """Return the first headlines of every report, with its name, for the summary and the page."""
+        """Return the first headlines of every report, with its name, for the summary."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
     def summary(self, where: str = "") -> str:
-        """Return a short table for the terminal: at most 24 lines of 100 columns.
+        """Return a short table of 100 columns for the terminal.
 
         Args:
             where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
         """
-        lines = self.headlines()
-        notes = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
-        if foreign := self.provenance.get("foreign_hooks"):
-            hooks = "forward hooks that bayesgeom did not set may have edited activations"
-            notes.insert(0, f"{hooks}: {', '.join(foreign)}")
-        if precision := self.provenance.get("float32_matmul_precision"):
-            notes.insert(0, f"torch was allowed to round products of float32 matrices: {precision}")
-        if replies := self.provenance.get(SERVED):
-            notes.insert(0, _unlisted_share(replies))
-        if streamed := self.provenance.get(STREAMED):
-            notes.insert(0, f"computed during the pass instead, from {max(streamed.values())}: {', '.join(streamed)}")
-        n, stored = self.provenance.get("arguments", {}).get("n"), self.provenance.get("n_recorded")
-        if isinstance(n, int) and isinstance(stored, int) and stored < n:
+        from bayesgeom.report.render import summary
+
+        return summary(self.title, None, self.headlines(), list(self._notes()), where)
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what limits the measurement, and what was not measured."""
+        source, n = self.provenance, self.provenance.get("arguments", {}).get("n")
+        if isinstance(n, int) and isinstance(stored := source.get("n_recorded"), int) and stored < n:
             why = "never more" if stored == N_RECORDED else "memory_gib allows no more"
-            read = f"attention, keys, values, read-outs: the first {stored} ({why})"
-            notes.insert(0, f"KL, predictions: all {n} sequences; {read}")
-        rest = [(name, own) for name, report in self.reports.items() for own in report.headlines()[HEADLINES_SHOWN:]]
-        notes[:0] = [f"{name}: {own.label} {own.value_text}. {own.detail}" for name, own in rest if own.detail]
-        partly = self.provenance.get(LAYERS) or {}
-        notes += [f"{name}: only layers {', '.join(map(str, own))} have its sites" for name, own in partly.items()]
-        notes += [f"not applicable to this task: {', '.join(self.inapplicable)}"] * bool(self.inapplicable)
-        without = [(name, own) for name, own in lines if own.no_interval and own.reason != Reason.NOT_COMPUTED]
-        notes += [f"no interval, {name}, {own.label}: {own.no_interval}" for name, own in without]
-        told = {f"{name}: {text}": name for name, report in self.reports.items() if (text := report.conclusion())}
-        leading = [numbers(lines[0][1])] if told and next(iter(self)) not in told.values() else []  # such as the KL
-        return summary(self.title, [*too_few(self.reports.values()), *leading, *told], lines, notes, where)
+            yield f"sequences: {n} for KL and predictions, {stored} for activations ({why})"
+        if streamed := source.get(STREAMED):
+            yield f"computed during the pass, from {max(streamed.values())} sequences: {', '.join(streamed)}"
+        if replies := source.get(SERVED):
+            share, largest = percent_text(replies["share"], 1), replies["largest_mass"]
+            yield f"answers not listed by the server (top {replies['top']}): {share}, together at most {largest:.3g}"
+        if precision := source.get("float32_matmul_precision"):
+            yield f"float32 matrix products may be rounded: {precision}"
+        if foreign := source.get("foreign_hooks"):
+            yield f"foreign forward hooks: {', '.join(foreign)}"
+        for name, own in (source.get(LAYERS) or {}).items():
+            yield f"{name}: only layers {', '.join(map(str, own))}"
+        for name, reason in self.skipped.items():
+            yield f"skipped {name}: {reason}"
+        if self.inapplicable:
+            yield f"not applicable to this task: {', '.join(self.inapplicable)}"
 
     def plot(self) -> "Figure":
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.
@@ -178,10 +176,6 @@ class Diagnosis(Mapping[str, Report]):
         if not self.reports:
             raise InvalidArgument("this diagnosis has no report to draw; `skipped` gives the reasons.")
         return next(iter(self.reports.values())).plot()
-
-    def show(self) -> None:
-        """Show the figure of the first report with plotly."""
-        self.plot().show()
 
     def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
         """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.
@@ -222,6 +216,8 @@ class Diagnosis(Mapping[str, Report]):
         Raises:
             OutputFault: The file cannot be written.
         """
+        from bayesgeom.report.render import page_of
+
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
         return write_page(text, path)
 
@@ -258,14 +254,9 @@ class Diagnosis(Mapping[str, Report]):
         return _read(Path(path))[0]
 
 
-def _unlisted_share(replies: Mapping[str, Any]) -> str:
-    """Return how much of the predictions a server left open."""
-    share, top = percent_text(replies["share"], 1), replies["top"]
-    part = f"{share} of the predictions had an answer that the server did not list (top {top})"
-    if not replies["share"]:
-        return part
-    warning = "so KL and entropy errors can differ much from the model's: raise top"
-    return f"{part}, {warning}. These answers have together at most {replies['largest_mass']:.3g}"
+def _few(names: Sequence[str], most: int) -> str:
+    """Return names joined by commas: the first `most` and the number of the others."""
+    return f"{', '.join(names[:most])}{f' + {len(names) - most} more' if len(names) > most else ''}"
 
 
 def left_out(diagnosis: Diagnosis) -> dict[str, str]:

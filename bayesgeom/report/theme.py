@@ -1,0 +1,130 @@
+"""Common style of all charts: colors, axes with units, logarithmic axes."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b7280", "#1d1f23"
+# Of named series. MEASURED is not among them: it is the only measured number of a panel. Green and red are verdicts.
+SERIES = (SECOND, THIRD, "#0f8b8d", "#b08900", "#6d4c2f", "#c2408f", "#3d3a8c", "#4b8fba", "#94785a")
+LAYERS = ("#eb568f", "#c64381", "#a33171", "#811f60", "#610d4d", "#420039", "#b98267", "#a06a4c", "#855036")  # by layer
+QUANTITIES = ("#4b5d16", "#680090", "#d860e0")  # of quantities, where colors stand for trainings elsewhere
+DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
+SEQUENTIAL = "Viridis"  # of points: every color is visible on white
+SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
+DIVERGING = "PuOr_r"  # purple below the middle, orange above; red and green are verdicts
+GRID, AXIS = "#e7eaee", "#b9bfc7"
+FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
+_DARK_SERIES = ("#f0935a", "#bd93e0", "#4cc3c5", "#e0c040", "#a87a4e", "#f27fc4", "#7d7bf5", "#a3d4f0", "#efdcc0")
+_DARK_LAYERS = ("#ac2b98", "#c54d9d", "#dc6ca3", "#ef8bad", "#ffabbb", "#ffd1d3", "#8f6b5a", "#a87d69", "#d3a48f")
+DARK: Mapping[str, str] = {
+    MEASURED: "#6aa9ee",
+    **dict(zip(SERIES, _DARK_SERIES, strict=True)),
+    **dict(zip(LAYERS, _DARK_LAYERS, strict=True)),
+    **dict(zip(QUANTITIES, ("#b7cf6f", "#9040c0", "#ff66ff"), strict=True)),
+    BASELINE: "#9aa3af",
+    EXACT: "#e8eaed",
+    GRID: "#2d3238",
+    AXIS: "#59616c",
+}
+CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """Return red, green and blue of "#rrggbb".
+
+    Example:
+        >>> rgb("#0f8b8d")
+        (15, 139, 141)
+    """
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return red, green, blue
+
+
+def series(index: int) -> dict[str, str]:
+    """Return color and dash of a named series: colors first, then the same colors with another dash.
+
+    Example:
+        >>> series(0), series(9)["dash"]
+        ({'color': '#c2571a', 'dash': 'solid'}, 'dash')
+    """
+    lap, place = divmod(index, len(SERIES))
+    return {"color": SERIES[place], "dash": ("solid", *DASHES)[lap % (1 + len(DASHES))]}
+
+
+def layer_colors(n_layers: int) -> tuple[str, ...]:
+    """Return a color per layer, from light to dark; up to six layers are as far apart as the scale allows.
+
+    Example:
+        >>> layer_colors(2) == (LAYERS[0], LAYERS[5]), layer_colors(30) == LAYERS
+        (True, True)
+    """
+    ramp = _RAMP if 1 < n_layers < _RAMP else n_layers
+    return tuple(LAYERS[round(i * (ramp - 1) / max(1, n_layers - 1))] for i in range(min(n_layers, len(LAYERS))))
+
+
+def log_axes(figure: go.Figure, axes: str = "y", *, floor: float = 0.0) -> None:
+    """Make axes of a plot logarithmic over the range of its lines and points, with each decade labeled.
+
+    Lower ends of intervals, zeros and values below `floor` do not extend the range: the lower end of an interval can be
+    a millionth of its estimate.
+    """
+    drawn = [trace for trace in figure.data if trace.type == "scatter"]
+    for axis in axes:
+        values = np.concatenate([np.ones(0), *(_reach(trace, axis) for trace in drawn)])
+        values = values[np.isfinite(values) & (values > 0) & (values >= floor)]
+        low, high = (np.log10(values.min()), np.log10(values.max())) if len(values) else (0.0, 1.0)
+        low, high = (low - 0.1, high + 0.1) if high - low > _LEAST_DECADES else (low - 0.2, high + 0.2)
+        ticks, labels = _log_ticks(low, high)
+        update = figure.update_xaxes if axis == "x" else figure.update_yaxes
+        update(type="log", range=[low, high], tickvals=ticks, ticktext=labels)
+
+
+def at_least(figure: go.Figure, span: float) -> None:
+    """Make the linear y axis of a plot cover at least `span`, so that rounding does not look like a trend."""
+    own = [np.asarray(trace.y, dtype=float) for trace in figure.data if trace.type == "scatter"]
+    values = np.concatenate(own or [np.zeros(1)])
+    values = values[np.isfinite(values)]
+    if len(values) and values.max() - values.min() < span:
+        middle = (values.max() + values.min()) / 2
+        ends = [middle - span / 2, middle + span / 2]
+        shift = -ends[0] if ends[0] < 0 <= values.min() else 0.0  # no negative axis without negative numbers
+        figure.update_yaxes(range=[end + shift for end in ends])
+
+
+def label_axes(figure: go.Figure, x: str, y: str) -> None:
+    """Set axis titles, including units."""
+    figure.layout.xaxis.title.text, figure.layout.yaxis.title.text = x, y
+
+
+_RAMP = 6  # colors of `LAYERS` from light to dark; those after them are another ramp
+_LEAST_DECADES = 0.5
+
+
+def _reach(trace: "go.Scatter", axis: str) -> Float[np.ndarray, " value"]:
+    """Return the values of a line with the upper ends of its whiskers, or the upper end of a band."""
+    values, error = np.asarray(trace[axis], dtype=float).ravel(), trace[f"error_{axis}"].array
+    upper = np.ones(0) if error is None else values + np.asarray(error, dtype=float)
+    return np.append(upper, np.nanmax(values, initial=0.0) if trace.fill else values)
+
+
+def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Return ticks at powers of ten between two logarithms; with fewer than two, at 1, 2 and 5, or at all digits."""
+    decades = list(range(math.floor(low), math.ceil(high) + 1))
+    powers = [10.0**k for k in decades if low <= k <= high]
+    if len(powers) >= 2:
+        powers = powers[:: -(-len(powers) // 6)]
+        return powers, [_power(value) for value in powers]
+    every = [(k, digit) for k in decades for digit in range(1, 10) if low <= math.log10(digit * 10.0**k) <= high]
+    few = [at for at in every if at[1] in (1, 2, 5)]
+    finer = [digit * 10.0**k for k, digit in (few if len(few) >= 2 else every)]
+    return finer, [f"{value:.3g}" for value in finer]
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value))
+    return f"{value:g}" if -3 <= exponent <= 4 else f"10<sup>{exponent}</sup>"
