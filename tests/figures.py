@@ -1,23 +1,8 @@
-"""Checks of drawn figures, and figures that several pages share."""
-
-from collections.abc import Callable
+"""Checks of drawn figures, and what their colors mean."""
 
 import plotly.graph_objects as go
 
-from bayesgeom.report.report import Report
 from bayesgeom.report.theme import BASELINE, EXACT, MEASURED
-
-
-def drawn_once(section_of: Callable[[str, Report], Section]) -> Callable[[str, Report], Section]:
-    """The same function, which draws each report once under each name: figures are most of the time of a page."""
-    kept: dict[tuple[str, int], tuple[Report, Section]] = {}
-
-    def once(name: str, report: Report) -> Section:
-        if (key := (name, id(report))) not in kept:
-            kept[key] = report, section_of(name, report)  # the report stays alive, and its identity its own
-        return kept[key][1]
-
-    return once
 
 
 def colors_by_name(figure: go.Figure) -> dict[str, set[str]]:

@@ -22,7 +22,7 @@ def film_panel(
     axes: tuple[str, str],
 ) -> Panel:
     """Draw the last step and an animation of all steps, with the same axes for every step."""
-    panel = Panel.blank(is_wide=True)
+    panel = Panel.blank("Last snapshot; ▶ plays the training", is_wide=True)
     figure = panel.figure
     drawn = [np.round(own.astype(float), _DIGITS) for own in points]
     figure.add_trace(

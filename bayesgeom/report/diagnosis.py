@@ -12,7 +12,7 @@ from bayesgeom.core.run import N_RECORDED
 from bayesgeom.core.text import percent_text, shortened
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, frame, records_of
+from bayesgeom.report.tables import Headline, frame, model_name, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +107,7 @@ class Diagnosis(Mapping[str, Report]):
         return len(self.reports)
 
     def __repr__(self) -> str:
-        subject, names = self.title, self.provenance["model"]["name"] if self.provenance else ""
+        subject, names = self.title, model_name(self.provenance)
         subject = subject.replace(names, _few(names.split(", "), 2), 1)
         return f"Diagnosis({shortened(subject, 76)}: {_few(tuple(self.reports), 3)})"
 
@@ -129,7 +129,7 @@ class Diagnosis(Mapping[str, Report]):
         """Return model and task as a heading, or the measured quantity for reports without provenance."""
         if not self.provenance:
             return ", ".join(report.title for report in self.reports.values())
-        return f"{self.provenance['model']['name']} on {self.provenance['task_label']}"
+        return f"{model_name(self.provenance)} on {self.provenance['task_label']}"
 
     def headlines(self) -> list[tuple[str, Headline]]:
         """Return the first headlines of every report, with its name, for the summary."""

@@ -144,23 +144,23 @@ def _place(
     own: Panel, layout: dict[str, Any], box: Mapping[str, tuple[float, float]], suffix: str
 ) -> list[dict[str, Any]]:
     """Add axes, shapes, texts, color bars and legend of a panel to a layout, and return its traces with their axes."""
-    drawn = own.figure.to_plotly_json()
+    data, drawn = [trace.to_plotly_json() for trace in own.figure.data], own.figure.layout.to_plotly_json()
     (left, right), (bottom, top) = box["x"], box["y"]
-    has_bar = any("colorbar" in own for trace in drawn["data"] for own in (trace, trace.get("marker", {})))
+    has_bar = any("colorbar" in own for trace in data for own in (trace, trace.get("marker", {})))
     right -= _BAR * has_bar
     bar = {"x": right + 0.004, "xanchor": "left", "y": (bottom + top) / 2, "len": top - bottom, "thickness": 11}
     for axis, domain, other in (("x", (left, right), "y"), ("y", (bottom, top), "x")):
-        axes = {**drawn["layout"][f"{axis}axis"], "domain": domain, "anchor": f"{other}{suffix}"}
+        axes = {**drawn[f"{axis}axis"], "domain": domain, "anchor": f"{other}{suffix}"}
         layout[f"{axis}axis{suffix}"] = axes | ({"scaleanchor": f"x{suffix}"} if "scaleanchor" in axes else {})
     for kind in ("shapes", "annotations"):
-        for item in drawn["layout"].get(kind, ()):
+        for item in drawn.get(kind, ()):
             refs = {ref: item[ref].replace(ref[0], f"{ref[0]}{suffix}", 1) for ref in ("xref", "yref") if ref in item}
             layout[kind].append({**item, **refs})
     text = {"text": own.title, "x": (left + right) / 2, "y": top, "xref": "paper", "yref": "paper", "showarrow": False}
     layout["annotations"] += [{**text, "xanchor": "center", "yanchor": "bottom", "font": {"size": 16}}] * bool(
         own.title
     )
-    return list(_placed_traces(own, drawn["data"], layout, (left, right, bottom), suffix, bar))
+    return list(_placed_traces(own, data, layout, (left, right, bottom), suffix, bar))
 
 
 def _placed_traces(

@@ -25,7 +25,7 @@ from bayesgeom.core.text import counted, number_text, with_minus
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.tables import Headline, Reported
+from bayesgeom.report.tables import Headline, Reported, model_name
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
 if TYPE_CHECKING:
@@ -249,10 +249,7 @@ def _fewer(report: Reported) -> str:
 
 def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> str:
     """Return what was tested: the model, its architecture and the task; "" if it is unknown."""
-    model, task = provenance.get("model"), provenance.get("task_label")
-    name = model.get("name") if isinstance(model, Mapping) else None
-    if str(name).startswith("step-"):  # a snapshot of a training
-        name = provenance.get("recipe", {}).get("name", name)
+    model, name, task = provenance.get("model"), model_name(provenance), provenance.get("task_label")
     if not (name and task):
         return ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
@@ -262,8 +259,8 @@ def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
 
 def _drawn(own: Panel, identifier: str) -> Drawn:
     """Return a panel as plotly.js draws it on a page: without title and legend, which the page has itself."""
-    figure = own.figure.to_plotly_json()
-    layout = {key: value for key, value in figure["layout"].items() if key not in ("title", "height", "template")}
+    layout = own.figure.layout.to_plotly_json()
+    layout = {key: value for key, value in layout.items() if key not in ("title", "height", "template")}
     for axis in ("xaxis", "yaxis"):
         given = layout.get(axis, {})
         text = (given.get("title") or {}).get("text")
@@ -273,7 +270,7 @@ def _drawn(own: Panel, identifier: str) -> Drawn:
     margin = {"l": 54, "r": 18, "t": 10, "b": 44} if not own.figure.frames else {**layout["margin"], "t": 10}
     font = {"color": EXACT, **layout.get("font", {}), "size": 12}
     layout |= {**clear, "font": font, "margin": margin, "showlegend": False, "autosize": True}
-    plot = {"data": [_trace(trace) for trace in figure["data"]], "layout": layout}
+    plot = {"data": [_trace(trace.to_plotly_json()) for trace in own.figure.data], "layout": layout}
     if own.figure.frames:
         plot["frames"] = [frame.to_plotly_json() for frame in own.figure.frames]
     entries = [(_plain(name), at, _swatch(own.figure.data[at[0]])) for name, at in listed(own.figure).items()]

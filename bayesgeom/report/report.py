@@ -25,7 +25,7 @@ from bayesgeom.core.text import shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
 from bayesgeom.report.storage import ALONE, parts_of, quantities_of, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, frame, records_of
+from bayesgeom.report.tables import Headline, frame, model_name, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -267,7 +267,7 @@ class Report(ABC):
     @final
     def _subject(self) -> str:
         """Return model and task with a colon; "" if they are unknown."""
-        model, task = self.provenance.get("model", {}).get("name"), self.provenance.get("task_label")
+        model, task = model_name(self.provenance), self.provenance.get("task_label")
         return f"{model} on {task}: " if model and task else ""
 
 

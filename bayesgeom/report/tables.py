@@ -149,6 +149,13 @@ class Headline:
         return [str(level) for level in self.levels]
 
 
+def model_name(provenance: Mapping[str, Any]) -> str:
+    """Return the name of the model; of a snapshot of a training, that of the training; "" if it is unknown."""
+    model = provenance.get("model")
+    name = str(model.get("name") or "") if isinstance(model, Mapping) else ""
+    return str(provenance.get("recipe", {}).get("name", name)) if name.startswith("step-") else name
+
+
 def headline_of(
     report: Reported,
     metric: str,

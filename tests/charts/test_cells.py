@@ -5,6 +5,7 @@ import pytest
 from plotly.colors import find_intermediate_color
 
 from bayesgeom.charts.cells import _cell_text, add_cells
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import SHADES, rgb
 
 
@@ -40,8 +41,8 @@ def test_the_text_of_every_cell_can_be_read_on_its_color() -> None:
     assert contrast((255, 255, 255), (83, 144, 199)) == pytest.approx(3.4, abs=0.05)  # the reference sees the defect
     shares = np.linspace(-0.3, 1.0, 1301).reshape(1, -1)
     names = [f"model {i}" for i in range(shares.size)]
-    figure = panels("title", ("map",))
-    add_cells(figure, (1, 1), shares, ["task"], names)
+    figure = Panel.blank().figure
+    add_cells(figure, shares, ["task"], names)
     cells, text = figure.data
     assert list(cells.colorscale) == list(SHADES) and (cells.zmin, cells.zmax) == (0, 1)
     found = [contrast(cell_color(share), rgb(ink)) for share, ink in zip(cells.z[0], text.textfont.color, strict=True)]

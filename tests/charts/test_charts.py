@@ -1,66 +1,52 @@
 """Charts hold the numbers that they were given, draw the baseline in gray, and name their axes with units."""
 
-import json
+from functools import partial
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bayesgeom.charts.calibration import calibration_figure
+from bayesgeom.charts.calibration import calibration_panels
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
 from bayesgeom.charts.lines import add_band, add_baseline, add_line
-from bayesgeom.charts.manifold import Cloud, Profile, manifold_figure
-from bayesgeom.charts.readout import Line, readout_figure
-from bayesgeom.report.theme import BASELINE, BETWEEN, MEASURED, label_axes
+from bayesgeom.charts.manifold import Cloud, Profile, manifold_panels
+from bayesgeom.charts.readout import readout_panel
+from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.panels import Panel, figure_of
+from bayesgeom.report.theme import BASELINE, MEASURED
 
 
 def test_panels_hold_their_titles_in_order() -> None:
-    figure = panels("Whole", ("one", "two", "three"))
+    figure = figure_of("Whole", [drawn_panel(title) for title in ("one", "two", "three")])
     assert figure.layout.title.text == "Whole"
     assert [note.text for note in figure.layout.annotations] == ["one", "two", "three"]
     places = [(note.x, note.y) for note in figure.layout.annotations]
     assert places[0][1] == places[1][1] > places[2][1] and places[0][0] == places[2][0] < places[1][0]
 
 
-@pytest.mark.parametrize(("n_panels", "n_columns", "n_rows"), [(1, 2, 1), (2, 2, 1), (3, 2, 2), (5, 3, 2), (7, 1, 7)])
-def test_panels_grow_downwards(n_panels: int, n_columns: int, n_rows: int) -> None:
-    figure = panels("Whole", tuple("abcdefg"[:n_panels]), n_columns=n_columns)
-    flat = panels("Whole", ("a",), n_columns=n_columns)
-    assert figure.layout.height - flat.layout.height == 340 * (n_rows - 1)
-    heights = {panel_pixels(figure, row)[1] - panel_pixels(figure, row)[0] for row in range(1, n_rows + 1)}
-    assert {round(height) for height in heights} == {340 - BETWEEN}, "a panel's height does not depend on their number"
-    add_line(figure, (n_rows, 1), [1], np.array([2.0]), name="last row")
-    with pytest.raises(Exception, match="row"):
-        add_line(figure, (n_rows + 1, 1), [1], np.array([2.0]), name="beyond")
+def drawn_panel(title: str, **known: object) -> Panel:
+    panel = Panel.blank(title, **known)  # type: ignore[arg-type]
+    add_line(panel.figure, [1, 2], np.array([2.0, 3.0]), name="model")
+    return panel
 
 
-def panel_pixels(figure: go.Figure, row: int) -> tuple[float, float]:
-    """Where the first panel of a row begins and ends, in pixels from the bottom of the figure."""
-    layout = figure.layout
-    height = layout.height - layout.margin.t - layout.margin.b
-    bottom, top = figure.get_subplot(row, 1).yaxis.domain
-    return layout.margin.b + bottom * height, layout.margin.b + top * height
-
-
-@pytest.mark.parametrize("n_rows", [2, 3, 5])
-def test_between_rows_there_is_room_for_two_titles(n_rows: int) -> None:
-    figure = panels("Whole", tuple("abcdefghij"[: 2 * n_rows]))
-    for row in range(1, n_rows):
-        assert panel_pixels(figure, row)[0] - panel_pixels(figure, row + 1)[1] == pytest.approx(BETWEEN)
-
-
-def test_axes_are_labeled_in_their_own_panel() -> None:
-    figure = panels("Whole", ("a", "b", "c", "d"))
-    label_axes(figure, (2, 1), "layer", "overlap (cosine)")
-    titles = [(figure.layout[f"xaxis{i}"].title.text, figure.layout[f"yaxis{i}"].title.text) for i in ("", 2, 3, 4)]
-    assert titles == [(None, None), (None, None), ("layer", "overlap (cosine)"), (None, None)]
+def test_wide_panels_have_a_row_of_their_own_and_heights_are_kept() -> None:
+    figure = figure_of("Whole", [drawn_panel("a"), drawn_panel("b", is_wide=True, height=500), drawn_panel("c")])
+    axes = [figure.layout[f"xaxis{i}"].domain for i in ("", 2, 3)]
+    assert axes[1] == (0, 1) and axes[0] == axes[2] and axes[0][1] < 0.5
+    tops = [figure.layout[f"yaxis{i}"].domain[1] for i in ("", 2, 3)]
+    assert tops == sorted(tops, reverse=True)
+    height = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    low, high = figure.layout.yaxis2.domain
+    assert (high - low) * height == pytest.approx(500 - 92)
+    assert figure_of("Whole", []).layout.title.text == "Whole", "without panels"
 
 
 def test_lines_keep_numbers_and_gaps() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
+    figure = Panel.blank().figure
     y = np.array([0.5, np.nan, 0.25])
-    add_line(figure, (1, 1), [2, 3, 5], y, name="measured", dash="dot")
+    add_line(figure, [2, 3, 5], y, name="measured", dash="dot")
     (line,) = figure.data
     assert list(line.x) == [2, 3, 5] and (line.name, line.line.dash, line.line.color) == ("measured", "dot", MEASURED)
     np.testing.assert_array_equal(line.y, y)
@@ -68,8 +54,8 @@ def test_lines_keep_numbers_and_gaps() -> None:
 
 
 def test_bands_go_up_one_side_and_down_the_other() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
-    add_band(figure, (1, 1), [2, 3, 5], np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5, 0.6]), name="95 % interval")
+    figure = Panel.blank().figure
+    add_band(figure, [2, 3, 5], np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5, 0.6]), name="95 % interval")
     (band,) = figure.data
     corners = set(zip(band.x.tolist(), band.y.tolist(), strict=True))
     assert corners == {(2, 0.1), (3, 0.2), (5, 0.3), (2, 0.4), (3, 0.5), (5, 0.6)}
@@ -80,19 +66,18 @@ def test_bands_go_up_one_side_and_down_the_other() -> None:
 
 @pytest.mark.parametrize(("level", "drawn"), [(0.25, [0.25] * 3), (np.array([0.1, 0.2, 0.3]), [0.1, 0.2, 0.3])])
 def test_baselines_are_gray_and_dashed(level: float | np.ndarray, drawn: list[float]) -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
-    add_baseline(figure, (1, 1), [2, 3, 5], level, name="baseline: chance")
+    figure = Panel.blank().figure
+    add_baseline(figure, [2, 3, 5], level, name="baseline: chance")
     (line,) = figure.data
     assert (list(line.x), list(line.y)) == ([2, 3, 5], drawn)
     assert (line.mode, line.line.color, line.line.dash) == ("lines", BASELINE, "dash")
 
 
 @pytest.fixture
-def calibration(rng: np.random.Generator) -> go.Figure:
+def calibration(rng: np.random.Generator) -> list[Panel]:
     """Seven positions, two baselines, three examples."""
     exact, model, error = rng.random((3, 7))
-    return calibration_figure(
-        title="Calibration",
+    return calibration_panels(
         exact=exact,
         model=model,
         error=error,
@@ -102,23 +87,22 @@ def calibration(rng: np.random.Generator) -> go.Figure:
     )
 
 
-def test_calibration_has_four_panels_with_units(calibration: go.Figure) -> None:
-    assert len(calibration.layout.annotations) == 4 and calibration.layout.title.text == "Calibration"
-    for i in ("", 2, 3, 4):
-        assert calibration.layout[f"xaxis{i}"].title.text == "scored position (1 is the first)"
-        assert calibration.layout[f"yaxis{i}"].title.text.endswith("(bits)")
-    assert calibration.layout.yaxis2.type == "log" and calibration.layout.yaxis.type != "log"
+def test_calibration_has_four_panels_with_units(calibration: list[Panel]) -> None:
+    assert len(calibration) == 4
+    for panel in calibration:
+        assert panel.figure.layout.xaxis.title.text == "scored position (1 is the first)"
+        assert panel.figure.layout.yaxis.title.text.endswith("(bits)")
+    assert [panel.figure.layout.yaxis.type for panel in calibration] == [None, "log", None, None]
 
 
-def test_calibration_draws_two_baselines_next_to_the_error(calibration: go.Figure) -> None:
-    in_errors = {trace.name for trace in calibration.data if trace.yaxis == "y2"}
-    assert in_errors == {"95 % interval", "model", "baseline: uniform", "baseline: likelihood only"}
+def test_calibration_draws_two_baselines_next_to_the_error(calibration: list[Panel]) -> None:
+    names = {trace.name for trace in calibration[1].figure.data}
+    assert names == {"95 % interval", "model", "baseline: uniform", "baseline: likelihood only"}
 
 
 def drawn_baselines(error: np.ndarray, levels: dict[str, np.ndarray]) -> list[go.Scatter]:
     """The baselines in the calibration figure of a model with this error."""
-    figure = calibration_figure(
-        title="Calibration",
+    panels = calibration_panels(
         exact=error,
         model=error,
         error=error,
@@ -126,7 +110,7 @@ def drawn_baselines(error: np.ndarray, levels: dict[str, np.ndarray]) -> list[go
         baselines=levels,
         examples=(error[None], error[None]),
     )
-    return [trace for trace in figure.data if (trace.name or "").startswith("baseline: ")]
+    return [trace for trace in panels[1].figure.data if (trace.name or "").startswith("baseline: ")]
 
 
 def test_the_strongest_baselines_are_drawn_and_one_below_the_axis_is_named() -> None:
@@ -147,18 +131,9 @@ def test_baselines_of_zero_are_marked_at_the_end_of_the_axis_and_none_looks_like
         np.testing.assert_array_equal(trace.y, [1.0, 1e-6, 1e-6])
 
 
-def test_each_panels_legend_names_what_it_draws_once(calibration: go.Figure) -> None:
-    by_panel = {
-        axis: sorted(t.name for t in calibration.data if t.showlegend and t.yaxis == axis) for axis in ("y", "y2", "y3")
-    }
-    both = ["exact", "model"]
-    assert by_panel == {"y": both, "y2": ["baseline: likelihood only", "baseline: uniform", "model"], "y3": both}
-
-
 def test_one_example_is_enough(rng: np.random.Generator) -> None:
     profile = rng.random(5)
-    figure = calibration_figure(
-        title="Calibration",
+    panels = calibration_panels(
         exact=profile,
         model=profile,
         error=profile,
@@ -166,19 +141,15 @@ def test_one_example_is_enough(rng: np.random.Generator) -> None:
         baselines={},
         examples=(rng.random((1, 5)), rng.random((1, 5))),
     )
-    assert [trace.name for trace in figure.data if trace.yaxis == "y3"] == ["exact", "model"]
-    assert all(trace.yaxis != "y4" for trace in figure.data)
+    assert len(panels) == 3 and [trace.name for trace in panels[2].figure.data] == ["exact", "model"]
 
 
 @pytest.mark.parametrize(("shift", "n_panels"), [(0.0, 2), (0.02, 2), (0.04, 4)])
 def test_sequences_with_the_curve_of_the_mean_are_not_drawn_again(shift: float, n_panels: int) -> None:
     """On a bijection without repeats entropy depends on the position: three panels showed one curve."""
     exact = np.linspace(3.0, 0.0, 7)
-    model = np.array(
-        [exact, exact + shift]
-    )  # of two sequences; the second differs from the mean by less or more than 1 %
-    figure = calibration_figure(
-        title="Calibration",
+    model = np.array([exact, exact + shift])  # the second of two sequences is apart by less or more than 1 %
+    panels = calibration_panels(
         exact=exact,
         model=exact,
         error=np.full(7, 0.1),
@@ -186,18 +157,12 @@ def test_sequences_with_the_curve_of_the_mean_are_not_drawn_again(shift: float, 
         baselines={},
         examples=(np.stack([exact, exact]), model),
     )
-    titles = [note.text for note in figure.layout.annotations]
-    assert len(titles) == n_panels == len({trace.yaxis for trace in figure.data})
-    assert ("(single sequences have the same curves)" in titles[0]) == (n_panels == 2)
-
-
-def test_figures_fetch_nothing(calibration: go.Figure) -> None:
-    assert "http" not in json.dumps(calibration.to_plotly_json()["layout"], default=str)
+    assert len(panels) == n_panels and bool(panels[0].note) == (n_panels == 2)
 
 
 def heat_map(values: np.ndarray, **named: object) -> go.Figure:
-    figure = panels("Whole", ("a", "b"))
-    add_heads(figure, (1, 2), values, unit="|cosine|", **named)  # type: ignore[arg-type]
+    figure = Panel.blank().figure
+    add_heads(figure, values, unit="|cosine|", **named)  # type: ignore[arg-type]
     return figure
 
 
@@ -208,7 +173,7 @@ def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> Non
     (heads,) = figure.data
     np.testing.assert_array_equal(heads.z, values)
     assert (list(heads.x), list(heads.y)) == ([0, 1, 2], [0, 1]) and (heads.zmin, heads.zmax) == (0.0, 1.0)
-    assert figure.layout.xaxis2.title.text == "head (color: |cosine|)" and figure.layout.yaxis2.title.text == "layer"
+    assert figure.layout.xaxis.title.text == "head (color: |cosine|)" and figure.layout.yaxis.title.text == "layer"
 
 
 @pytest.mark.parametrize(("baseline", "n_marked"), [(0.25, 1), (0.0, 1), (1.0, 1), (-0.5, 0), (float("nan"), 0)])
@@ -242,11 +207,9 @@ def test_heads_that_are_not_defined_say_so() -> None:
 
 
 def test_profiles_draw_the_baselines_that_are_known(rng: np.random.Generator) -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
+    figure = Panel.blank().figure
     values, level, unknown = rng.random(5), rng.random(5), np.full(5, np.nan)
-    add_profile(
-        figure, (1, 1), values, name="measured", band=(values - 1, values + 1), baselines={"a": level, "b": unknown}
-    )
+    add_profile(figure, values, name="measured", band=(values - 1, values + 1), baselines={"a": level, "b": unknown})
     drawn = {trace.name: trace for trace in figure.data}
     assert (
         set(drawn) == {"measured, 95 % interval", "measured", "baseline: a"}
@@ -263,9 +226,9 @@ def test_a_known_baseline_stands_in_the_title() -> None:
 
 
 def test_forests_reach_to_their_intervals() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
+    figure = Panel.blank().figure
     values = np.array([0.5, 0.25, -0.125])
-    add_forest(figure, (1, 1), ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits", baseline=0.0)
+    add_forest(figure, ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits", baseline=0.0)
     rows, baseline = figure.data
     assert list(rows.y) == ["one", "two", "three"] and list(figure.layout.yaxis.range) == [2.5, -0.5]
     np.testing.assert_array_equal(rows.x, values)
@@ -275,28 +238,27 @@ def test_forests_reach_to_their_intervals() -> None:
 
 
 def test_a_forest_without_intervals_promises_none() -> None:
-    figure, values = panels("Whole", ("a",), n_columns=1), np.array([0.5, 0.25])
+    figure, values = Panel.blank().figure, np.array([0.5, 0.25])
     unknown = np.full(2, np.nan)
-    add_forest(figure, (1, 1), ["one", "two"], values, (unknown, unknown), unit="bits", baseline=None)
-    add_forest(figure, (1, 1), ["one", "two"], values, (values, unknown), unit="bits", baseline=None)
+    add_forest(figure, ["one", "two"], values, (unknown, unknown), unit="bits", baseline=None)
+    add_forest(figure, ["one", "two"], values, (values, unknown), unit="bits", baseline=None)
     assert [trace.name for trace in figure.data] == ["estimate", "estimate, 95 % interval"]
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_the_baseline_of_a_forest_goes_from_edge_to_edge(n: int) -> None:
-    figure = panels("Whole", ("a", "b"))
+    figure = Panel.blank().figure
     values = np.linspace(0.5, 0.25, n)
-    add_forest(figure, (1, 2), list("abcde"[:n]), values, (values, values), unit="bits", baseline=0.125)
+    add_forest(figure, list("abcde"[:n]), values, (values, values), unit="bits", baseline=0.125)
     (line,) = figure.layout.shapes
-    assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0.125, 0.125, 0, 1, "y2 domain")
+    assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0.125, 0.125, 0, 1, "y domain")
 
 
 def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Generator) -> None:
     points, entropy, layers = rng.random((7, 3)), rng.random(7), rng.random((4, 5))
     profile = [Profile(name=str(i), values=layers[i], baseline=layers[i + 1]) for i in (0, 2)]
     cloud = Cloud(site="resid_post", points=points, curve=rng.random((11, 3)))
-    figure = manifold_figure(
-        title="Manifold",
+    panels = manifold_panels(
         clouds=[cloud],
         entropy=entropy,
         position=np.arange(7.0),
@@ -304,38 +266,32 @@ def test_clouds_lie_along_their_axes_in_the_color_of_entropy(rng: np.random.Gene
         order=profile[1:],
         baseline_labels=("shuffled", "untrained"),
     )
-    panels_of = {axis: [t for t in figure.data if t.yaxis == axis] for axis in ("y", "y2", "y3", "y4")}
-    np.testing.assert_array_equal(np.stack([panels_of["y"][0].x, panels_of["y"][0].y], axis=1), points[:, :2])
-    np.testing.assert_array_equal(panels_of["y"][0].marker.color, entropy)
-    np.testing.assert_array_equal(panels_of["y"][1].y, cloud.curve[:, 1])
-    np.testing.assert_array_equal(np.stack([panels_of["y2"][0].x, panels_of["y2"][0].y]), [entropy, points[:, 0]])
-    for axis, row, label in (("y3", 0, "shuffled"), ("y4", 2, "untrained")):
-        measured, baseline = panels_of[axis]
+    plane, against, *profiles = (panel.figure.data for panel in panels)
+    np.testing.assert_array_equal(np.stack([plane[0].x, plane[0].y], axis=1), points[:, :2])
+    np.testing.assert_array_equal(plane[0].marker.color, entropy)
+    np.testing.assert_array_equal(plane[1].y, cloud.curve[:, 1])
+    np.testing.assert_array_equal(np.stack([against[0].x, against[0].y]), [entropy, points[:, 0]])
+    for (measured, baseline), row, label in zip(profiles, (0, 2), ("shuffled", "untrained"), strict=True):
         np.testing.assert_array_equal((measured.y, baseline.y), layers[row : row + 2])
-        assert baseline.name == f"baseline: {label}"
-    titles = [figure.layout[f"{axis}axis{i}"].title.text for axis in "xy" for i in ("", 2, 3, 4)]
+        assert baseline.name.startswith(f"baseline: {label}")
+    titles = [panel.figure.layout[f"{axis}axis"].title.text for axis in "xy" for panel in panels]
     assert all(titles) and "exact entropy (bits)" in titles
-    assert figure.layout.coloraxis2.colorbar.title.text == "scored<br>position"
 
 
 def test_readouts_stand_next_to_their_baselines(rng: np.random.Generator) -> None:
     values, level = rng.random(5), rng.random(5)
-    texts = {"x": "layer", "y": "R² (share)", "ticks": [f"L{i}" for i in range(5)]}
-    line = Line(
-        title="one", values=values, baselines={"shuffled": level}, band=(values - 1, values + 1), before=0.125, **texts
+    before = Baseline.of("baseline", "embedding", np.full(5, 0.125))
+    own = Estimate.of(
+        values, (values - 1, values + 1), baselines=[before, Baseline.of("permutation", "shuffled", level)]
     )
-    empty = Line(
-        title="two", values=np.full(5, np.nan), baselines={"shuffled": level}, note="too few sequences", **texts
-    )
-    figure = readout_figure("Read-outs", [line, empty])
-    drawn = {trace.name: trace for trace in figure.data if trace.yaxis == "y"}
+    ticks = [f"L{i}" for i in range(5)]
+    drawn_as = partial(readout_panel, axes=("layer", "R²"), ticks=ticks, dashes={"shuffled": "dot"}, before="embedding")
+    figure = drawn_as("one", own=own).figure
+    drawn = {trace.name: trace for trace in figure.data}
     np.testing.assert_array_equal(drawn["measured"].y, values)
     np.testing.assert_array_equal(drawn["baseline: shuffled"].y, level)
     assert (list(drawn["embedding"].x), list(drawn["embedding"].y)) == ([-1], [0.125])
     assert figure.layout.xaxis.ticktext == ("embedding", "L0", "L1", "L2", "L3", "L4")
-    (note,) = [trace for trace in figure.data if trace.yaxis == "y2"]
-    assert note.text == ("too few sequences",)
-    for i in ("", 2):
-        assert (
-            figure.layout[f"xaxis{i}"].title.text == "layer" and figure.layout[f"yaxis{i}"].title.text == "R² (share)"
-        )
+    assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("layer", "R²")
+    (note,) = drawn_as("two", own=Estimate.of(np.full(5, np.nan))).figure.data
+    assert note.text == ("not defined here",)

@@ -5,14 +5,14 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.polygon import corners, placed
-from bayesgeom.charts.readout import readout_figure
-from bayesgeom.charts.simplex import MAX_CORNERS, Simplex, add_simplex, belief_colors
+from bayesgeom.charts.readout import MAX_CORNERS, add_simplex, belief_colors
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import SERIES
 
 
-def drawn(simplex: Simplex) -> go.Figure:
-    figure = panels("Whole", ("left", "right"))
-    add_simplex(figure, (1, 2), simplex)
+def drawn(points: np.ndarray, belief: np.ndarray) -> go.Figure:
+    figure = Panel.blank().figure
+    add_simplex(figure, points, belief)
     return figure
 
 
@@ -20,14 +20,14 @@ def drawn(simplex: Simplex) -> go.Figure:
 def test_points_stand_where_their_shares_put_them(n: int, rng: np.random.Generator) -> None:
     belief = rng.dirichlet(np.ones(n), size=17)
     read = belief + 0.1 * rng.normal(size=belief.shape)
-    figure = drawn(Simplex(title="as read", placed=read, belief=belief))
+    figure = drawn(read, belief)
     outline, points, names = figure.data
     np.testing.assert_allclose(np.stack([points.x, points.y], axis=1), placed(read))
     np.testing.assert_allclose(np.stack([outline.x, outline.y], axis=1)[:-1], corners(n))
     assert list(names.text) == [str(i) for i in range(n)]
     assert len(points.marker.color) == 17 and list(points.marker.color) == list(belief_colors(belief))
-    assert points.xaxis == "x2" and figure.layout.xaxis2.visible is False and figure.layout.yaxis2.scaleanchor == "x2"
-    assert figure.layout.xaxis.visible is None, "the other panel keeps its axes"
+    assert figure.layout.xaxis.visible is False and figure.layout.yaxis.scaleanchor == "x"
+    assert not any(trace.showlegend for trace in figure.data)
 
 
 def test_certainty_has_its_corner_s_color_and_doubt_a_mixture() -> None:
@@ -39,29 +39,18 @@ def test_certainty_has_its_corner_s_color_and_doubt_a_mixture() -> None:
 
 def test_a_panel_that_cannot_be_drawn_states_the_reason() -> None:
     missing = np.full((5, 3), np.nan)
-    assert drawn(Simplex(title="", placed=missing, belief=np.eye(3)[[0] * 5], note="none was run")).data[0].text == (
-        "none was run",
-    )
+    assert drawn(missing, np.eye(3)[[0] * 5]).data[0].text == ("not measured",)
 
 
 def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> None:
     belief = rng.dirichlet(np.full(MAX_CORNERS + 1, 0.3), size=17)
     read = belief[:, ::-1]
-    figures = [drawn(Simplex(title="", placed=placed, belief=belief)) for placed in (belief, read)]
+    figures = [drawn(points, belief) for points in (belief, read)]
     (exact,), (other,) = (figure.data for figure in figures)
     columns = sorted(range(17), key=lambda point: -max(belief[point]))
     for at, point in enumerate(columns):
         ranks = sorted(range(MAX_CORNERS + 1), key=lambda own: -belief[point, own])
         np.testing.assert_allclose(exact.z[:, at], [belief[point, own] for own in ranks], atol=1e-3)
         np.testing.assert_allclose(other.z[:, at], [read[point, own] for own in ranks], atol=1e-3)
-    scales = [figure.layout[exact.coloraxis] for figure in figures]
-    assert exact.type == "heatmap" and {(scale.cmin, scale.cmax) for scale in scales} == {(0, 1)}
-    (panel,) = split(figures[0], "beliefs").panels
-    assert panel.drawn["layout"]["coloraxis"]["colorbar"]["title"]["text"] == "probability", "the page has the scale"
-
-
-def test_simplexes_come_first_and_need_no_legend(rng: np.random.Generator) -> None:
-    belief = rng.dirichlet(np.ones(3), size=7)
-    figure = readout_figure("Whole", [], [Simplex(title=name, placed=belief, belief=belief) for name in "ab"])
-    assert [note.text for note in figure.layout.annotations] == ["a", "b"]
-    assert not any(trace.showlegend for trace in figure.data)
+    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (other.zmin, other.zmax) == (0, 1)
+    assert exact.colorbar.title.text == "probability"

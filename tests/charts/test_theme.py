@@ -3,12 +3,11 @@
 import itertools
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_line, add_reference
-from bayesgeom.report.colors import _FREE
-from bayesgeom.report.render import asset
+from bayesgeom.report.panels import Panel, figure_of, listed
+from bayesgeom.report.render import _asset
 from bayesgeom.report.theme import (
     AXIS,
     BACKGROUNDS,
@@ -48,7 +47,7 @@ def test_contrast_is_that_of_the_guidelines() -> None:
 
 def style_colors(is_dark: bool) -> dict[str, str]:
     """The variables of the style sheet, of the light or the dark page."""
-    css = asset("page.css").decode()
+    css = _asset("page.css").decode()
     block = css.split(":root {")[2 if is_dark else 1].split("}")[0]
     pairs = (part.split(":") for part in block.split(";") if "--" in part)
     return {name.strip().removeprefix("--"): color.strip() for name, color in pairs}
@@ -93,76 +92,64 @@ def test_lines_of_one_panel_can_be_told_apart(is_dark: bool) -> None:
     """In dark mode five lines of an ablation were pinks 0.044 apart."""
     was = (perceived(color) for color in ("#8a5a80", "#9d6090"))
     assert np.linalg.norm(np.subtract(*was)) == pytest.approx(0.044, abs=0.001)  # the measure sees the defect
-    for colors, least in ((layer_colors(6), 0.079), (SERIES[:5], 0.1), (_FREE[-5:], 0.1)):
+    for colors, least in ((layer_colors(6), 0.079), (SERIES[:5], 0.1)):
         shown = [perceived(DARK[color] if is_dark else color) for color in colors]
         assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(shown, 2)) > least
 
 
-def two_panels() -> go.Figure:
-    figure = panels("Whole", ("a", "b", "c"))
-    add_line(figure, (1, 1), [1, 2], np.array([2.0, 3.0]), name="model")
-    add_line(figure, (1, 2), [1, 2], np.array([2.0, 3.0]), name="model")
-    figure.data[-1].showlegend = False
-    add_line(figure, (2, 1), [1, 2], np.array([2.0, 3.0]), name="other")
-    add_band(figure, (2, 1), [1, 2], np.zeros(2), np.ones(2), name="hidden")
-    figure.data[-1].showlegend = False
-    return figure
+def two_panels() -> list[Panel]:
+    panels = [Panel.blank(title) for title in "abc"]
+    for panel, name in zip(panels, ("model", "model", "other"), strict=True):
+        add_line(panel.figure, [1, 2], np.array([2.0, 3.0]), name=name)
+    add_band(panels[2].figure, [1, 2], np.zeros(2), np.ones(2), name="hidden")
+    panels[2].figure.data[-1].showlegend = False
+    return panels
 
 
 def test_each_panel_lists_what_it_draws() -> None:
-    assert entries(two_panels()) == {"x": {"model": [0]}, "x2": {"model": [1]}, "x3": {"other": [2]}}
-    figure = with_room_for_legend(two_panels())
+    assert [listed(panel.figure) for panel in two_panels()] == [{"model": [0]}, {"model": [0]}, {"other": [0]}]
+    figure = figure_of("Whole", two_panels())
     assert [trace.showlegend for trace in figure.data] == [True, True, True, False]
     assert len({trace.legend for trace in figure.data[:3]}) == 3, "a legend of its own for each panel"
 
 
-def test_legends_lie_under_their_panel_and_panels_keep_their_height() -> None:
-    plain, figure = two_panels(), with_room_for_legend(two_panels())
-
-    def pixels(of: go.Figure, share: float) -> float:
-        margins = of.layout.margin
-        return float(share * (of.layout.height - margins.t - margins.b))
-
-    for name in ("yaxis", "yaxis2", "yaxis3"):
-        low, high = figure.layout[name].domain
-        before = plain.layout[name].domain
-        assert pixels(figure, high - low) == pytest.approx(pixels(plain, before[1] - before[0]))
+def test_legends_lie_under_their_panel() -> None:
+    figure = figure_of("Whole", two_panels())
     tops = {trace.xaxis: figure.layout[trace.legend].y for trace in figure.data[:3]}
     assert tops["x"] == tops["x2"] < figure.layout.yaxis.domain[0] and tops["x"] > figure.layout.yaxis3.domain[1]
     assert [note.y for note in figure.layout.annotations] == [
         pytest.approx(figure.layout[axis].domain[1]) for axis in ("yaxis", "yaxis2", "yaxis3")
     ]
-    assert with_room_for_legend(figure) == figure, "once is enough"
 
 
 def test_a_log_axis_ends_where_the_lines_do() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
-    add_band(figure, (1, 1), [1, 2, 3], np.array([1e-12, 1e-9, 0.1]), np.ones(3), name="band")
-    add_line(figure, (1, 1), [1, 2, 3], np.array([0.0, 0.01, 5.0]), name="model")
-    log_axes(figure, (1, 1))
+    figure = Panel.blank().figure
+    add_band(figure, [1, 2, 3], np.array([1e-12, 1e-9, 0.1]), np.ones(3), name="band")
+    add_line(figure, [1, 2, 3], np.array([0.0, 0.01, 5.0]), name="model")
+    log_axes(figure)
     low, high = figure.layout.yaxis.range
     assert figure.layout.yaxis.type == "log" and -2.2 < low < -2 and 0.69 < high < 0.9
     assert list(figure.layout.yaxis.ticktext) == ["0.01", "0.1", "1"]
 
 
 def test_a_narrow_log_axis_has_ticks_between_decades() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
-    add_line(figure, (1, 1), [1, 2], np.array([2.0, 4.0]), name="model")
-    log_axes(figure, (1, 1))
+    figure = Panel.blank().figure
+    add_line(figure, [1, 2], np.array([2.0, 4.0]), name="model")
+    log_axes(figure)
     assert list(figure.layout.yaxis.ticktext) == ["2", "5"]
 
 
 def test_rounding_is_no_trend() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
-    add_line(figure, (1, 1), [1, 2], np.array([1e-4, 2e-4]), name="model")
-    at_least(figure, (1, 1), 0.01)
+    figure = Panel.blank().figure
+    add_line(figure, [1, 2], np.array([1e-4, 2e-4]), name="model")
+    at_least(figure, 0.01)
     low, high = figure.layout.yaxis.range
     assert low == 0 and high == pytest.approx(0.01), "and nothing below zero where no number is"
 
 
 def test_the_exact_line_is_seen_around_the_models() -> None:
-    figure = panels("Whole", ("a",), n_columns=1)
-    add_reference(figure, (1, 1), [1, 2], np.ones(2), name="exact")
-    add_line(figure, (1, 1), [1, 2], np.ones(2), name="model")
+    figure = Panel.blank().figure
+    add_reference(figure, [1, 2], np.ones(2), name="exact")
+    add_line(figure, [1, 2], np.ones(2), name="model")
     exact, model = figure.data
     assert exact.line.width >= 6 and exact.opacity < 0.5 and model.line.color != exact.line.color

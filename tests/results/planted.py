@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Shaped
 
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import values_of
 from bayesgeom.report.tables import Headline, headline_of
@@ -20,11 +20,13 @@ SOURCE = {"model": {"name": "tiny", "architecture": "transformer"}, "task_label"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlantedReport(Report):
-    """One field of every kind that a report may hold; `n_lines` copies of its headlines, each with `tail` appended."""
+    """A report for tests.
+
+    Fields: one of every kind that a report may hold; `n_lines` copies of its headlines, each with `tail` appended.
+    """
 
     name: ClassVar[str] = "planted"
     title: ClassVar[str] = "Planted: is it?"
-    about: ClassVar[str] = "A report for tests."
     coordinates: ClassVar[tuple[str, ...]] = tuple("abcdefghijklm")
 
     depth: Annotated[Estimate, Quantity(unit="bits", better="higher", label="how deep")]
@@ -47,18 +49,15 @@ class PlantedReport(Report):
     n: int
     n_lines: int = 1
     tail: str = ""
-    verdict: str = ""
 
     def headlines(self) -> Sequence[Headline]:
         lines = (headline_of(self, "depth", label=f"how deep{self.tail}"), headline_of(self, "missing"))
         return lines * self.n_lines
 
-    def plot(self) -> go.Figure:
-        figure = panels(self.title, ("overlap",), n_columns=1)
-        return figure.add_scatter(y=self.overlap.value[:, 0], name="measured", row=1, col=1)
-
-    def conclusion(self) -> str:
-        return self.verdict
+    def panels(self) -> Sequence[Panel]:
+        panel = Panel.blank("overlap")
+        panel.figure.add_scatter(y=self.overlap.value[:, 0], name="measured")
+        return (panel,)
 
 
 def planted(rng: np.random.Generator) -> PlantedReport:
