@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 import numpy as np
+import pytest
 
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.verdicts import Obstacle

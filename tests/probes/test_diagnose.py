@@ -29,6 +29,7 @@ from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.report.diagnosis import Diagnosis, left_out
 from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline, headline_of
@@ -57,7 +58,7 @@ class SeenReport(Report):
     def headlines(self) -> Sequence[Headline]:
         return (headline_of(self, "norm"),)
 
-    def plot(self) -> None:  # type: ignore[override]
+    def panels(self) -> Sequence[Panel]:
         raise AssertionError("nothing plots while measuring")
 
 

@@ -87,7 +87,7 @@ def test_reports_from_streams_are_those_from_stored_activations() -> None:
     for name in STREAMED:
         assert one[name].n == other[name].n == other.provenance["streamed"][name]
         assert_alike(one[name], other[name])
-    assert "computed during the pass instead, from 37: attention_entropy" in other.summary()
+    assert "computed during the pass, from 37 sequences: attention_entropy" in other.summary()
 
 
 def test_probes_without_stream_are_skipped_and_cost_the_others_nothing() -> None:
