@@ -104,10 +104,12 @@ class CompareReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         low, high = self.difference.ends
+        is_one_task = len({name.partition("-")[0] for name in self.models}) == 1
+        short = [(is_one_task and name.partition("-")[2]) or name for name in self.models]
         return [
             Headline(
                 metric="difference",
-                label=f"{self.rows[row]}, {name}",
+                label=f"{self.rows[row]}, {short[b]} − {short[a]}",
                 value=float(self.difference.value[row, pair]),
                 unit=self.units[row],
                 low=float(low[row, pair]),
@@ -116,7 +118,7 @@ class CompareReport(Report):
                 verdict=self.verdict(row, pair),
             )
             for row in range(self.n_leading)
-            for pair, name in enumerate(self.pairs)
+            for pair, (a, b) in enumerate(self.pair_of)
         ]
 
     def table(self) -> str:
