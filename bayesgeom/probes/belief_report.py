@@ -133,7 +133,8 @@ class BeliefReadoutReport(Report):
             (self.token_rand_index, "Are they the last token?", (counts, rand), self.cluster_counts),
             (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
-        names = dict.fromkeys(level.name for metric, *_ in shown for level in metric.baselines)
+        levels = [level.name for metric, *_ in shown for level in metric.baselines]
+        names = dict.fromkeys(name for name in levels if name != EMBEDDING)  # a point, and no line
         dashes = {name: DASHES[at % len(DASHES)] for at, name in enumerate(names)}
         drawn = list(self._simplexes())
         for row, site in enumerate(self.sites):

@@ -107,7 +107,8 @@ class QKAlignmentReport(Report):
         for i, relation in enumerate(self.relations):
             outcome, label = self.verdict(i), f"{_words(relation)}: attention above baseline"
             if not self.identified[i]:
-                unknown.append(Headline.computed("mass_over_other_by_layer", label, np.nan, verdict=outcome))
+                label = f"{_words(relation)}: Spearman of layer with attention"
+                unknown.append(Headline.computed("layer_trend", label, np.nan, verdict=outcome))
                 continue
             layer, own = _farthest(self.mass_over_other_by_layer[i])
             at, named = (i, layer), f"{label}, layer {layer}"
@@ -117,7 +118,8 @@ class QKAlignmentReport(Report):
                 )
             )
         if not rows:
-            return unknown
+            none = Headline.computed("layer_trend", "attention to evidence", np.nan, verdict=Verdict.NOT_MEASURED)
+            return unknown or [none]
         strength = np.nan_to_num(np.abs(self.mass_over_other_by_layer.value)).max(axis=1)
         leading = int(strength.argmax())
         label = f"{_words(self.relations[leading])}: Spearman of layer with attention"

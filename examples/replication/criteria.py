@@ -10,16 +10,21 @@ References:
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.ablations.report import AblationReport
+from bayesgeom.core.files import read_json
 from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.storage import JSON
 
 Verdict = Literal["supported", "contradicted", "not decided", "not tested"]
 BLOCK_TIMES = 9.0  # A1: the increase of the entropy error, in unablated entropy errors; "more than tenfold"
@@ -240,6 +245,28 @@ def key_overlap_finds_it(heads: Effects, picks: Sequence[str]) -> Criterion:
         verdict=verdict,
         reason=reason,
     )
+
+
+def saved_ablation(folder: Path) -> AblationReport:
+    """Return a saved ablation report, with the heads that key overlap chooses also where schema 3 stores them as text.
+
+    Args:
+        folder: Directory of the report.
+
+    Returns:
+        The report.
+
+    Raises:
+        OutputFault: The directory holds no readable report.
+        InvalidArgument: It holds no ablation report.
+    """
+    report = Diagnosis.load(folder)[AblationReport]
+    text = read_json(folder / JSON, is_ours=True)["reports"][report.name].get("key_overlap_pick", "")
+    found = re.findall(r"(\S+) \((.+?), mean \|cos\| ([\d.]+)\)", text)
+    if report.picks or not found:
+        return report
+    heads, views, cosines = zip(*found, strict=True)
+    return replace(report, picks=heads, pick_views=views, pick_cosine=np.array(cosines, dtype=np.float64))
 
 
 def criteria_of(report: AblationReport) -> tuple[Criterion, ...]:

@@ -5,7 +5,6 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
-from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
@@ -174,9 +173,9 @@ def criteria(report: Path, /) -> None:
     Args:
         report: Directory of the report, as `bayesgeom ablate CHECKPOINT --n 512 --out` saves it.
     """
-    from examples.replication.criteria import criteria_of
+    from examples.replication.criteria import criteria_of, saved_ablation
 
-    for criterion in criteria_of(Diagnosis.load(report)[AblationReport]):
+    for criterion in criteria_of(saved_ablation(report)):
         print(criterion)
 
 

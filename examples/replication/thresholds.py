@@ -172,7 +172,8 @@ class PassThresholdsReport(Report):
             for rate in (self._rate(own.name, i),)
         ]
         verdict, _, why = self.verdicts[i].partition(": ")
-        return replace(found, verdict=verdict.split(",")[0], why=why, levels=tuple(levels))
+        verdict = "failed" if verdict.startswith("failed") else verdict  # its reason names who passes
+        return replace(found, verdict=verdict, why=why, levels=tuple(levels))
 
 
 @final

@@ -12,6 +12,7 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.run import PATTERN, RESID_PRE, K
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.dynamics.measure import Bench, KeyFrame
 from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
 from bayesgeom.dynamics.report import DynamicsReport
@@ -230,14 +231,14 @@ def test_the_report_opens_with_what_formed(report: DynamicsReport) -> None:
     ]
     shift = lines[2]
     assert report.answer_shift_bits.ceiling[0, -1, 0] == pytest.approx(shift.value, rel=1e-5)
-    assert (shift.ruling, shift.verdict) == ("by construction", "") and "by construction" in str(shift)
+    assert shift.verdict == Verdict.BY_CONSTRUCTION
 
 
 def test_an_answer_shift_below_the_ceiling_keeps_its_verdict(report: DynamicsReport) -> None:
     own = report.answer_shift_bits
     lower = replace(own, value=own.value / 2, low=own.ends[0] / 2, high=own.ends[1] / 2)
     line = replace(report, answer_shift_bits=lower).headlines()[2]
-    assert line.ruling == "" and line.verdict == str(lower[0, -1, 0].clears("higher"))
+    assert line.verdict == str(lower[0, -1, 0].clears("higher"))
 
 
 def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator) -> None:
@@ -257,7 +258,7 @@ def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator)
         n=11,
     )
     lines = report.headlines()
-    assert len(lines) == 3 and not any(own.verdict or own.ruling for own in lines)
+    assert len(lines) == 3 and not any(own.verdict for own in lines)
     assert [own.baselines for own in lines] == [["0.1538 (random plane)"]] * 3
 
 

@@ -66,7 +66,7 @@ def test_the_report_states_of_how_many_sequences_each_number_is(run: Path, monke
     assert report.n == report.kl_bits.n == report.answer_shift_bits.n == N and 2 < n_recorded < N
     read = (report.pattern_distance_bits, report.key_overlap, report.pc1_share, report.belief_r2, report.frame_ratio)
     assert {own.n for own in read} == {found["manifold_film"].n} == {n_recorded}
-    assert f"the first {n_recorded}" in found.summary()
+    assert f"sequences: {N} for KL and predictions, {n_recorded} for activations" in found.summary()
 
 
 def test_numbers_that_are_limited_otherwise_state_that_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

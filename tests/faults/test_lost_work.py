@@ -90,7 +90,7 @@ def test_any_encoding_of_standard_output_will_do(encoding: str, errors: str, mon
         text = printed.getvalue().decode(encoding)
         assert narrow.errors == errors, "the stream is left as it was"
     summary = Diagnosis.load("run").summary()
-    assert status == 0 and "─" in summary and "--------" in text and "─" not in text
+    assert status == 0 and "KL(exact ‖ model)" in summary and "KL(exact | model)" in text and "‖" not in text
     assert [len(line) for line in summary.splitlines()] == [len(line) for line in text.splitlines()[:-2]]
 
 
@@ -144,7 +144,7 @@ def test_a_report_that_has_no_room_leaves_the_old_one(
         assert main(["diagnose", *COMMANDS["diagnose"], "--out", "run"]) == 2
     output = capsys.readouterr()
     assert output.err == "bayesgeom: cannot write run: No space left on device.\n"
-    assert "calibration" in output.out, "what was measured is printed where it cannot be saved"
+    assert "KL(exact ‖ model)" in output.out, "what was measured is printed where it cannot be saved"
     assert names(folder) == ["checkpoints", "run"] and (folder / "run" / "report.json").read_text() == "old"
 
 

@@ -142,7 +142,7 @@ def test_a_row_without_a_paired_interval_stays_conservative() -> None:
     assert low < 0 < high and not report.is_paired[row, 0]
     other = report.rows.index("calibration: cross-entropy on the labels")
     assert np.isnan(report.difference.ends[0][other, 0]), "no other report holds it"
-    assert {line.ruling for line in report.headlines()} == {"undecided"}
+    assert {line.verdict for line in report.headlines()} == {"undecided"}
 
 
 def test_infinite_scores_have_no_interval() -> None:
@@ -160,7 +160,7 @@ def test_the_other_way_round_is_the_negative() -> None:
     np.testing.assert_allclose(one.difference.value, -other.difference.value, atol=1e-12)
     verdicts = [[own.verdict(row, 0) for row in range(6)] for own in (one, other)]
     assert verdicts[0] == verdicts[1] and verdicts[0][0] in ("seed0", "seed1")
-    assert [line.ruling for line in one.headlines()] == verdicts[0]
+    assert [line.verdict for line in one.headlines()] == verdicts[0]
 
 
 def test_lower_and_higher_are_better_where_they_are() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
 from bayesgeom.generalization.length import length_generalization, run_on, with_room
 from bayesgeom.generalization.length_report import LengthReport
@@ -99,15 +100,15 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
     assert found.critical_length.value[0] == 8 and found.entry_layer[0] == 0
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
-    assert found.untrained_positions[0] == f"tokens {TASK.n_pos + 1}–61 of its position table were never trained"
-    assert found.untrained_positions[0] in found.table() and "layer" in found.table()
+    assert found.untrained_rows.tolist() == [[TASK.n_pos + 1, 61]]
+    assert f"{TASK.n_pos + 1}–61" in found.table() and found.answer().verdict == Verdict.DISCONTINUITY
 
 
 def test_without_a_break_nothing_is_called_one() -> None:
     found = length_generalization(small("none"), lengths=[19], n=61)
     assert (
         found.discontinuity_bits.ends[0][0, 0] < 0.05
-        and found.untrained_positions == ("",)
+        and found.untrained_rows.tolist() == [[-1, -1]]
         and found.entry_layer[0] == -1
     )
 
@@ -146,13 +147,14 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
     assert float(jump) == pytest.approx(0.5)
     assert jump.baseline(LARGEST_WITHIN).value == pytest.approx(0, abs=1e-9)
     assert found.critical_length.value[0] == 11, "where the line passes 0.01"
-    assert "KL discontinuity at 13 over the trend" in str(found.headlines()[0]) and "fewer than" not in found.table()
+    assert found.headlines()[0].label.startswith("KL discontinuity at 13, 5-point trend")
+    assert found.headlines()[0].verdict == Verdict.DISCONTINUITY
 
 
 def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     found = length_generalization(small("learned", task=task), lengths=[5], n=3)
-    assert found.untrained_positions[0] == f"tokens {task.n_pos}–61 of its position table were never trained"
+    assert found.untrained_rows.tolist() == [[task.n_pos, 61]]
 
 
 def test_silenced_attention_is_attention_that_writes_nothing() -> None:
@@ -279,7 +281,9 @@ def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
         torch.testing.assert_close(longer.logits(trials), model.logits(trials), atol=0, rtol=0)
     rows = longer.module.get_submodule("pos_embed").weight[TASK.n_pos :]
     assert float(rows.detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert "never trained" in length_generalization(longer, lengths=[19], n=5).untrained_positions[0]
+    assert length_generalization(longer, lengths=[19], n=5).untrained_rows.tolist() == [
+        [TASK.n_pos + 1, len(rows) + TASK.n_pos]
+    ]
     roomy = small("learned")
     assert with_room(roomy, lengths=[19]) is roomy, "it had room"
     with pytest.raises(InvalidArgument, match="no table of learned positions to extend \\(rotary\\)"):

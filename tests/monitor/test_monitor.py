@@ -125,7 +125,7 @@ def test_degeneration_is_logged_and_may_stop() -> None:
     kinds = [event.kind for event in watch.events]
     assert kinds.count("degenerated") >= 1 and kinds[-1] == "stopped"
     assert any("kl_bits degenerated" in message for message in logged.output)
-    assert watch.report().marked_steps[-1] == len(losses) - 1
+    assert watch.report().event_step[-1] == len(losses) - 1
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])

@@ -274,17 +274,6 @@ def test_headlines_are_layer_0_of_every_view_inputs_first(everything: tuple[Run,
     assert "centered" in lines[-1].label
 
 
-def test_the_printed_report_has_whole_labels(
-    everything: tuple[Run, KeyOverlapReport],
-) -> None:
-    _, report = everything
-    head, *rows = str(report).splitlines()
-    assert head == KeyOverlapReport.title
-    shown = [line.label for line in report.headlines() if any(row.startswith(f"{line.label} ") for row in rows)]
-    assert len(shown) >= 8 and shown[0] == "|cos|, inputs / activation, layer 0"
-    assert sum("random directions" in row for row in rows) > 4, "names of baselines are whole, too"
-
-
 def test_the_overlap_alone_is_the_reports(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
     found = overlap_by_view(run)

@@ -252,7 +252,7 @@ def test_figure_holds_a_map_per_relation_and_its_baseline(rng: np.random.Generat
     assert all(any("baseline" in tick for tick in trace.colorbar.ticktext) for trace in maps)
     titles = [note.text for note in figure.layout.annotations]
     assert "random: attention above another sequence's relation (baseline: 0)" in titles
-    assert "all (not identified): AUC of q·k (baseline: 0.5)" in titles
+    assert not any(title.startswith("all") for title in titles), "it is not identified"
 
 
 def other_row(run: Run, relation: str, layer: int, head: int, shift: int) -> list[tuple[float, ...]]:

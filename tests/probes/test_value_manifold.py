@@ -273,8 +273,9 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     colors = [trace.marker.color for trace in figure.data if trace.name == "position"]
     np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
     np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
-    bar = figure.layout.coloraxis2.colorbar.title.text
-    assert bar == "scored<br>position" and set(colors[1]) == set(range(1, run.trials.n_scored + 1))
+    bars = [trace.marker.colorbar.title.text for trace in figure.data if trace.name == "position"]
+    assert bars[:2] == ["entropy (bits)", "scored<br>position"]
+    assert set(colors[1]) == set(range(1, run.trials.n_scored + 1))
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):
             assert figure.layout[f"{axis}{panel}"].title.text

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Estimate
 from examples.replication.criteria import (
     Effects,
@@ -17,6 +16,7 @@ from examples.replication.criteria import (
     key_overlap_finds_it,
     late_heads_are_redundant,
     one_head_is_unique,
+    saved_ablation,
 )
 from tests.pages import READINGS
 
@@ -33,9 +33,7 @@ def heads(by_layer: Sequence[Sequence[float]], *, spread: float = 0.1) -> Effect
 
 
 def committed(name: str) -> AblationReport:
-    report = Diagnosis.load(READINGS / name / "ablation")["ablation"]
-    assert isinstance(report, AblationReport)
-    return report
+    return saved_ablation(READINGS / name / "ablation")
 
 
 UNIQUE = heads([[0.3, 0.05, 0.01], [0.09, 0.0, 0.0]])

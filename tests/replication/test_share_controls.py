@@ -107,7 +107,7 @@ def test_blocks_that_do_nothing_leave_the_direct_path_alone() -> None:
     assert np.abs(report.movement.value[1]).max() < 1e-3
     assert np.abs(report.movement.baseline(ALIKE).value[1]).max() < 1e-3
     assert [head.label for head in report.headlines()][:2] == ["movement, layer 0", "movement, layer 1"]
-    drawn = [own for own in report.plot().data if own.name == f"baseline: {ALIKE}"]
+    drawn = [own for panel in report.panels() for own in panel.figure.data if own.name == f"baseline: {ALIKE}"]
     assert len(drawn) == 2, "one in each panel"
     np.testing.assert_allclose(drawn[0].y, controls_of(report)[0])
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
-from bayesgeom.interventions.verdicts import BY_CONSTRUCTION
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import write_parts
 from bayesgeom.stats.regression import LEAST_UNITS, spearman
@@ -23,7 +23,7 @@ SAVED = READINGS / "interventions/bijection-transformer/frame"
 def saved() -> InterventionReport:
     """Three layers, of which the first is by construction."""
     report = Diagnosis.load(SAVED)["intervention"]
-    assert isinstance(report, InterventionReport) and report.verdict_by_layer[0] == BY_CONSTRUCTION
+    assert isinstance(report, InterventionReport) and report.verdict_by_layer[0] == Verdict.BY_CONSTRUCTION
     return report
 
 

@@ -64,6 +64,7 @@ def test_it_is_a_loop_over_heads_of_a_language_model() -> None:
 
 def test_it_needs_a_plain_write() -> None:
     with pytest.raises(
-        MissingSite, match=r"write strength requires site 'W_O', which Olmo2ForCausalLM does not provide \(a norm"
+        MissingSite,
+        match=r"write strength requires site 'W_O', which Olmo2ForCausalLM does not provide \(norm after W_O",
     ):
         write_strength(attached("olmo2"), TASK, fits.random(2), n=5)

@@ -123,7 +123,7 @@ def test_probes_measure_the_layers_that_have_their_sites() -> None:
     assert run.at(s.PATTERN).shape[:2] == (1, 23)
     assert np.isfinite(keys.mean_overlap.value[0]).tolist() == [False, True, False]
     assert keys.headlines()[0].label.endswith("layer 1") and np.isfinite(keys.headlines()[0].value)
-    assert "key_overlap: only layers 1 have its sites" in found.summary()
+    assert "key_overlap: only layers 1\n" in found.summary()
     assert np.isfinite(found["belief_readout"].r2.value[0]).all()  # the residual stream exists in every layer
     assert found.provenance["layers"]["qk_alignment"] == [1]
     untrained = entropy.entropy_bits.baselines[0].value

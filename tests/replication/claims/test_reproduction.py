@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline
 from bayesgeom.tasks.base import task_from_text
@@ -309,8 +310,8 @@ class Shifts(Report):
     def headlines(self) -> list[Headline]:
         return []
 
-    def plot(self) -> Any:
-        raise NotImplementedError
+    def panels(self) -> list[Panel]:
+        return []
 
 
 def shifts() -> Shifts:

@@ -218,7 +218,7 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
     assert report.standings == report.cell_verdicts == ("not decided: one seed",) * 3
     strongest = [report.strongest_baseline(index) for index in range(3)]
     assert {own.name for own in strongest} == {"bag_of_values"} and {float(own.value) for own in strongest} == {0.5}
-    assert [line.ruling for line in report.headlines()] == ["not decided: one seed"] * 3
+    assert [line.verdict for line in report.headlines()] == ["not decided: one seed"] * 3
     assert report.n_seeds == (1, 1, 1) and np.isnan(report.memory_symbols.value).all()
     low, high = report.share_closed.ends
     assert (low < report.share_closed.value).all() and (report.share_closed.value < high).all()
@@ -240,7 +240,7 @@ def test_the_table_says_what_the_scores_say(rng: np.random.Generator) -> None:
 def test_a_cell_that_is_not_trained_is_named_in_a_color_that_dark_pages_change(rng: np.random.Generator) -> None:
     """A heat map writes on missing cells as on light ones, which is dark gray on dark pages."""
     row = [cell("recall", "mamba"), cell("bijection", "lstm")]
-    cells, named, *_ = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9)], seed=0).plot().data
+    cells, named, *_ = comparison_report(row, [scores(kl, rng) for kl in (0.02, 1.9)], seed=0).panels()[0].figure.data
     assert [[np.isfinite(share) for share in line] for line in cells.z] == [[True, False], [False, True]]
     missing = [text == "not<br>trained" for text in named.text]
     assert named.mode == "text" and missing == [False, True, True, False]
@@ -262,7 +262,7 @@ def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generato
         for memory, gap in ((17.0, 0.03), (16.0, 0.03), (7.0, 0.03), (3.0, 1e-8))
     ]
     lines = comparison_report(row, measured, seed=0).headlines()
-    memories = [(line.value, line.ruling, line.baseline) for line in lines if line.metric == "memory_symbols"]
+    memories = [(line.value, line.verdict, line.baseline) for line in lines if line.metric == "memory_symbols"]
     assert memories == [(17, "realized", 10), (16, "realized", 10), (7, "not decided: one seed", 10)]
 
 
@@ -299,11 +299,10 @@ def test_where_no_answer_is_known_there_is_no_accuracy(rng: np.random.Generator)
 
 
 def test_the_figure_shows_every_model_and_the_baseline(rng: np.random.Generator) -> None:
-    figure = table(0.02, 0.6, 1.9, rng=rng).plot()
-    heat, _, points = figure.data
+    shares, models = table(0.02, 0.6, 1.9, rng=rng).panels()
+    heat, (points,) = shares.figure.data[0], models.figure.data
     assert np.asarray(heat.z).shape == (1, 3)
     assert list(points.y) == ["bijection-transformer", "bijection-mamba", "bijection-mlp"]
-    assert "context-free predictor: 0" in figure.layout.annotations[0].text
 
 
 # The whole of it.
