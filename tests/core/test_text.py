@@ -9,7 +9,7 @@ import pytest
 
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.report.estimate import Estimate
-from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.report.tables import Headline, Level, headline_of
 from tests.results.planted import planted
 
 
@@ -42,13 +42,13 @@ def test_texts_are_within_half_a_digit_of_their_numbers(rng: np.random.Generator
 
 
 def test_small_numbers_that_are_compared_show_enough_digits() -> None:
-    line = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, baseline=4e-5, baseline_name="flat")
+    line = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, levels=(Level(name="flat", value=4e-5),))
     assert str(line) == "x 2e−5 [1e−5 … 3e−5]; 4e−5 (flat)"
-    alone = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, baseline=0.5, baseline_name="flat")
+    alone = Headline(metric="x", label="x", value=2e-5, low=1e-5, high=3e-5, levels=(Level(name="flat", value=0.5),))
     assert str(alone) == "x 2e−5 [1e−5 … 3e−5]; 0.5 (flat)", "an interval is never hidden"
     wide = Headline(metric="x", label="x", value=2e-5, low=-0.1, high=0.3)
     assert str(wide) == "x 2e−5 [−0.1 … 0.3]", "one format for a number and its ends"
-    far = Headline(metric="x", label="x", value=0.5, low=0.1, high=0.7, baseline=4e-5, baseline_name="flat")
+    far = Headline(metric="x", label="x", value=0.5, low=0.1, high=0.7, levels=(Level(name="flat", value=4e-5),))
     assert str(far) == "x 0.5 [0.1 … 0.7]; 4e−5 (flat)", "one format in a column"
 
 
