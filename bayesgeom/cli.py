@@ -28,13 +28,22 @@ import tyro
 from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 import bayesgeom
-from bayesgeom.core.columns import WIDTH
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument, OutputFault, unknown_name
+from bayesgeom.core.errors import (
+    BayesGeomError,
+    InvalidArgument,
+    OutputFault,
+    is_encodable,
+    is_whole,
+    on_lines,
+    shown,
+    unknown_name,
+)
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown
-from bayesgeom.core.text import counted, is_encodable, is_whole, number_text, on_lines, shown
+from bayesgeom.core.text import counted, number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
+from bayesgeom.report.columns import WIDTH
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch

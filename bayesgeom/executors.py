@@ -20,17 +20,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, final, runtime_checkable
 
-from bayesgeom.core.arguments import check_argument, checked
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, ExecutorFault, InvalidArgument
+from bayesgeom.core.errors import (
+    BayesGeomError,
+    CheckpointFault,
+    ExecutorFault,
+    InvalidArgument,
+    check_argument,
+    checked,
+    shown,
+)
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.text import shown
 from bayesgeom.core.torch_state import limited
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, own_version
 from bayesgeom.models.checkpoint_files import checkpoints, versions
-from bayesgeom.models.provenance import own_version
 from bayesgeom.models.resolve import ModelLike
 from bayesgeom.tasks.base import WindTunnel
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from bayesgeom.ablations.batteries import Ablation, Component
 from bayesgeom.ablations.engine import Exact
 from bayesgeom.ablations.run import N_REFERENCE, BatteryRun
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import load

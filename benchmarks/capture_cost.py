@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.models.captured import files as writing
 from bayesgeom.models.captured.files import captured
 from bayesgeom.models.huggingface.model import HFModel

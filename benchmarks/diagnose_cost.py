@@ -24,8 +24,7 @@ from pathlib import Path
 import torch
 
 import bayesgeom
-from bayesgeom.core.sites import N_RECORDED
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import N_RECORDED, Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 

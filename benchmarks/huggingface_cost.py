@@ -25,8 +25,8 @@ import torch
 from diagnose_cost import GB, IMPORT, seconds, usage, verdict
 
 import bayesgeom
-from bayesgeom.core import sites as s
-from bayesgeom.core.trials import Trials
+from bayesgeom.core import run as s
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.base import candidates

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from interval_row import Ends, Row, stacked
 
+from bayesgeom.core.run import WindowScores
 from bayesgeom.generalization.curves import critical_length, discontinuity, mean_along, tokens_to_converge
 from bayesgeom.probes.qk_alignment import trend_of
 from bayesgeom.report.estimate import Estimate
@@ -16,8 +17,8 @@ from bayesgeom.stats.bootstrap import (
     seed_interval,
     statistic_interval,
 )
-from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.memory import WindowScores, effective_memory
+from bayesgeom.stats.memory import effective_memory
+from bayesgeom.stats.regression import ranks
 from examples.replication.settling import fall, largest_fall
 
 THRESHOLD, NEAR = 0.1 * 1.1**14.5, 0.1

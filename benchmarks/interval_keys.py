@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from interval_row import Ends, Row
 
-from bayesgeom.core.sites import K
+from bayesgeom.core.run import K
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import MAX_NOISE, KeyOverlap

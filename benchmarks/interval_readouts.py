@@ -15,7 +15,6 @@ from bayesgeom.stats.bootstrap import (
     r2_interval,
     statistic_interval,
 )
-from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import (
     adjusted_rand,
     left_out_silhouettes,
@@ -23,17 +22,16 @@ from bayesgeom.stats.clusters import (
     point_silhouettes,
     resampled_agreement,
 )
-from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.readout import balanced_accuracy
-from bayesgeom.stats.regression import without_level_means
+from bayesgeom.stats.regression import ranks, without_level_means
 from bayesgeom.stats.resampling import (
     order_under_permutation,
     refitted_axis_shares,
     resampled_correlation_at_position,
     resampled_spearman,
-    standardized_axis_shares,
 )
+from bayesgeom.stats.subspace import cloud_axes, gaussian_first_share, standardized
+from examples.replication.thresholds import standardized_axis_shares
 
 CLUSTERED = 500  # points, as in the probe
 

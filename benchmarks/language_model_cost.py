@@ -23,12 +23,10 @@ import torch
 import bayesgeom
 from bayesgeom import tasks
 from bayesgeom.ablations.batteries import battery
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import ATTN_OUT
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, Run, Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.gguf_file import dequantized, gguf_in
+from bayesgeom.models.huggingface.loading import dequantized, gguf_in
 from bayesgeom.models.resolve import task_of
 
 PART = 16  # sequences in a pass

@@ -91,7 +91,7 @@ def spline_row(rng: np.random.Generator) -> None:
 
 
 def pca_row(rng: np.random.Generator) -> None:
-    from bayesgeom.stats.pca import leading_coordinates
+    from bayesgeom.stats.subspace import leading_coordinates
 
     wide = torch.from_numpy(rng.normal(size=(1_536, 2_048)) * np.geomspace(1, 0.01, 2_048)).float()
 
@@ -205,7 +205,7 @@ def text_rows() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bayesgeom.core.columns import fitted
+    from bayesgeom.report.columns import fitted
 
     cells = [[f"quantity {i}", f"{i / 7:.4f}", f"{i / 9:.4f} … {i / 5:.4f}", "untrained networks"] for i in range(24)]
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.training.environment import is_bfloat16_fast

@@ -28,8 +28,8 @@ from torch.utils.hooks import RemovableHandle
 
 import bayesgeom
 from bayesgeom.ablations.batteries import battery
-from bayesgeom.core import sites as s
-from bayesgeom.core.trials import Trials
+from bayesgeom.core import run as s
+from bayesgeom.core.run import Trials
 from bayesgeom.models.captured.files import captured
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection

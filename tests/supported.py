@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.models.huggingface.model import HFModel
 from tests.families import ALL, D_VOCAB, HYBRID, N_CTX, Family, _sizes
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.cli import COMMANDS, _assignments, main
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.cli import _assignments, main
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.generalization.longer_tasks import length_field_of, with_room_for
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
@@ -24,19 +24,6 @@ __all__ = ["folder"]  # a fixture
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"bayesgeom {bayesgeom.__version__}\n"
-
-
-def test_help_of_diagnose_names_probes_tasks_and_times(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["diagnose", "--help"])
-    out = capsys.readouterr().out
-    for named in ("calibration, ", "key_overlap, ", "bijection, ", "Time is "):
-        assert named in out, named
-
-
-def test_every_command_that_measures_states_its_time() -> None:
-    times = re.compile(r"seconds|minute|hours|as long")
-    assert [name for name, command in COMMANDS.items() if not times.search(str(command.__doc__))] == []
 
 
 def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,30 +111,6 @@ def test_default_lengths_are_those_with_room(task: Bijection, n_ctx: int | None,
     config = bayesgeom.TransformerConfig(d_vocab=40, n_ctx=n_ctx or 999, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
     spec = bayesgeom.as_model(config.build(seed=0)).spec
     assert with_room_for([spec], task, length_field_of(task), 9, (9, 14, 22, 45)) == kept
-
-
-def test_without_any_room_the_error_is_immediate() -> None:
-    """`tiny` has positions for its training length alone."""
-    with pytest.raises(BayesGeomError, match=r"n_pairs=8 takes 15 tokens; tiny has positions for 9"):
-        bayesgeom.length_generalization("tiny", n=5)
-
-
-def test_a_few_texts_say_first_that_intervals_need_more() -> None:
-    model = bayesgeom.as_model(hf(), word_tokenizer())  # type: ignore[arg-type]
-    found = bayesgeom.diagnose(model, ["apple river stone", "river apple stone"], n=2, n_untrained=0)
-    for own in (found, found["attention_entropy"]):
-        sentences = [line for line in own.summary().partition("\n\n")[0].splitlines() if line.startswith("only ")]
-        assert sentences == ["only 2 sequences: intervals and verdicts need over 8"]
-    more = bayesgeom.diagnose("tiny", n=9, n_untrained=0, probes=["calibration"])
-    assert "only 9 sequences" not in more.summary()
-
-
-def test_a_single_text_and_a_measurement_in_bits_say_what_to_do() -> None:
-    model = bayesgeom.as_model(hf(), word_tokenizer())  # type: ignore[arg-type]
-    with pytest.raises(UnknownName, match=r"no task named 'a text'.*To run on texts, pass a list of them\."):
-        bayesgeom.diagnose(model, "a text")
-    with pytest.raises(TaskMismatch, match=r"posterior of ordinary text is unknown\. .*such as bijection-in-context"):
-        bayesgeom.ablate(model, ["apple river stone", "river apple"])
 
 
 def test_an_option_is_not_set_as_a_parameter_of_the_recipe() -> None:

@@ -10,17 +10,15 @@ A comment before a code block says what the tests do with it; readers do not see
 `python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
 """
 
-import ast
 import contextlib
 import inspect
 import io
-import json
 import re
 import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -33,17 +31,13 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
-from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import discover, values
-from bayesgeom.core.trials import Trials
-from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.probes.base import Probe
-from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel
-from tests.structure.source import ROOT, assert_none, package_sources
+from tests.structure.source import ROOT, assert_none
 from tests.third_party.installed import PACKAGE, install
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -169,11 +163,6 @@ def test_quoted_files_are_the_files(path: Path) -> None:
     assert_none(differing_files(read(path)))
 
 
-def test_a_quoted_file_that_differs_is_found() -> None:
-    page = "<!-- file: tests/third_party/pyproject.toml -->\n```toml\n[project]\n```\n"
-    assert list(differing_files(page)) == ["tests/third_party/pyproject.toml is not what the page quotes"]
-
-
 def saved_as_written(folder: Path) -> Path:
     """The folder, with the files of the guide as a reader saves them."""
     for path, text in quoted_files(read(ROOT / "docs/extending.md")):
@@ -208,20 +197,6 @@ def test_the_files_of_the_guide_can_be_built(tmp_path: Path, monkeypatch: pytest
         assert import_module("hatchling.build").build_wheel(str(tmp_path)).endswith(".whl")
 
 
-@pytest.mark.parametrize("name", ["__init__", "coins"])
-def test_a_file_that_the_guide_omits_is_found(name: str, tmp_path: Path) -> None:
-    (saved_as_written(tmp_path) / PACKAGE / f"{name}.py").unlink()
-    assert len(list(unbuildable(tmp_path))) == 1
-
-
-def test_the_guide_shows_where_its_files_go() -> None:
-    (tree,) = (block.text for block in blocks(read(ROOT / "docs/extending.md")) if "__init__.py\n" in block.text)
-    names = [line.split()[0] for line in tree.splitlines()]
-    assert sorted(names) == sorted(
-        [f"{PACKAGE}/", *(Path(path).name for path, _ in quoted_files(read(ROOT / "docs/extending.md")))]
-    )
-
-
 def test_the_guide_names_what_a_task_and_a_model_must_define_and_what_a_sample_offers() -> None:
     page = read(ROOT / "docs/extending.md")
     given = {field.name for field in fields(Trials) if field.default is MISSING}
@@ -251,31 +226,6 @@ def test_each_block_of_the_guide_runs_alone(
 def test_every_mark_is_known() -> None:
     marked = [(label(path), block) for path in PAGES for block in blocks(read(path)) if block.mark]
     assert_none(f"{name}:{block.line}: {block.mark}" for name, block in marked if not MARKS.fullmatch(block.mark))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<!-- runs -->\n```python\nprint(1)\n```\n<!-- output -->\n```text\n2\n```\n",
-        "<!-- runs -->\n```python\nprint('a 1.5')\n```\n<!-- output: words -->\n```text\nb 1.5\n```\n",
-    ],
-)
-def test_another_output_is_noticed(page: str) -> None:
-    with pytest.raises(AssertionError, match="prints"):
-        run_page(page, "planted")
-
-
-def test_numbers_may_differ_where_the_page_says_so() -> None:
-    page = "<!-- runs -->\n```python\nprint('a 1.5e-3  b')\n```\n\n<!-- output: words -->\n```text\na 7 b\n```\n"
-    run_page(page, "planted")
-    assert words("1 (b; c 1e-5, d)") == words("2 (c 0.5, d; b 3)") != words("1 (b; c 1e-5, e)")
-    assert words("x 1  no*\n\n*: why") == words("x 2  yes") != words("y 1  yes")
-    assert words("3 at x; 2 above, 1 below y") == words("6 above x; 6 at y") != words("6 at z; 1 at y")
-
-
-def test_outputs_can_be_refreshed() -> None:
-    page = "<!-- runs -->\n```python\nprint('a 2')\n```\n<!-- output: words -->\n```text\na 1\n```\n"
-    assert refreshed(page, "planted") == page.replace("a 1", "a 2")
 
 
 # Links lead somewhere.
@@ -316,11 +266,6 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_a_broken_link_is_found(link: str) -> None:
     assert len(list(broken_links(f"# Here\n\n[there]({link})\n", ROOT / "planted.md"))) == 1
     assert len(list(broken_links(f'# Here\n\n<img src="{link}">\n', ROOT / "planted.md"))) == 1
-
-
-@pytest.mark.parametrize("link", ["README.md", "#a-heading-with-code", "https://example.org/nowhere.md"])
-def test_a_good_link_is_not(link: str) -> None:
-    assert list(broken_links(f"## A heading, with `code`\n\n[there]({link})\n", ROOT / "planted.md")) == []
 
 
 # What is named exists.
@@ -369,12 +314,6 @@ def test_an_unknown_command_is_found(page: str) -> None:
     assert len(list(unknown_commands(page))) == 1
 
 
-def test_blocks_of_the_readme_fit_a_terminal() -> None:
-    lines = [line for block in blocks(read(ROOT / "README.md")) for line in block.text.splitlines()]
-    assert len(lines) > 20
-    assert_none(f"README.md: {len(line)} columns: {line}" for line in lines if len(line) > WIDTH)
-
-
 def test_every_probe_has_a_page_that_is_linked() -> None:
     # mypy: an abstract class as a value is what discovery is about.
     names = discover("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
@@ -383,45 +322,6 @@ def test_every_probe_has_a_page_that_is_linked() -> None:
         text = read(page)
         missing = [name for name in names if f"({prefix}probes/{name}.md)" not in text]
         assert_none(f"{label(page)} does not link {name}" for name in missing)
-
-
-# The page of errors quotes messages that the package can raise.
-
-
-def squeezed(text: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"…+", "…", text)).strip()
-
-
-def templates(sources: Iterable[str]) -> set[str]:
-    """Every text in these sources, with "…" for what is filled in."""
-    found = set()
-    for source in sources:
-        for node in ast.walk(ast.parse(source)):
-            match node:
-                case ast.JoinedStr(values=values):
-                    parts = [str(v.value) if isinstance(v, ast.Constant) else "…" for v in values]
-                    found.add(squeezed("".join(parts)))
-                case ast.Constant(value=str(text)):
-                    found.add(squeezed(text))
-    return found
-
-
-def unknown_messages(page: str, known: set[str]) -> list[str]:
-    """Messages, the inline code that opens each heading of level three, that the sources do not hold."""
-    quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
-    return [text for text in quoted if not any(own in template for own in [squeezed(text)] for template in known)]
-
-
-@pytest.mark.exhaustive
-def test_quoted_messages_are_the_packages_own() -> None:
-    page = read(ROOT / "docs/errors.md")
-    assert len(re.findall(r"^### `", page, re.MULTILINE)) > 20
-    assert_none(unknown_messages(page, templates(source.text for source in package_sources())))
-
-
-def test_a_message_that_nobody_raises_is_found() -> None:
-    known = templates(["raise E(f'n is {n}, '\n 'not more')"])
-    assert unknown_messages("### `n is …, not more`\n### `n was …`\n", known) == ["n was …"]
 
 
 # The page of files lists what a run directory holds.
@@ -442,26 +342,3 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             fresh = refreshed(read(target), argument)
         target.write_text(fresh, encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [
-        folder
-        for name in checkpoints()
-        for place in (name, f"interventions/{name}")
-        for folder in sorted((ROOT / "examples/replication/results" / place).glob("*"))
-    ],
-    ids=lambda folder: f"{folder.parent.name}/{folder.name}",
-)
-def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
-    shipped = json.loads((ROOT / "checkpoints" / folder.parent.name / "config.json").read_text())
-    shipped = shipped.get("bayesgeom", shipped)
-    reading = Diagnosis.load(folder)
-    assert reading.provenance["model"]["weights_hash"] == shipped["weights_hash"]
-    if folder.name == "diagnosis":
-        assert set(reading) > set(all_probes()) - {"domain_separation"}, "relabeling, and every probe that applies"
-        return
-    special = {"ablation": "ablation", "onwards": "erasure_onwards", "together": "joint_intervention"}
-    kinds = {special[part] for part in folder.name.split("-") if part in special}
-    assert list(reading) == list(kinds or {"intervention"})

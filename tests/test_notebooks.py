@@ -40,10 +40,6 @@ def test_notebook_runs(path: Path, tmp_path: Path, tiny_checkpoints: Path, monke
     assert SHOWN[path.stem] in json.dumps(outputs, ensure_ascii=False)
 
 
-def test_there_are_three() -> None:
-    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_valid_and_holds_the_outputs_of_one_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
@@ -82,10 +78,3 @@ def assert_alike(new: str, old: str) -> None:
     assert words[0] == words[1]
     values = [[float(found.translate(PLAIN)) for found in NUMBER.findall(text)] for text in texts]
     assert values[0] == pytest.approx(values[1], rel=0.1, abs=0.002)
-
-
-def test_other_outputs_are_not_alike() -> None:
-    assert_alike("KL 0.00211 … −2e−5  yes", "KL  0.0021 … −3e−5 yes")
-    for other in ("KL 0.0021 … −3e−5 no", "KL 0.0071 … −3e−5 yes", "KL 0.0021 yes"):
-        with pytest.raises(AssertionError):
-            assert_alike("KL 0.0021 … −3e−5 yes", other)

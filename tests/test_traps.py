@@ -36,10 +36,3 @@ def test_every_trap_is_linked() -> None:
     assert_none(
         f"docs/pretrained.md does not link {page.name}" for page in PAGES if f"(traps/{page.name})" not in overview
     )
-
-
-@pytest.mark.parametrize(
-    "page", ["nothing", " ".join(PARTS), " ".join(PARTS) + "\n- `tests/test_traps.py`: `test_that_nobody_wrote`\n"]
-)
-def test_a_poor_page_is_noticed(page: str) -> None:
-    assert list(faults(page))

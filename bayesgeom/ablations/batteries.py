@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, final
 
-from bayesgeom.core.arguments import check_types, checked
 from bayesgeom.core.edits import AblationMode, Edit, Mode, Replace
-from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.errors import InvalidArgument, check_types, checked, unknown_name
 from bayesgeom.core.plugins import discover
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, ModelSpec, Site, Z
 from bayesgeom.models.base import Model
 
 Kind = Literal["head", "attention", "mlp", "block"]

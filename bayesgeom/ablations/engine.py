@@ -18,11 +18,9 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Reference, Replace
 from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.hooks import SiteLayer
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import RESID_POST, Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Replayer, Variant
+from bayesgeom.core.run import RESID_POST, ModelSpec, Site, Trials
+from bayesgeom.core.torch_state import SiteLayer
+from bayesgeom.models.base import STAGES, BaselinePass, Replayer, Variant
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
 
 METRICS = ("kl_bits", "entropy_error_bits", "correct")

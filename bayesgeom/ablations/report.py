@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
-from bayesgeom.core.columns import fitted
 from bayesgeom.core.edits import Mode
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Verdict
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -302,6 +302,6 @@ def _kl_ratio(tally: Tally, seed: int) -> Estimate:
 
 
 def _rank_correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " a"]) -> float:
-    from bayesgeom.stats.correlation import spearman
+    from bayesgeom.stats.regression import spearman
 
     return float(spearman(x, y)) if len(x) > 2 else math.nan

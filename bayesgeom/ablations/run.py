@@ -25,17 +25,13 @@ from bayesgeom.ablations.engine import (
     score_batch,
 )
 from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Mode, Reference, Replace
-from bayesgeom.core.errors import HookFault, InvalidArgument
-from bayesgeom.core.hooks import SiteLayer, keeping
+from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import Trials, concatenate
+from bayesgeom.core.torch_state import SiteLayer, keeping, with_gradients
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.models.base import Model, hooked_sites
-from bayesgeom.models.provenance import provenance
-from bayesgeom.models.replay.replayer import Replayer, Variant
+from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report.report import with_provenance

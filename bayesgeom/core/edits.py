@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import Site, Z
+from bayesgeom.core.run import Site, Z
 
 Mode = str  # "zero", "mean", "resample", or the name of an `AblationMode`
 MODES = ("zero", "mean", "resample", "nothing")
@@ -99,12 +99,8 @@ class Replace(Edit):
 
     @property
     def label(self) -> str:
-        place = (
-            f"L{self.layer} {self.site.name}"
-            if self.heads is None
-            else "+".join(f"L{self.layer}H{h}" for h in self.heads)
-        )
-        return f"{self.mode} {place}"
+        heads = "+".join(f"L{self.layer}H{h}" for h in self.heads or ())
+        return f"{self.mode} {f'L{self.layer} {self.site.name}' if self.heads is None else heads}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         substitute = self.substitute(values, reference).to(values)  # a mean is float32, whatever the model is
@@ -269,9 +265,7 @@ def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:
         raise InvalidArgument(
             f"the dual has shape {tuple(dual.shape)}, the basis {tuple(basis.shape)}; they must agree."
         )
-    gram = dual.T.double() @ basis.double()
-    error = float((gram - torch.eye(len(gram), dtype=torch.float64, device=gram.device)).abs().max())
-    if not error <= DUAL:
+    if not (error := _off_identity(dual, basis)) <= DUAL:
         raise InvalidArgument(f"the dual does not match the basis: DᵀB differs from the identity by {error:.1e}.")
 
 
@@ -286,10 +280,14 @@ def check_orthonormal(basis: Float[Tensor, "d r"]) -> None:
     d, r = basis.shape
     if not 1 <= r <= d:
         raise InvalidArgument(f"a basis in {d} dimensions must have 1 to {d} orthonormal columns, got {r}.")
-    gram = basis.T.double() @ basis.double()
-    error = float((gram - torch.eye(r, dtype=torch.float64, device=gram.device)).abs().max())
-    if not error <= ORTHONORMAL:
+    if not (error := _off_identity(basis, basis)) <= ORTHONORMAL:
         raise InvalidArgument(
             f"the basis is not orthonormal: BᵀB differs from the identity by {error:.1e}. "
             f"Pass torch.linalg.qr(basis).Q."
         )
+
+
+def _off_identity(one: Float[Tensor, "d r"], other: Float[Tensor, "d r"]) -> float:
+    """The largest entry of |XᵀY − 1|."""
+    gram = one.T.double() @ other.double()
+    return float((gram - torch.eye(len(gram), dtype=torch.float64, device=gram.device)).abs().max())

@@ -1,12 +1,77 @@
-"""The exceptions of bayesgeom: one base class and its subclasses.
+"""Errors, the values and names in their messages, and the checks of arguments.
 
-Each message states what was requested, what is available, and how to fix it.
+Each message states what was requested, what is available, and how to fix it. Arguments of public functions are compared
+with their annotations before anything is computed. The annotation is the only definition of the allowed types. Each
+function checks ranges, which annotations cannot state, itself. Array shapes are not checked here.
 """
 
-from collections.abc import Collection, Iterable
+import functools
+import inspect
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
-from bayesgeom.core.text import on_one_line
+import numpy as np
+from jaxtyping import AbstractArray
+
+_LONGEST = 60  # characters of a value in a message
+# Control characters, which a terminal obeys, ends of lines, changes of the direction of writing, halves of surrogates.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: short, on one line; for objects of other libraries only their class."""
+    if not isinstance(value, (str, int, float, complex, bytes, list, tuple, dict, set, Path, type(None))):
+        return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = " ".join(ascii(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def on_one_line(text: str) -> str:
+    """Return text with escapes for characters that end a line, move the cursor or cannot be encoded.
+
+    Example:
+        >>> on_one_line("bell" + chr(7)).endswith("07")
+        True
+    """
+    return _UNSEEN.sub(_escaped, text)
+
+
+def on_lines(text: str) -> str:
+    """Return text as `on_one_line` does, with its ends of lines and its tabs."""
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else _escaped(found), text)
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def is_whole(text: str) -> bool:
+    """Return whether text is a whole number of at most 18 digits: int() refuses thousands of digits.
+
+    Example:
+        >>> is_whole("12"), is_whole("-1"), is_whole("9" * 5000)
+        (True, False, False)
+    """
+    return text.isdecimal() and len(text) <= 18
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether the system can encode this text: it has no NUL and no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 class BayesGeomError(Exception):
@@ -111,3 +176,210 @@ def suggested(requested: str, known: Collection[str]) -> str:
 
 def _all(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_NAME_BYTES = 255  # of a file name on the systems in use
+_KINDS: dict[Any, tuple[str, str]] = {  # one, and several
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    bool: ("True or False", "truth values"),
+    str: ("text", "texts"),
+    Path: ("a path", "paths"),
+    os.PathLike: ("a path", "paths"),
+    type(None): ("None", "None"),
+}
+
+
+def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that compares the arguments of every call with the function's annotations.
+
+    Args:
+        *besides: Parameters that the function checks itself, with a more specific message.
+
+    Returns:
+        The decorator. The function then raises `InvalidArgument` for a value of another type than annotated.
+
+    Example:
+        >>> @checked()
+        ... def doubled(n: int) -> int:
+        ...     return 2 * n
+        >>> doubled("x")
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: n must be an integer, got 'x'.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            hints = _hints(function)
+            for name, values in _given(signature, args, kwargs).items():
+                for value in values if name in hints and name not in besides else ():
+                    check_argument(name, value, hints[name])
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def check_argument(name: str, value: object, hint: Any) -> None:
+    """Check that a value is one that an annotation allows.
+
+    Raises:
+        InvalidArgument: It is not. Integers above 63 bits, NaN and text that cannot be encoded are never allowed.
+    """
+    if fits(value, hint):
+        return
+    is_path = isinstance(value, str | Path) and "a path" in described(hint)
+    allowed = "a path that the system can take" if is_path else described(hint)
+    raise InvalidArgument(f"{name} must be {allowed}, got {shown(value)}.")
+
+
+def check_types(instance: Any) -> None:
+    """Check every field of a dataclass against its annotation.
+
+    Raises:
+        InvalidArgument: As in `check_argument`.
+    """
+    check_fields(type(instance), {field.name: getattr(instance, field.name) for field in fields(instance)})
+
+
+def check_fields(kind: type, values: Mapping[str, Any], *, of: str = "") -> None:
+    """Check values for fields of a dataclass against their annotations.
+
+    Args:
+        kind: The dataclass.
+        values: Values by the name of their field; other names are not checked.
+        of: What the fields belong to, at the start of the message: "task 'hmm': ".
+
+    Raises:
+        InvalidArgument: As in `check_argument`.
+    """
+    try:
+        hints = _hints(kind)
+    except NameError:  # annotations as text, with names that only a type checker imports
+        hints = {field.name: field.type for field in fields(kind) if not isinstance(field.type, str)}
+    for field in fields(kind):
+        if field.name in values and field.name in hints:
+            check_argument(f"{of}{field.name}", values[field.name], hints[field.name])
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether an annotation allows a value; True is not a number, and text not a sequence of texts."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (Any, object) or isinstance(hint, TypeVar):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        names_path = isinstance(value, str) and any(_is_path_class(typing.get_origin(one) or one) for one in inside)
+        return _is_path(value) if names_path else any(fits(value, one) for one in inside)
+    if origin is Annotated:
+        return fits(value, inside[0])
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in inside)
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return _fits_collection(value, origin, inside)
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return isinstance(value, hint.array_type)
+    return _fits_class(value, origin or hint)
+
+
+def described(hint: Any) -> str:
+    """Return the values that an annotation allows, in words: "an integer or None"."""
+    return " or ".join(dict.fromkeys(_words(hint, place=0)))
+
+
+def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
+    if isinstance(value, str | bytes):
+        return False
+    if issubclass(origin, Mapping):
+        items = inside or (Any, Any)
+        return isinstance(value, Mapping) and all(fits(k, items[0]) and fits(v, items[1]) for k, v in value.items())
+    if isinstance(value, np.ndarray):
+        value = value.tolist() if value.ndim == 1 else None
+    if issubclass(origin, tuple) and inside and inside[-1] is not ...:
+        return isinstance(value, tuple | list) and len(value) == len(inside) and all(map(fits, value, inside))
+    if not isinstance(value, Sequence if issubclass(origin, tuple) else origin):
+        return False
+    item = inside[0] if inside else Any
+    if not isinstance(value, Collection):
+        return True  # no iterator is used up
+    try:
+        return all(fits(own, item) for own in value)
+    except TypeError:  # a tensor without axes
+        return False
+
+
+def _fits_class(value: Any, kind: Any) -> bool:
+    """Return whether a value has a class that is not a collection; protocols without a runtime test allow anything."""
+    if kind is None:
+        return value is None
+    if kind is int:
+        return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < 2**63
+    if kind is float:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return is_number and (fits(value, int) or (not isinstance(value, Integral) and not math.isnan(value)))
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if kind is str:
+        return isinstance(value, str) and is_encodable(value)
+    if _is_path_class(kind):
+        return isinstance(value, os.PathLike) and _is_path(os.fspath(value))
+    try:
+        return isinstance(value, kind)
+    except TypeError:
+        return True
+
+
+def _is_path_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, os.PathLike)
+
+
+def _is_path(text: object) -> bool:
+    """Return whether text can be a path: it is encodable and no part is longer than a file name may be."""
+    if not isinstance(text, str) or not is_encodable(text):
+        return False
+    return all(len(os.fsencode(part)) <= _NAME_BYTES for part in Path(text).parts)
+
+
+def _words(hint: Any, *, place: int) -> list[str]:
+    """Return the alternatives of an annotation in words; `place` 0 is singular, 1 plural."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [word for one in inside for word in _words(one, place=place)]
+    if origin is Annotated:
+        return _words(inside[0], place=place)
+    if origin is Literal:
+        return [repr(one) for one in inside]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return ["a mapping"]
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        items = [own for own in inside if own is not ...]
+        several = (
+            f" of {' or '.join(dict.fromkeys(_words(items[0], place=1)))}" if items and items[0] is not Any else ""
+        )
+        return [f"{'sequences' if place else 'a sequence'}{several}"]
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return [f"a {hint.array_type.__name__}"]
+    known = _KINDS.get(type(None) if hint is None else origin or hint)
+    return [known[place] if known else getattr(origin or hint, "__name__")]  # noqa: B009  (any class, or a special form)
+
+
+@functools.cache
+def _hints(of: Hashable) -> Mapping[str, Any]:
+    return typing.get_type_hints(of, include_extras=True)
+
+
+def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the values of every parameter, several for `*args`. Arguments that do not bind fail in the call itself."""
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return {}
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    several = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL}
+    named = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
+    return {name: value if name in several else (value,) for name, value in bound.items() if name not in named}

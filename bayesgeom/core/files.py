@@ -1,26 +1,183 @@
-"""Atomic writing of files and directories: write under a temporary name, then rename.
+"""Reading and writing of files: untrusted files are read safely, and everything is written atomically.
 
-Temporary names identify the writing process: `.NAME.HOST-PID-RANDOM.tmp`. The next run on the same path removes what
-a killed process left behind. If that process had already moved the old directory to `….tmp.former`, it is restored.
+Opening a named pipe or reading a device may never return, and a small file can make a parser exhaust memory or
+recursion. Only regular files are read, and JSON of bounded size and depth. Each other case raises an error that names
+it, before the file is opened or used.
+
+Files and directories are written under a temporary name, then renamed. Temporary names identify the writing process:
+`.NAME.HOST-PID-RANDOM.tmp`. The next run on the same path removes what a killed process left behind. If that process
+had already moved the old directory to `….tmp.former`, it is restored.
 """
 
 import contextlib
 import errno
 import importlib
+import json
+import math
 import os
 import platform
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
-from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.reading import check_regular, is_utf_8
+import numpy as np
+
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+
+LEVELS = 64  # lists and objects inside each other; a config has about five
+JSON_BYTES = 64 * 2**20
+GIGABYTE = 1e9
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a regular file or a symbolic link to one.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        CheckpointFault: It is something else, or cannot be accessed.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not is_utf_8(path):
+        raise CheckpointFault(f"{path} is not encoded as UTF-8, as safetensors requires. Rename it.")
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
+        raise CheckpointFault(f"{path} is {kind}; only regular files are read. Put the file itself there.")
+
+
+def is_utf_8(path: Path) -> bool:
+    """Return whether a path is encoded as UTF-8. Other bytes of a file name are halves of surrogates in Python."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_json(path: Path, *, is_ours: bool = False) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: A regular file of at most 64 MiB, in UTF-8, with at most 64 levels of lists and objects.
+        is_ours: Whether bayesgeom wrote it: then no name occurs twice in an object, and all text can be encoded.
+
+    Returns:
+        The parsed content.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        CheckpointFault: It is not such a file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "config.json"
+        ...     _ = file.write_text('{"n_layers": 2}')
+        ...     read_json(file)
+        {'n_layers': 2}
+    """
+    check_regular(path)
+    try:
+        size = path.stat().st_size
+        if size > JSON_BYTES:
+            raise CheckpointFault(
+                f"{path} has {size / GIGABYTE:.3g} GB; JSON is read up to {JSON_BYTES / GIGABYTE:.3g} GB. Restore it "
+                f"from a copy."
+            )
+        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once if is_ours else None)
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
+        raise CheckpointFault(f"{path} cannot be read as JSON: {error}. Restore it from a copy.") from error
+    if _levels_exceed(stored, LEVELS):
+        raise _too_deep(path)
+    if is_ours:
+        try:
+            json.dumps(stored, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointFault(f"{path} holds half of a surrogate pair, which is no text. Restore it.") from error
+    return stored
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Readers differ in which value of a name that occurs twice they take.
+
+    Raises:
+        ValueError: A name occurs twice.
+    """
+    stored = dict(pairs)
+    if len(stored) < len(pairs):
+        seen = [name for name, _ in pairs]
+        twice = next(name for name in seen if seen.count(name) > 1)
+        raise ValueError(f"{twice!r} occurs twice in an object")
+    return stored
+
+
+def _too_deep(path: Path) -> CheckpointFault:
+    return CheckpointFault(f"{path} is nested more than {LEVELS} deep, which no config is. Restore it from a copy.")
+
+
+def _levels_exceed(stored: Any, allowed: int) -> bool:
+    """Whether lists and objects are nested more than `allowed` deep."""
+    level: list[Any] = [stored]
+    for _ in range(allowed + 1):
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+        if not level:
+            return False
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    return True
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as strict JSON, with NaN and infinities as {"float": "nan"}.
+
+    Raises:
+        InvalidArgument: JSON does not support the value.
+    """
+    match value:
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+        case np.floating() | np.integer() | np.bool_():
+            return encoded(value.item())
+        case Mapping():
+            return {str(key): encoded(item) for key, item in value.items()}
+        case str() | int() | float() | bool() | None:
+            return value
+        case Sequence():
+            return [encoded(item) for item in value]
+        case _:
+            raise InvalidArgument(f"a report field cannot hold a {type(value).__name__}: use numbers, text, arrays.")
+
+
+def decoded(value: Any) -> Any:
+    """Return the inverse of `encoded`; lists become tuples, as in reports."""
+    match value:
+        case {"float": str(text)} if text in ("nan", "inf", "-inf"):
+            return float(text)
+        case dict():
+            return {key: decoded(item) for key, item in value.items()}
+        case list():
+            return tuple(decoded(item) for item in value)
+        case _:
+            return value
+
 
 Framework = Literal["numpy", "pt"]  # of the arrays in a safetensors file, as safetensors names them
 _LONGEST = 40  # characters of a quoted value in a message
@@ -53,7 +210,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise OutputFault(f"{path} is a device or a pipe, which is not replaced; name a file.")
     _make_parent(target)
     _remove_remains(target)
-    temporary = target.with_name(f".{target.name}.{_owner()}-{secrets.token_hex(4)}{_TEMPORARY}")
+    temporary = target.with_name(f".{target.name}.{_here()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
     try:
         yield temporary
         os.replace(temporary, target)
@@ -98,8 +255,9 @@ def check_directory(path: Path) -> None:
     _check_name(path, target)
     if target.exists() and not target.is_dir():
         raise OutputFault(f"{path} is a file; name a directory.")
-    if _holds_working_directory(target):
-        raise OutputFault(f"{path} is the working directory, which cannot be replaced; name a directory inside it.")
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+        if Path.cwd().is_relative_to(os.path.realpath(target)):
+            raise OutputFault(f"{path} is the working directory, which cannot be replaced; name a directory inside it.")
     if os.path.ismount(target):
         raise OutputFault(f"{path} is a mount point, which cannot be replaced; name a directory inside it.")
     _make_parent(target)
@@ -121,7 +279,7 @@ def put_back(path: Path) -> None:
         target = _target(path)
         if (target.is_dir() and any(target.iterdir())) or target.is_file():
             return
-        former = [own.path for own in _remains(target) if own.is_former]
+        former = [path for path, is_former in _remains(target) if is_former]
         if former:
             os.replace(max(former, key=lambda own: own.stat().st_ctime), target)
 
@@ -167,23 +325,14 @@ def write_arrays(
     path.chmod(0o644)  # safetensors makes the file readable by its owner only
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Remains:
-    """A temporary of a dead process: a half-written file or directory, or the former directory."""
-
-    path: Path
-    is_former: bool
-
-
-def _remains(target: Path) -> list[_Remains]:
-    """The temporaries that dead processes of this machine left for this path."""
+def _remains(target: Path) -> list[tuple[Path, bool]]:
+    """The temporaries that dead processes of this machine left for this path; whether each is a former directory."""
     try:
         named = [(entry, _REMAINS.fullmatch(entry.name)) for entry in target.parent.iterdir()]
     except OSError:
         return []
     return [
-        _Remains(path=entry, is_former=found["former"] is not None)
+        (entry, found["former"] is not None)
         for entry, found in named
         if found and found["of"] == target.name and found["host"] == _here() and not _is_alive(int(found["pid"]))
     ]
@@ -191,14 +340,14 @@ def _remains(target: Path) -> list[_Remains]:
 
 def _remove_remains(target: Path) -> None:
     """Remove temporaries of dead processes; a former directory only if the path exists again."""
-    for own in _remains(target):
-        if own.is_former and not target.exists():
+    for path, is_former in _remains(target):
+        if is_former and not target.exists():
             continue
-        if own.path.is_dir() and not own.path.is_symlink():
-            shutil.rmtree(own.path, ignore_errors=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):  # as `ignore_errors` above: the next run tries again
-                own.path.unlink()
+                path.unlink()
 
 
 def _take_place(temporary: Path, target: Path) -> None:
@@ -237,14 +386,11 @@ def _restore(former: Path, target: Path) -> None:
 
 
 def _new_directory(target: Path) -> Path:
+    prefix = f".{target.name}.{_here()}-{os.getpid()}-"
     try:
-        return Path(tempfile.mkdtemp(prefix=f".{target.name}.{_owner()}-", suffix=_TEMPORARY, dir=target.parent))
+        return Path(tempfile.mkdtemp(prefix=prefix, suffix=_TEMPORARY, dir=target.parent))
     except OSError as error:
         raise _unwritable(target.parent, error) from error
-
-
-def _owner() -> str:
-    return f"{_here()}-{os.getpid()}"
 
 
 def _here() -> str:
@@ -265,7 +411,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):  # another user's
-        return True
+        pass
     return True
 
 
@@ -301,13 +447,6 @@ def _check_name(path: Path, target: Path) -> None:
         raise OutputFault(f"{path} is not encoded as UTF-8, as pyarrow and safetensors require. Choose another path.")
 
 
-def _holds_working_directory(target: Path) -> bool:
-    try:
-        return Path.cwd().is_relative_to(os.path.realpath(target))
-    except OSError:  # the working directory was removed
-        return False
-
-
 def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -340,17 +479,18 @@ def apart(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
         there: The stored fields. They may be nested.
         requested: The requested fields.
     """
-    return "; ".join(_differences(there, requested))
+    return "; ".join(_differences(there, requested, ""))
 
 
-def _differences(there: Mapping[str, Any], requested: Mapping[str, Any]) -> Iterator[str]:
+def _differences(there: Mapping[str, Any], requested: Mapping[str, Any], at: str) -> Iterator[str]:
     for key in dict.fromkeys([*there, *requested]):
         one, other = there.get(key), requested.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from (f"{key}.{difference}" for difference in _differences(one, other))
+            yield from _differences(one, other, f"{at}{key}.")
         elif one != other:
             shown = [_short(value) for value in (one, other)]
-            yield f"{key}: {shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else f"{key}: another one"
+            apart = f"{shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else "another one"
+            yield f"{at}{key}: {apart}"
 
 
 def _short(value: Any) -> str:

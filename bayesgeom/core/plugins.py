@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.text import shown
+from bayesgeom.core.errors import InvalidArgument, shown, unknown_name
 
 T = TypeVar("T")
 _LONGEST = 100  # characters of a name
@@ -135,11 +134,6 @@ def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]
     return found
 
 
-def has_entry_points(group: str) -> bool:
-    """Return whether another installed package provides plug-ins of this group, usable or not."""
-    return bool(_entry_points(group, _places()))
-
-
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
     """Return the subclass of `base` with this name.
 
@@ -178,15 +172,13 @@ def _is_defined_in(member: object, module: str) -> bool:
 
 def _places() -> tuple[tuple[str, int], ...]:
     """Every folder on `sys.path` and its time of modification, which changes when a package is installed."""
-    return tuple((place, _modified(place)) for place in sys.path)
-
-
-def _modified(place: str) -> int:
-    """The time of modification; 0 for a place that does not exist or cannot be looked at."""
-    try:
-        return Path(place).stat().st_mtime_ns
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return 0
+    found = list[tuple[str, int]]()
+    for place in sys.path:
+        try:
+            found.append((place, Path(place).stat().st_mtime_ns))
+        except (OSError, ValueError):  # it does not exist or cannot be looked at; ValueError: a NUL in the name
+            found.append((place, 0))
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
@@ -195,17 +187,13 @@ def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoin
     try:
         return entry_points(group=group)
     except (OSError, ValueError):  # a file that is not readable, or not UTF-8; the other packages are used
-        return _readable_entry_points(group)
-
-
-def _readable_entry_points(group: str) -> EntryPoints:
-    """The entry points of a group, without those of packages whose file cannot be read; warns of these."""
+        pass
     found: list[EntryPoint] = []
     for package in distributions():
         with Contained() as reading:
             found += package.entry_points.select(group=group)
         if reading.fault:
-            warnings.warn(f"the plug-ins of {_named(package)} cannot be read: {reading.fault}.", stacklevel=5)
+            warnings.warn(f"the plug-ins of {_named(package)} cannot be read: {reading.fault}.", stacklevel=4)
     return EntryPoints(found)
 
 

@@ -28,7 +28,10 @@ def bar(over: Iterable[Any] | None = None, *, is_quiet: bool = False, **options:
         options: Further arguments of tqdm.
     """
     is_hidden = is_quiet or sys.stderr is None  # None: the process has no standard error
-    size = {} if is_hidden or _has_size() else {"ncols": _COLUMNS, "nrows": _ROWS}
+    size = {}
+    with contextlib.suppress(OSError, ValueError):  # not a terminal, or an object without a file descriptor
+        if not is_hidden and os.get_terminal_size(sys.stderr.fileno()).columns <= 0:
+            size = {"ncols": _COLUMNS, "nrows": _ROWS}
     return tqdm(over, disable=True if is_hidden else None, **size, **options)
 
 
@@ -85,11 +88,3 @@ def progress_in(place: Path | None, how: str = "repeat the same command") -> Ite
         if place is not None:
             stopped.add_note(f"the progress is saved in {place}; to continue, {how}.")
         raise
-
-
-def _has_size() -> bool:
-    """Whether the terminal behind standard error reports its size."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except (OSError, ValueError):  # not a terminal, or an object without a file descriptor
-        return True

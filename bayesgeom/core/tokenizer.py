@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, shown
 from bayesgeom.core.plugins import Contained
-from bayesgeom.core.text import shown
 
 SECONDS = 5.0  # for one message; usual chat templates take milliseconds
 _GROWTH = 20  # characters that a chat template may make of one of the message
@@ -24,21 +23,17 @@ def rendered(render: Callable[[], object], message: str) -> tuple[str, str]:
     text: object = None
     with Contained() as rendering, _limited(SECONDS):
         text = render()
-    fault = rendering.fault or _fault_of(text, message)
-    return text if isinstance(text, str) else "", fault.rstrip(".")
-
-
-def _fault_of(text: object, message: str) -> str:
-    """What is wrong with the text that a chat template made of a message; "" for nothing."""
+    if rendering.fault:
+        return "", rendering.fault.rstrip(".")
     if not isinstance(text, str):
-        return f"it makes {shown(text)}, which is no text"
+        return "", f"it makes {shown(text)}, which is no text"
     if len(text) > _GROWTH * (len(message) + 1000):
-        return f"it makes {len(text):,} characters of a message of {len(message):,}"
+        return text, f"it makes {len(text):,} characters of a message of {len(message):,}"
     if " ".join(message.split()) not in " ".join(text.split()):
-        return "it leaves the user's message out"
+        return text, "it leaves the user's message out"
     if any("\ud800" <= character <= "\udfff" for character in text):
-        return "it makes characters that cannot be encoded"
-    return ""
+        return text, "it makes characters that cannot be encoded"
+    return text, ""
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Run, Site
 from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.plan import ProbePlan
 from bayesgeom.report.estimate import Estimate

@@ -13,15 +13,12 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Behavior, Run
-from bayesgeom.core.sites import N_RECORDED, Site
+from bayesgeom.core.run import N_RECORDED, Behavior, Run, Site, Trials, concatenate
 from bayesgeom.core.torch_state import lock_of
-from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.diagnosis.measuring import LARGE
 from bayesgeom.diagnosis.plan import ProbePlan, sites_read
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, Stream
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.recording import Stream
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.stats.memory import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed

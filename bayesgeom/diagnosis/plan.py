@@ -6,13 +6,11 @@ from typing import Any, final
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Site, Trials
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, bytes_per_sequence
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.recording import bytes_per_sequence
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.tasks.base import WindTunnel
 

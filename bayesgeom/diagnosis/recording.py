@@ -8,19 +8,16 @@ from typing import final
 
 import torch
 
-from bayesgeom.core.arguments import check_types, checked
-from bayesgeom.core.errors import InvalidArgument, NoCopy, unknown_name
+from bayesgeom.core.errors import InvalidArgument, NoCopy, check_types, checked, unknown_name
 from bayesgeom.core.progress import bar
-from bayesgeom.core.sites import ALL_SITES, N_RECORDED, Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ALL_SITES, N_RECORDED, Site, Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.files import Manifest, rows_per_shard, write
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel
 from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
-from bayesgeom.tasks.cost import block_size
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, checked
 from bayesgeom.core.files import apart
 from bayesgeom.core.plugins import is_foreign
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import N_RECORDED
+from bayesgeom.core.run import N_RECORDED, Run
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -29,10 +27,8 @@ from bayesgeom.diagnosis.plan import (
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling_report import RelabelingReport
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recording import is_out_of_memory, recording_bytes
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis

@@ -17,18 +17,14 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Edit, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN, RESID_POST, RESID_PRE, K, Site, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, RESID_POST, RESID_PRE, K, Run, Site, Trials, V
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.models.base import Model
-from bayesgeom.models.recording import bytes_per_sequence, recording_bytes
+from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, statistic_interval
-from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.stats.intervals import Interval, Scale
 from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
@@ -36,7 +32,7 @@ from bayesgeom.stats.overlap import chance_overlap, mean_overlap_interval, overl
 from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
 from bayesgeom.stats.reduction import TokenSums, in_parts, occurrences
 from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import gaussian_first_share, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams

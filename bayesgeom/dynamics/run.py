@@ -10,8 +10,7 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec
@@ -29,9 +28,7 @@ from bayesgeom.dynamics.pictures import attention_maps, film
 from bayesgeom.dynamics.summary import dynamics_report, stacked
 from bayesgeom.dynamics.trainings import CACHE, Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
-from bayesgeom.models.recording import recording_bytes
+from bayesgeom.models.base import Model, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import PARTS

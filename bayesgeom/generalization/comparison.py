@@ -14,18 +14,16 @@ from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, final
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.columns import fitted
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import interval_text, number_text, shown
+from bayesgeom.core.errors import InvalidArgument, checked, shown
+from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.config import architectures
-from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.report.panels import Panel
@@ -106,10 +104,12 @@ class CompareReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         low, high = self.difference.ends
+        is_one_task = len({name.partition("-")[0] for name in self.models}) == 1
+        short = [(is_one_task and name.partition("-")[2]) or name for name in self.models]
         return [
             Headline(
                 metric="difference",
-                label=f"{self.rows[row]}, {name}",
+                label=f"{self.rows[row]}, {short[b]} − {short[a]}",
                 value=float(self.difference.value[row, pair]),
                 unit=self.units[row],
                 low=float(low[row, pair]),
@@ -118,7 +118,7 @@ class CompareReport(Report):
                 verdict=self.verdict(row, pair),
             )
             for row in range(self.n_leading)
-            for pair, name in enumerate(self.pairs)
+            for pair, (a, b) in enumerate(self.pair_of)
         ]
 
     def table(self) -> str:

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.batching import even_slices
-from bayesgeom.core.run import Behavior, Run
+from bayesgeom.core.run import Behavior, Run, WindowScores
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
-from bayesgeom.stats.memory import EffectiveMemory, WindowScores, effective_memory, window_name, windows_beyond_own
+from bayesgeom.stats.memory import EffectiveMemory, effective_memory, window_name, windows_beyond_own
 from bayesgeom.stats.observers import STARTS
 
 LARGEST_WITHIN = "largest within the training length"

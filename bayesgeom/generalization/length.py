@@ -9,10 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import nn
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ModelSpec, Run
-from bayesgeom.core.sites import RESID_POST
+from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.run import RESID_POST, ModelSpec, Run
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.curves import errors_across, errors_along, mean_along, strongest, whole_means
 from bayesgeom.generalization.length_report import ERRORS, LengthReport
@@ -36,9 +34,8 @@ from bayesgeom.generalization.model_errors import (
     with_untrained_positions,
     without_top_attention,
 )
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import Checkpoint
-from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, stacked
 from bayesgeom.report.report import with_provenance

@@ -17,8 +17,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST
+from bayesgeom.core.run import RESID_POST, Run
 from bayesgeom.generalization.curves import (
     Errors,
     critical_length,

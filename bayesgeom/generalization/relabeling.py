@@ -9,13 +9,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.run import Run
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
+from bayesgeom.core.run import Run, Trials
 from bayesgeom.generalization.relabeling_report import RelabelingReport, Scored, relabeling_report
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior

@@ -10,18 +10,15 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_fields, checked
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.run import Behavior
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, checked
+from bayesgeom.core.run import NO_LABEL, Behavior, Trials, WindowScores
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import BehaviorLog
-from bayesgeom.stats.memory import WindowScores, effective_memory, wider_window, window_name
+from bayesgeom.stats.memory import effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
 

@@ -10,10 +10,10 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Hook, hooked
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
+from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.gradients.attention_laws import agreement, value_gradient
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.proof import per_query_head

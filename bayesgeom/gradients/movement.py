@@ -10,15 +10,13 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.columns import fitted
-from bayesgeom.core.run import at_scored
-from bayesgeom.core.sites import PATTERN
+from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.core.text import number_text
-from bayesgeom.core.trials import Trials
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable, times_later
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.tally import OTHER, layer_tally
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import HookFault, InvalidArgument
+from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.run import ModelSpec, Trials, concatenate
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.dynamics.trainings import Source, TrainingRun, run_of
 from bayesgeom.gradients.capture import SITES, Targets, captured, in_float64
 from bayesgeom.gradients.movement import (
@@ -27,8 +25,7 @@ from bayesgeom.gradients.movement import (
 )
 from bayesgeom.gradients.report import GradientReport, gradient_report
 from bayesgeom.gradients.tally import LayerTally, identity_errors, layer_tally, together
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed

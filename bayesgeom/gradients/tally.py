@@ -13,9 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import at_scored
-from bayesgeom.core.sites import PATTERN
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.gradients.attention_laws import advantage, key_gradient, query_gradient, routing_gradient
 from bayesgeom.gradients.capture import LayerGradients
 

@@ -9,11 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, InSubspace, Replace, SubspaceKind
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.run import Site, Trials
 from bayesgeom.report.tables import MOST
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace

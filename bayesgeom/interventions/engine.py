@@ -19,13 +19,11 @@ from torch import Tensor
 from bayesgeom.ablations.engine import Means, batches, edited_logits, position_means
 from bayesgeom.core.edits import Edit, Subtract
 from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.hooks import SiteLayer
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import RESID_POST, Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_POST, ModelSpec, Site, Trials
+from bayesgeom.core.torch_state import SiteLayer
 from bayesgeom.interventions.design import Positions
-from bayesgeom.models.replay.replayer import BaselinePass, Replayer, Variant
+from bayesgeom.models.base import BaselinePass, Replayer, Variant
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.subspaces.quantity import PosteriorQuantity

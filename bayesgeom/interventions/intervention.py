@@ -12,9 +12,7 @@ from torch import Tensor
 from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core.edits import AtPositions, Edit, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import RESID_POST, Run, Trials, concatenate
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
@@ -32,13 +30,10 @@ from bayesgeom.interventions.matching import Matched, matched_subspaces, outside
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
 from bayesgeom.interventions.verdicts import Reach, listed
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.models.replay.replayer import Replayer, Variant
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.pca import covariance
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
 from bayesgeom.subspaces.erasers import Eraser, NothingLeft
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import Site, V
+from bayesgeom.core.run import Site, V
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
 from bayesgeom.interventions.intervention import Intervention, fitted_where_possible
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import STAGES, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.models.replay.replayer import STAGES, Variant
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.subspace import random_subspaces

@@ -18,8 +18,7 @@ from bayesgeom.interventions.joint_report import (
 )
 from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
-from bayesgeom.stats.correlation import absolute_interval, ranks
-from bayesgeom.stats.regression import without_level_means
+from bayesgeom.stats.regression import absolute_interval, ranks, without_level_means
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 
 OWN, CEILING, FIRST_RANDOM = range(3)  # conditions of a set; the very first condition is the unedited model

@@ -67,10 +67,11 @@ def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draw
     for place, directions in (("complement", rest), (SITE, everything)):
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
-        is_reached = (values.cumsum(dim=0) >= HEADROOM * wanted).tolist()
-        if not is_reached[-1] or (place == SITE and draws < 2):
+        reached = values.cumsum(dim=0).tolist()  # by the leading components
+        ranks = (rank for rank in range(own.rank, len(reached) + 1) if reached[rank - 1] >= HEADROOM * wanted)
+        rank = next(ranks, None)
+        if rank is None or (place == SITE and draws < 2):
             continue
-        rank = max(own.rank, 1 + is_reached.index(True))
         n_drawn = draws if place != SITE else draws - 1
         bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
         by = f"complement, rank {rank}" if place != SITE and rank != own.rank else place

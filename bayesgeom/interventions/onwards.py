@@ -16,27 +16,22 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import RESID_POST, RESID_PRE, Site
+from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.run import RESID_POST, RESID_PRE, Site, Trials, concatenate
 from bayesgeom.core.torch_state import alone, with_gradients
-from bayesgeom.core.trials import Trials, concatenate
 from bayesgeom.interventions._evidence import Erasure, Read, erasure
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
 from bayesgeom.interventions.matching import matched_subspaces
 from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
-from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.pca import covariance
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.quantity import PosteriorQuantity, is_function_of_position

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import overload
 
-from bayesgeom.core.arguments import checked
 from bayesgeom.core.edits import SubspaceKind
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention

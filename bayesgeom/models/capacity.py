@@ -13,8 +13,7 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only

@@ -21,8 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
-from bayesgeom.core.files import atomic_directory, put_back, write_arrays
-from bayesgeom.core.reading import check_regular
+from bayesgeom.core.files import atomic_directory, check_regular, put_back, write_arrays
 from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint_files import (
     CARD,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.files import is_temporary, put_all_back
-from bayesgeom.core.reading import read_json
+from bayesgeom.core.files import is_temporary, put_all_back, read_json
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
 OURS = "bayesgeom"  # key of bayesgeom's description in a `config.json` that Hugging Face reads, too
@@ -183,11 +182,8 @@ def checkpoints() -> dict[str, Path]:
 def _holds_config(path: Path) -> bool:
     """Whether there is a config, of any kind; true if that cannot be determined."""
     try:
-        if not path.is_dir():
-            return False
-        (path / CONFIG).lstat()
+        return path.is_dir() and bool((path / CONFIG).lstat())
     except FileNotFoundError:
         return False
     except OSError:  # no permission to look
         return True
-    return True

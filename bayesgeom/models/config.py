@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core.arguments import check_fields, checked
-from bayesgeom.core.errors import InvalidArgument, check_known
+from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, check_types, checked
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
 from bayesgeom.tasks.base import WindTunnel
@@ -115,6 +114,24 @@ class ModelConfig(ABC):
             digest: Hash of the weights, if known.
         """
         return None
+
+    @final
+    def check_sizes(self, kind: str, *, or_zero: str = "") -> None:
+        """Check the type of every field, and that every integer is at least 1.
+
+        Args:
+            kind: What the config is of, for the message.
+            or_zero: The field that may be 0.
+
+        Raises:
+            InvalidArgument: The check failed.
+        """
+        check_types(self)
+        assert is_dataclass(self) and not isinstance(self, type), "a model config is a dataclass"
+        sizes = {name: size for name, size in asdict(self).items() if type(size) is int}
+        if any(size < (name != or_zero) for name, size in sizes.items()):
+            exception = f" ({or_zero}: at least 0)" if or_zero else ""
+            raise InvalidArgument(f"every size of {kind} must be at least 1{exception}, got {self}.")
 
     def hf_config(self) -> Mapping[str, Any]:
         """Return further entries of `config.json` if Hugging Face can read the weights unchanged; else nothing."""

@@ -9,24 +9,22 @@ No architecture supports learned positions with RMSNorm, ALiBi with these slopes
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_directory
-from bayesgeom.core.reading import read_json
-from bayesgeom.models.adapters.identities import sentinel_trials
+from bayesgeom.core.files import atomic_directory, read_json
+from bayesgeom.models.adapters.proof import sentinel_trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.huggingface.transformers_logging import without_bars, without_warnings
+from bayesgeom.models.huggingface.weights import quiet
 from bayesgeom.models.native.positions import sinusoids
 from bayesgeom.models.native.transformer import EPS, Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
@@ -40,14 +38,78 @@ Weights = dict[str, Tensor]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
-    """A Hugging Face architecture that can represent a transformer, and the mapping of the weights."""
+    """A Hugging Face architecture that can represent a transformer.
+
+    Attributes:
+        name: Name of the architecture.
+        kinds: Names of its model and of its config in transformers.
+        sizes: Returns what its config states besides the sizes that all of them have.
+        layers: Path of its blocks.
+        outer: Its names of our weights outside of blocks.
+        inner: Its names of our weights inside a block.
+        joined: Returns its other weights of a block, given ours.
+        parted: Returns our other weights of a block, given its own.
+    """
 
     name: str
-    build: "Callable[[TransformerConfig], PreTrainedModel]"
-    weights: Callable[[TransformerConfig, Weights], Weights]
-    ours: Callable[[TransformerConfig, Weights], Weights]
+    kinds: tuple[str, str]
+    sizes: Callable[[TransformerConfig], dict[str, Any]]
+    layers: str
+    outer: Mapping[str, str]
+    inner: Mapping[str, str]
+    joined: Callable[[TransformerConfig, Weights], Weights]
+    parted: Callable[[TransformerConfig, Weights], Weights]
+
+    def build(self, config: TransformerConfig) -> "PreTrainedModel":
+        """Return a model of these sizes."""
+        import transformers
+
+        model, settings = (getattr(transformers, name) for name in self.kinds)
+        built: PreTrainedModel = model(
+            settings(
+                vocab_size=config.d_vocab,
+                hidden_size=config.d_model,
+                num_hidden_layers=config.n_layers,
+                num_attention_heads=config.n_heads,
+                max_position_embeddings=config.n_ctx,
+                tie_word_embeddings=config.tied,
+                **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+                **self.sizes(config),
+            )
+        )
+        return built
+
+    def weights(self, config: TransformerConfig, own: Weights) -> Weights:
+        """Return its weights, given ours."""
+        found = {theirs: own[ours] for ours, theirs in self._names(config).items()}
+        for layer in range(config.n_layers):
+            joined = self.joined(config, _inside(f"blocks.{layer}.", own))
+            found |= {f"{self.layers}.{layer}.{name}": tensor for name, tensor in joined.items()}
+        if self.name == "gpt2" and config.positions != "learned":
+            table = sinusoids(config.n_ctx, config.d_model, own["embed.weight"])
+            found["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
+        return found
+
+    def ours(self, config: TransformerConfig, found: Weights) -> Weights:
+        """Return our weights, given its own."""
+        own = {ours: found[theirs] for ours, theirs in self._names(config).items()}
+        for layer in range(config.n_layers):
+            parted = self.parted(config, _inside(f"{self.layers}.{layer}.", found))
+            own |= {f"blocks.{layer}.{name}": tensor for name, tensor in parted.items()}
+        return own
+
+    def _names(self, config: TransformerConfig) -> dict[str, str]:
+        names = dict(self.outer) | ({} if config.tied else {"unembed.weight": "lm_head.weight"})
+        names |= {"pos_embed.weight": "transformer.wpe.weight"} if config.positions == "learned" else {}
+        for layer in range(config.n_layers):
+            names |= {f"blocks.{layer}.{a}": f"{self.layers}.{layer}.{b}" for a, b in self.inner.items()}
+        return names
+
+
+def _inside(prefix: str, weights: Weights) -> Weights:
+    return {name.removeprefix(prefix): own for name, own in weights.items() if name.startswith(prefix)}
 
 
 def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | None = None) -> str:
@@ -78,7 +140,7 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
     _check_equal(module, hf)
     # Extra attributes of the config are saved and loaded with it.
     hf.config.update({SOURCE: {"model": config.to_dict(), "task": None if task is None else task.config()}})
-    with atomic_directory(path) as temporary, without_bars():
+    with atomic_directory(path) as temporary, quiet():
         hf.save_pretrained(temporary)
     return target.name
 
@@ -97,7 +159,7 @@ def import_huggingface(path: Path) -> Transformer:
     module, target = config.build(seed=0), target_of(config)
     assert isinstance(module, Transformer)
     try:
-        with without_bars(), without_warnings():
+        with quiet():
             found = type(target.build(config)).from_pretrained(path, use_safetensors=True).state_dict()
         module.load_state_dict(target.ours(config, found), strict=True)
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
@@ -123,13 +185,13 @@ def target_of(config: TransformerConfig) -> Target:
     """
     match config.norm, config.positions:
         case "rmsnorm", "rotary":
-            return Target("llama", _llama, _llama_weights, _from_llama)
+            return LLAMA
         case "rmsnorm", "none":
-            return Target("smollm3", _smollm3, _llama_weights, _from_llama)
+            return SMOLLM3
         case "layernorm", "learned" | "sinusoidal" | "none":
-            return Target("gpt2", _gpt2, _gpt2_weights, _from_gpt2)
+            return GPT2
         case "layernorm", "rotary":
-            return Target("gpt_neox", _gpt_neox, _gpt_neox_weights, _from_gpt_neox)
+            return GPT_NEOX
     raise InvalidArgument(
         f"no Hugging Face architecture supports {config.positions} positions with {config.norm}. Supported: rotary "
         f"or no positions with either norm, and learned or sinusoidal positions with layernorm."
@@ -146,192 +208,131 @@ def _check_equal(module: Transformer, hf: "PreTrainedModel") -> None:
     assert error <= TOLERANCE * scale, f"the exported logits differ by {error:.1e}"
 
 
-def _sizes(config: TransformerConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.d_vocab,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_mlp,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "max_position_embeddings": config.n_ctx,
-        "hidden_act": "gelu",
-        "tie_word_embeddings": config.tied,
-        **_NO_IDS,
-    }
+def _llama_sizes(config: TransformerConfig) -> dict[str, Any]:
+    sizes = {"intermediate_size": config.d_mlp, "hidden_act": "gelu", "num_key_value_heads": config.n_heads}
+    return {**sizes, "rms_norm_eps": EPS, "mlp_bias": True}
 
 
-_NO_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+def _open_gate(config: TransformerConfig, _block: Weights) -> Weights:
+    zeros, ones = torch.zeros(config.d_mlp, config.d_model), torch.ones(config.d_mlp)
+    return {"mlp.up_proj.weight": zeros, "mlp.up_proj.bias": ones}
 
 
-def _llama(config: TransformerConfig) -> "PreTrainedModel":
-    import transformers
-
-    sizes = {**_sizes(config), "num_key_value_heads": config.n_heads, "rms_norm_eps": EPS, "mlp_bias": True}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-
-
-def _smollm3(config: TransformerConfig) -> "PreTrainedModel":
-    import transformers
-
-    sizes = {**_sizes(config), "num_key_value_heads": config.n_heads, "rms_norm_eps": EPS, "mlp_bias": True}
-    return transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**sizes, no_rope_layers=[0] * config.n_layers))
-
-
-_LLAMA = {
-    "ln1.w": "input_layernorm.weight",
-    "ln2.w": "post_attention_layernorm.weight",
-    "attn.W_Q.weight": "self_attn.q_proj.weight",
-    "attn.W_K.weight": "self_attn.k_proj.weight",
-    "attn.W_V.weight": "self_attn.v_proj.weight",
-    "attn.W_O.weight": "self_attn.o_proj.weight",
-    "mlp.W_in.weight": "mlp.gate_proj.weight",
-    "mlp.W_in.bias": "mlp.gate_proj.bias",
-    "mlp.W_out.weight": "mlp.down_proj.weight",
-    "mlp.W_out.bias": "mlp.down_proj.bias",
-}
-
-
-def _llama_names(config: TransformerConfig) -> dict[str, str]:
-    """Map bayesgeom's parameter names to Llama's."""
-    names = {"embed.weight": "model.embed_tokens.weight", "ln_final.w": "model.norm.weight"}
-    for layer in range(config.n_layers):
-        names |= {f"blocks.{layer}.{a}": f"model.layers.{layer}.{b}" for a, b in _LLAMA.items()}
-    return names if config.tied else names | {"unembed.weight": "lm_head.weight"}
-
-
-def _llama_weights(config: TransformerConfig, own: Weights) -> Weights:
-    found = {theirs: own[ours] for ours, theirs in _llama_names(config).items()}
-    for layer in range(config.n_layers):
-        found[f"model.layers.{layer}.mlp.up_proj.weight"] = torch.zeros(config.d_mlp, config.d_model)
-        found[f"model.layers.{layer}.mlp.up_proj.bias"] = torch.ones(config.d_mlp)
-    return found
-
-
-def _from_llama(config: TransformerConfig, found: Weights) -> Weights:
-    return {ours: found[theirs] for ours, theirs in _llama_names(config).items()}
-
-
-def _gpt2(config: TransformerConfig) -> "PreTrainedModel":
-    import transformers
-
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=config.d_vocab,
-            n_positions=config.n_ctx,
-            n_embd=config.d_model,
-            n_layer=config.n_layers,
-            n_head=config.n_heads,
-            n_inner=config.d_mlp,
-            activation_function="gelu",
-            layer_norm_epsilon=EPS,
-            tie_word_embeddings=config.tied,
-            **_NO_IDS,
-        )
-    )
-
-
-_GPT2 = {
-    "ln1.w": "ln_1.weight",
-    "ln1.b": "ln_1.bias",
-    "ln2.w": "ln_2.weight",
-    "ln2.b": "ln_2.bias",
-    "mlp.W_in.bias": "mlp.c_fc.bias",
-    "mlp.W_out.bias": "mlp.c_proj.bias",
-}
-_GPT2_TURNED = {
+LLAMA = Target(
+    name="llama",
+    kinds=("LlamaForCausalLM", "LlamaConfig"),
+    sizes=_llama_sizes,
+    layers="model.layers",
+    outer={"embed.weight": "model.embed_tokens.weight", "ln_final.w": "model.norm.weight"},
+    inner={
+        "ln1.w": "input_layernorm.weight",
+        "ln2.w": "post_attention_layernorm.weight",
+        "attn.W_Q.weight": "self_attn.q_proj.weight",
+        "attn.W_K.weight": "self_attn.k_proj.weight",
+        "attn.W_V.weight": "self_attn.v_proj.weight",
+        "attn.W_O.weight": "self_attn.o_proj.weight",
+        "mlp.W_in.weight": "mlp.gate_proj.weight",
+        "mlp.W_in.bias": "mlp.gate_proj.bias",
+        "mlp.W_out.weight": "mlp.down_proj.weight",
+        "mlp.W_out.bias": "mlp.down_proj.bias",
+    },
+    joined=_open_gate,
+    parted=lambda _config, _block: {},
+)
+SMOLLM3 = replace(
+    LLAMA,
+    name="smollm3",
+    kinds=("SmolLM3ForCausalLM", "SmolLM3Config"),
+    sizes=lambda config: {**_llama_sizes(config), "no_rope_layers": [0] * config.n_layers},
+)
+_QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
+_TURNED = {  # GPT-2 stores these matrices transposed
     "attn.W_O.weight": "attn.c_proj.weight",
     "mlp.W_in.weight": "mlp.c_fc.weight",
     "mlp.W_out.weight": "mlp.c_proj.weight",
 }
-_QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
 
 
-def _gpt2_names(config: TransformerConfig) -> dict[str, str]:
-    names = {
+def _gpt2_joined(config: TransformerConfig, block: Weights) -> Weights:
+    return {
+        **{theirs: block[ours].T for ours, theirs in _TURNED.items()},
+        "attn.c_attn.weight": torch.cat([block[name] for name in _QKV]).T,
+        "attn.c_attn.bias": torch.zeros(3 * config.d_model),
+        "attn.c_proj.bias": torch.zeros(config.d_model),
+    }
+
+
+def _gpt2_parted(_config: TransformerConfig, block: Weights) -> Weights:
+    parts = block["attn.c_attn.weight"].T.chunk(3)
+    return {ours: block[theirs].T for ours, theirs in _TURNED.items()} | dict(zip(_QKV, parts, strict=True))
+
+
+GPT2 = Target(
+    name="gpt2",
+    kinds=("GPT2LMHeadModel", "GPT2Config"),
+    sizes=lambda own: {"n_inner": own.d_mlp, "activation_function": "gelu", "layer_norm_epsilon": EPS},
+    layers="transformer.h",
+    outer={
         "embed.weight": "transformer.wte.weight",
         "ln_final.w": "transformer.ln_f.weight",
         "ln_final.b": "transformer.ln_f.bias",
-    }
-    names |= {"pos_embed.weight": "transformer.wpe.weight"} if config.positions == "learned" else {}
-    for layer in range(config.n_layers):
-        names |= {f"blocks.{layer}.{a}": f"transformer.h.{layer}.{b}" for a, b in _GPT2.items()}
-    return names if config.tied else names | {"unembed.weight": "lm_head.weight"}
+    },
+    inner={
+        "ln1.w": "ln_1.weight",
+        "ln1.b": "ln_1.bias",
+        "ln2.w": "ln_2.weight",
+        "ln2.b": "ln_2.bias",
+        "mlp.W_in.bias": "mlp.c_fc.bias",
+        "mlp.W_out.bias": "mlp.c_proj.bias",
+    },
+    joined=_gpt2_joined,
+    parted=_gpt2_parted,
+)
 
 
-def _gpt2_weights(config: TransformerConfig, own: Weights) -> Weights:
-    found = {theirs: own[ours] for ours, theirs in _gpt2_names(config).items()}
-    if config.positions != "learned":
-        table = sinusoids(config.n_ctx, config.d_model, own["embed.weight"])
-        found["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
-    for layer in range(config.n_layers):
-        block, home = f"blocks.{layer}", f"transformer.h.{layer}"
-        found |= {f"{home}.{b}": own[f"{block}.{a}"].T for a, b in _GPT2_TURNED.items()}
-        found[f"{home}.attn.c_attn.weight"] = torch.cat([own[f"{block}.{name}"] for name in _QKV]).T
-        found[f"{home}.attn.c_attn.bias"] = torch.zeros(3 * config.d_model)
-        found[f"{home}.attn.c_proj.bias"] = torch.zeros(config.d_model)
-    return found
+def _neox_joined(config: TransformerConfig, block: Weights) -> Weights:
+    parts = torch.stack([block[name] for name in _QKV])
+    by_head = rearrange(parts, "three (h d) m -> (h three d) m", h=config.n_heads)
+    return {"attention.query_key_value.weight": by_head}
 
 
-def _from_gpt2(config: TransformerConfig, found: Weights) -> Weights:
-    own = {ours: found[theirs] for ours, theirs in _gpt2_names(config).items()}
-    for layer in range(config.n_layers):
-        block, home = f"blocks.{layer}", f"transformer.h.{layer}"
-        own |= {f"{block}.{a}": found[f"{home}.{b}"].T for a, b in _GPT2_TURNED.items()}
-        parts = found[f"{home}.attn.c_attn.weight"].T.chunk(3)
-        own |= {f"{block}.{name}": part for name, part in zip(_QKV, parts, strict=True)}
-    return own
+def _neox_parted(config: TransformerConfig, block: Weights) -> Weights:
+    by_head = block["attention.query_key_value.weight"]
+    parts = rearrange(by_head, "(h three d) m -> three (h d) m", h=config.n_heads, three=3)
+    return dict(zip(_QKV, parts, strict=True))
 
 
-def _gpt_neox(config: TransformerConfig) -> "PreTrainedModel":
-    import transformers
-
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
-    sizes = {**_sizes(config), "layer_norm_eps": EPS, "attention_bias": False, "use_parallel_residual": False}
-    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, rope_parameters=rope))
-
-
-_GPT_NEOX = {
-    "ln1.w": "input_layernorm.weight",
-    "ln1.b": "input_layernorm.bias",
-    "ln2.w": "post_attention_layernorm.weight",
-    "ln2.b": "post_attention_layernorm.bias",
-    "attn.W_O.weight": "attention.dense.weight",
-    "mlp.W_in.weight": "mlp.dense_h_to_4h.weight",
-    "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",
-    "mlp.W_out.weight": "mlp.dense_4h_to_h.weight",
-    "mlp.W_out.bias": "mlp.dense_4h_to_h.bias",
-}
-
-
-def _gpt_neox_names(config: TransformerConfig) -> dict[str, str]:
-    names = {
+GPT_NEOX = Target(
+    name="gpt_neox",
+    kinds=("GPTNeoXForCausalLM", "GPTNeoXConfig"),
+    sizes=lambda own: {
+        "intermediate_size": own.d_mlp,
+        "hidden_act": "gelu",
+        "layer_norm_eps": EPS,
+        "attention_bias": False,
+        "use_parallel_residual": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+    layers="gpt_neox.layers",
+    outer={
         "embed.weight": "gpt_neox.embed_in.weight",
         "ln_final.w": "gpt_neox.final_layer_norm.weight",
         "ln_final.b": "gpt_neox.final_layer_norm.bias",
-    }
-    for layer in range(config.n_layers):
-        names |= {f"blocks.{layer}.{a}": f"gpt_neox.layers.{layer}.{b}" for a, b in _GPT_NEOX.items()}
-    return names if config.tied else names | {"unembed.weight": "lm_head.weight"}
-
-
-def _gpt_neox_weights(config: TransformerConfig, own: Weights) -> Weights:
-    found = {theirs: own[ours] for ours, theirs in _gpt_neox_names(config).items()}
-    for layer in range(config.n_layers):
-        parts = torch.stack([own[f"blocks.{layer}.{name}"] for name in _QKV])
-        by_head = rearrange(parts, "three (h d) m -> (h three d) m", h=config.n_heads)
-        found[f"gpt_neox.layers.{layer}.attention.query_key_value.weight"] = by_head
-    return found
-
-
-def _from_gpt_neox(config: TransformerConfig, found: Weights) -> Weights:
-    own = {ours: found[theirs] for ours, theirs in _gpt_neox_names(config).items()}
-    for layer in range(config.n_layers):
-        by_head = found[f"gpt_neox.layers.{layer}.attention.query_key_value.weight"]
-        parts: Float[Tensor, "three d m"] = rearrange(
-            by_head, "(h three d) m -> three (h d) m", h=config.n_heads, three=3
-        )
-        own |= {f"blocks.{layer}.{name}": part for name, part in zip(_QKV, parts, strict=True)}
-    return own
+    },
+    inner={
+        "ln1.w": "input_layernorm.weight",
+        "ln1.b": "input_layernorm.bias",
+        "ln2.w": "post_attention_layernorm.weight",
+        "ln2.b": "post_attention_layernorm.bias",
+        "attn.W_O.weight": "attention.dense.weight",
+        "mlp.W_in.weight": "mlp.dense_h_to_4h.weight",
+        "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",
+        "mlp.W_out.weight": "mlp.dense_4h_to_h.weight",
+        "mlp.W_out.bias": "mlp.dense_4h_to_h.bias",
+    },
+    joined=_neox_joined,
+    parted=_neox_parted,
+)
 
 
 def export_checkpoint(name: str | Path, out: Path) -> str:

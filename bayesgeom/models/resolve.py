@@ -11,34 +11,43 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayesgeom.core.arguments import check_argument, checked
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, TaskMismatch, UnknownName, unknown_name
-from bayesgeom.core.files import put_back
-from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import shown
+from bayesgeom.core.errors import (
+    CheckpointFault,
+    InvalidArgument,
+    TaskMismatch,
+    UnknownName,
+    check_argument,
+    checked,
+    shown,
+    unknown_name,
+)
+from bayesgeom.core.files import put_back, read_json
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.residual import ResidualModel
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, check_memory_gib
 from bayesgeom.models.captured.files import is_capture
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
-from bayesgeom.models.huggingface.gguf_file import gguf_in
-from bayesgeom.models.huggingface.loading import FETCHING, load_adapter, load_gguf, load_huggingface, load_tokenizer
+from bayesgeom.models.huggingface.loading import (
+    FETCHING,
+    gguf_in,
+    load_adapter,
+    load_gguf,
+    load_huggingface,
+    load_tokenizer,
+)
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
-from bayesgeom.models.native.llama import Llama
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.native.mamba2 import Mamba2
 from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.rwkv import RWKV
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.recording import check_memory_gib
+from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
@@ -59,8 +68,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "server_key": ((str,), "text"),
     "top": ((int,), "a positive integer"),
     "local_files_only": ((bool,), "True or False"),
-    "device_map": ((str, dict, int), "text or a mapping of modules to devices"),
-    "max_memory": ((dict,), "a mapping of devices to memory, such as {0: '20GiB', 'cpu': '64GiB'}"),
+    "device_map": ((str, dict, int), "text or a mapping by module"),
+    "max_memory": ((dict,), "a mapping like {0: '20GiB', 'cpu': '64GiB'}"),
     "attn_implementation": ((str,), "text"),
     "quantization_config": ((object,), ""),
     "batch_size": ((int,), "a positive integer"),
@@ -92,7 +101,7 @@ def load(
         tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
-            `bayesgeom.models.recording`).
+            `bayesgeom.models.base`).
         **options: All: `batch_size`, most sequences in a forward pass. Hugging Face models: `revision`, `token`,
             `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
             `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and `local_files_only`, and `revision`
@@ -137,7 +146,10 @@ def _loaded(
 ) -> Model:
     # A revision names a state of one repository: another repository's tokenizer does not have it.
     own = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
-    read = _tokenizer(tokenizer, {n: options.get(n) for n in own}, trust_remote_code=trust_remote_code)
+    read: Any = tokenizer
+    if isinstance(tokenizer, str | Path):
+        fetched = {n: options.get(n) for n in own}
+        read = load_tokenizer(tokenizer, fetched, trust_remote_code=trust_remote_code)
     if is_address(name):
         _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)
@@ -242,15 +254,6 @@ def check_device(device: str | torch.device) -> None:
         raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
 
 
-def _tokenizer(
-    given: Tokenizer | str | Path | None, options: Mapping[str, Any], *, trust_remote_code: bool
-) -> Tokenizer | None:
-    if not isinstance(given, str | Path):
-        return given
-    read: Tokenizer = load_tokenizer(given, options, trust_remote_code=trust_remote_code)
-    return read
-
-
 @checked("model")
 def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     """Return the `Model` of a name, a path or a module.
@@ -332,32 +335,25 @@ def of_module(
     return model
 
 
-def _adapted(
-    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
-) -> Model | None:
+def _adapted(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
     """Return the model of a module built from a `ModelConfig`, None for other modules."""
     match module:
         case Transformer():
-            return HookedModel(module, name=name or "transformer", task=task, digest=digest)
+            return HookedModel(module, name=name or "transformer", **known)
         case PositionwiseMLP() | LSTM() | Mamba():
-            return ResidualModel(module, name=name, task=task, digest=digest)
-        case Llama(config=config) | Mamba2(config=config) | RWKV(config=config):
-            return HFModel(
-                module.whole,
-                name=name or config.name,
-                task=task,
-                digest=digest,
-                rebuild=lambda seed: _whole(config.build(seed=seed)),
-            )
+            return ResidualModel(module, name=name, **known)
+        case Wrapped(config=config):
+
+            def rebuild(seed: int) -> Any:
+                built = config.build(seed=seed)
+                assert isinstance(built, Wrapped), "it is built from the same config"
+                return built.whole
+
+            return HFModel(module.whole, name=name or config.name, rebuild=rebuild, **known)
         case _:
-            made = (kind.adapter(module, name=name, task=task, digest=digest) for kind in architectures().values())
+            known = {"task": None, "digest": None, **known}
+            made = (kind.adapter(module, name=name, **known) for kind in architectures().values())
             return next((model for model in made if model is not None), None)
-
-
-def _whole(module: nn.Module) -> Any:
-    """The Hugging Face model inside a bayesgeom module that wraps one."""
-    assert isinstance(module, Llama | Mamba2 | RWKV)
-    return module.whole
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:

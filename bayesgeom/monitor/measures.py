@@ -14,16 +14,14 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.hooks import Change, SiteLayer, keeping
-from bayesgeom.core.run import at_scored
-from bayesgeom.core.sites import PATTERN, TOKEN_KEYS, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, TOKEN_KEYS, Trials, V, at_scored
+from bayesgeom.core.torch_state import Change, SiteLayer, keeping
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.bootstrap import shuffled_within_position
-from bayesgeom.stats.correlation import ranks
 from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
 from bayesgeom.stats.overlap import centered, orthogonality, pairwise_cosine
+from bayesgeom.stats.regression import ranks
 
 APART = 0.5  # cosine of 60 degrees: hypotheses whose keys are closer share a direction
 MAX_POINTS = 256  # scored positions compared in pairs

@@ -10,8 +10,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.core.arguments import check_argument
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_argument
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
 CONFIRMED = 2  # consecutive measurements on the other side before a threshold counts as crossed

@@ -23,12 +23,10 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from bayesgeom.core.arguments import check_argument, check_types, checked
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_argument, check_types, checked
 from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.provenance import provenance
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
 from bayesgeom.monitor.report import MonitorReport, monitor_report

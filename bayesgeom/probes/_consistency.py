@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.core.sites import PATTERN
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, Trials
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.reduction import Reduction

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
+from bayesgeom.core.run import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Run
 from bayesgeom.stats.bootstrap import random_halves
 from bayesgeom.stats.overlap import Frames, coordinates_of, cross_fitted_overlap, overlap_rows, squared_lengths
 from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction, TokenSums, in_parts, occurrences

@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.run import ModelSpec, Run
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.run import NO_LABEL, ModelSpec, Run, Site, Trials
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.memory import window_scores
 from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from bayesgeom.core.verdict import Reason
 from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
-from bayesgeom.stats.chance import gaussian_first_share
 from bayesgeom.stats.clusters import left_out_silhouettes, point_silhouettes
-from bayesgeom.stats.pca import cloud_axes, span_coordinates, standardized, variance_shares
 from bayesgeom.stats.resampling import refitted_axis_shares
+from bayesgeom.stats.subspace import cloud_axes, gaussian_first_share, span_coordinates, standardized, variance_shares
 
 Prepared = Callable[[Float64[Tensor, "*sample point d"]], Float64[Tensor, "*sample point d"]]
 

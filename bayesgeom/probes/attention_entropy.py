@@ -21,9 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import PATTERN, Run, Trials
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes._consistency import HYPOTHESES, SUMS, agreement_of
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials

@@ -7,8 +7,7 @@ from typing import ClassVar, Generic, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Run, Site
 from bayesgeom.probes._planted import planted_chain, planted_run, planted_trials
 from bayesgeom.report.estimate import Baseline
 from bayesgeom.report.report import Report

@@ -19,9 +19,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.charts.polygon import MAX_CORNERS
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST, RESID_PRE, STATE
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run, Trials
 from bayesgeom.probes._best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.probes.base import (
     Control,
@@ -46,7 +44,6 @@ from bayesgeom.probes.belief_report import (
 from bayesgeom.report.estimate import Baseline, Estimate, Kind, Values, of_untrained
 from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.observers import STARTS, window_beliefs
-from bayesgeom.stats.pca import leading_coordinates
 from bayesgeom.stats.readout import (
     BELIEF,
     BeliefTargets,
@@ -59,7 +56,7 @@ from bayesgeom.stats.readout import (
     summary,
     unfitted_r2,
 )
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import leading_coordinates, random_subspaces
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
 MIN_SEQUENCES = 16  # used however long they are

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.run import Behavior, Run
+from bayesgeom.core.run import Behavior, Run, WindowScores
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
 from bayesgeom.report.estimate import (
@@ -42,7 +42,6 @@ from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.memory import (
     TRANSPORT_WINDOW,
     EffectiveMemory,
-    WindowScores,
     effective_memory,
     transport_verdict,
     wider_window,

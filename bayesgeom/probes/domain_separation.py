@@ -18,9 +18,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_POST, Run, Trials, V
 from bayesgeom.probes._separation import Preparation, separation
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.report.estimate import (

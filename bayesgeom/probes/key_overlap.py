@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K
+from bayesgeom.core.run import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes._key_views import View, key_views
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials

@@ -19,9 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Run, Trials
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes._relations import (
     Masks,
@@ -38,7 +36,7 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
-from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.regression import spearman
 
 MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every draw agrees
 ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with or without interval

@@ -18,9 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site, V, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, Site, Trials, V, Z
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.report.estimate import (
@@ -39,8 +37,6 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
-from bayesgeom.stats.chance import gaussian_first_share
-from bayesgeom.stats.correlation import absolute_interval
 from bayesgeom.stats.intervals import no_interval
 from bayesgeom.stats.manifold import (
     CloudStatistics,
@@ -50,8 +46,9 @@ from bayesgeom.stats.manifold import (
     shuffled_scale,
     view,
 )
-from bayesgeom.stats.pca import span_coordinates, standardized
+from bayesgeom.stats.regression import absolute_interval
 from bayesgeom.stats.resampling import order_under_permutation, refitted_axis_shares, resampled_order
+from bayesgeom.stats.subspace import gaussian_first_share, span_coordinates, standardized
 
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 Clouds = Mapping[Site, Sequence[CloudStatistics]]

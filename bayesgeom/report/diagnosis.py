@@ -6,10 +6,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, OutputFault, unknown_name
+from bayesgeom.core.errors import InvalidArgument, OutputFault, checked, unknown_name
 from bayesgeom.core.plugins import discover
-from bayesgeom.core.sites import N_RECORDED
+from bayesgeom.core.run import N_RECORDED
 from bayesgeom.core.text import percent_text, shortened
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.core.columns import WIDTH
 from bayesgeom.core.plugins import Contained, discover, is_foreign
 from bayesgeom.core.text import counted, number_text, shortened, with_minus
 from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.tables import Headline, Reported, model_name
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, OutputFault
+from bayesgeom.core.errors import InvalidArgument, OutputFault, checked
 from bayesgeom.core.text import shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within

@@ -22,18 +22,18 @@ from jaxtyping import AbstractArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from bayesgeom.core.arguments import described
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, described, shown
 from bayesgeom.core.files import (
     atomic_directory,
     atomic_file,
     check_directory,
+    decoded,
+    encoded,
     is_remains,
     put_back,
+    read_json,
     write_arrays,
 )
-from bayesgeom.core.reading import decoded, encoded, read_json
-from bayesgeom.core.text import shown
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
 
@@ -410,7 +410,7 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
 def fits(value: object, hint: Any) -> bool:
     """Return whether a value from a file has the annotated type; an integer also counts as a float.
 
-    `core.arguments.fits` judges what a caller passes instead: it accepts numpy's integers and a list for a tuple, and
+    `core.errors.fits` judges what a caller passes instead: it accepts numpy's integers and a list for a tuple, and
     refuses NaN, which is a valid value of a report. This function also compares the type and the axes of arrays.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

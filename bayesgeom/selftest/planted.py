@@ -38,11 +38,9 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import RESID_PRE, Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import RESID_PRE, ModelSpec, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import Behavior
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Behavior, Trials, WindowScores
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
-from bayesgeom.stats.memory import WindowScores, joined, window_scores
+from bayesgeom.stats.memory import joined, window_scores
 
 _AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor's cache
 _SHARED = ("exact_entropy_bits", "off_answer_prob")  # not stored per baseline: the entropy is the same, the other 0
@@ -137,7 +136,12 @@ class BehaviorLog:
     def _write(self, scored: Mapping[tuple[str, str], Float[np.ndarray, "sequence position"]]) -> None:
         self._columns = tuple(scored)
         n_more, n_scored = next(iter(scored.values())).shape
-        self._make_room(n_more, (len(scored), n_scored))
+        needed = self.n + n_more
+        if needed > len(self._rows):
+            grown = np.empty((max(needed, 2 * len(self._rows)), len(scored), n_scored), dtype=np.float32)
+            if self.n:
+                grown[: self.n] = self._rows[: self.n]
+            self._rows = grown
         for column, values in enumerate(scored.values()):
             self._rows[self.n : self.n + n_more, column] = values
         self.n += n_more
@@ -168,14 +172,6 @@ class BehaviorLog:
     def windows(self) -> WindowScores | None:
         """Return the window observers' scores on all sequences; None if the task has no latent dynamics."""
         return joined(self._windows)
-
-    def _make_room(self, more: int, shape: tuple[int, int]) -> None:
-        needed = self.n + more
-        if needed > len(self._rows):
-            grown = np.empty((max(needed, 2 * len(self._rows)), *shape), dtype=np.float32)
-            if self.n:
-                grown[: self.n] = self._rows[: self.n]
-            self._rows = grown
 
 
 def _columns_of(predictor: str, behavior: Behavior) -> dict[tuple[str, str], Float[np.ndarray, "sequence position"]]:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.stats.pca import cloud_axes, covariance, leading_axes
+from bayesgeom.stats.subspace import cloud_axes, covariance, leading_axes
 
 MAX_STEPS, N_STARTS, N_AXES = 30, 2, 10
 _ROUNDING = 1e-12

@@ -14,19 +14,19 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.stats.bootstrap import shuffled_within_position
-from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.pca import cloud_axes, covariance, leading_axes, principal_axes, variance_shares
 from bayesgeom.stats.regression import (
     RIDGE,
     SplitMoments,
     even_knots,
     natural_spline,
     power_of,
+    ranks,
     ridge,
     split_moments,
     squared_error,
     without_level_means,
 )
+from bayesgeom.stats.subspace import cloud_axes, covariance, leading_axes, principal_axes, variance_shares
 
 N_KNOTS, N_AXES = 5, 3
 _MANY = 48  # with at least this many dimensions, only the reported axes are computed

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
@@ -31,24 +31,6 @@ _EDGE = 0.2  # an end this close to 0, in distances from the mean to it, may cha
 _SETS = 16  # sets of resamples behind such an end, so that its own error is a quarter of that of one set
 _STOP_BITS = 1e-8  # wider windows are not computed
 _ROUNDING_BITS = 1e-9
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class WindowScores:
-    """Errors of every window observer, in bits.
-
-    The axis `start` follows `bayesgeom.stats.observers.STARTS`; `window` is the number of visible symbols, from 0.
-
-    Attributes:
-        kl_bits: Mean KL(exact ‖ window observer) of every sequence.
-        kl_bits_by_position: KL at every position, mean over sequences, of windows of up to ten symbols.
-        entropy_error_bits: Entropy error at every position, mean over sequences, of windows of up to ten symbols.
-    """
-
-    kl_bits: Float64[np.ndarray, "start window sequence"]
-    kl_bits_by_position: Float64[np.ndarray, "start narrow position"]
-    entropy_error_bits: Float64[np.ndarray, "start narrow position"]
 
 
 @final

@@ -16,9 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
-from bayesgeom.core.run import ModelSpec, Run
-from bayesgeom.core.sites import K_ROT, PATTERN, RESID_POST, K, Site, V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import K_ROT, PATTERN, RESID_POST, K, ModelSpec, Run, Site, Trials, V
 from bayesgeom.stats.information import entropy_bits
 
 _AT_ONCE = 2**22

@@ -1,20 +1,23 @@
-"""Linear read-outs from second moments, fitted on one half of the sequences and scored on the other.
+"""Correlation, and linear read-outs from second moments, fitted on one half of the sequences and scored on the other.
 
 Given the Gram matrices, a fit costs one solve, and its held-out error needs no further pass over the points. Shuffled
 targets and restricted features are therefore nearly free. The caller centers features and targets at the means of the
-fitting half; predicting these means gives R² = 0.
+fitting half; predicting these means gives R² = 0. In correlations, tied values get their mean rank; constants give NaN.
 
 References:
     Hastie, Tibshirani & Friedman 2009, sections 3.4.1 (ridge) and 5.2.1 (natural cubic splines).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
+
+from bayesgeom.core.verdict import Reason
+from bayesgeom.stats.intervals import Interval
 
 RIDGE = 1e-3
 _TINY = 1e-60  # keeps the solve defined where no feature varies; the weights are then 0
@@ -114,3 +117,52 @@ def without_level_means(
     # The remainder of a function of the level is rounding error.
     is_rounding = np.abs(residual).max(axis=0) <= 1e-9 * np.abs(values).max(axis=0)
     return np.where(is_rounding, 0.0, residual)
+
+
+LEAST_UNITS = 15  # from here on the interval holds the true correlation in 94 to 96 % of planted data sets
+
+
+def pearson(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "*rest"]:
+    """Return the Pearson correlation along the first axis, between −1 and 1."""
+    a, b = x - x.mean(axis=0), y - y.mean(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((a * b).sum(axis=0) / np.sqrt((a * a).sum(axis=0) * (b * b).sum(axis=0)))
+
+
+def spearman(x: Float[np.ndarray, "point *rest"], y: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "*rest"]:
+    """Return the rank correlation along the first axis: 1 if y increases with x."""
+    return pearson(ranks(x), ranks(y))
+
+
+def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest"]:
+    """Return ranks along the first axis, from 1; tied values get their mean rank.
+
+    All ranks of a column with a NaN are NaN.
+
+    Example:
+        >>> ranks(np.array([[0.3, 5.0], [0.1, 7.0], [0.2, 5.0]])).T.tolist()
+        [[3.0, 1.0, 2.0], [1.5, 3.0, 1.5]]
+    """
+    if not x.size:
+        return np.empty(x.shape)
+    columns = np.ascontiguousarray(x.reshape(len(x), -1).T)
+    order = columns.argsort(axis=1)
+    in_order = np.take_along_axis(columns, order, axis=1)
+    place = np.broadcast_to(np.arange(1.0, len(x) + 1), columns.shape)
+    is_first = np.concatenate([np.ones((len(columns), 1), dtype=bool), in_order[:, 1:] != in_order[:, :-1]], axis=1)
+    if not is_first.all():  # tied values get the middle of the places of the first and of the last of them
+        first = np.flatnonzero(is_first)
+        sizes = np.diff(first, append=is_first.size)
+        place = np.repeat(place.ravel()[first] + (sizes - 1) / 2, sizes).reshape(columns.shape)
+    found = np.empty(columns.shape)
+    np.put_along_axis(found, order, place, axis=1)
+    found[np.isnan(in_order[:, -1])] = np.nan  # NaN is sorted to the end
+    return found.T.reshape(x.shape)
+
+
+def absolute_interval(signed: Interval) -> Interval:
+    """Return the interval of an absolute value, from that of the value: from 0, and conservative, if it contains 0."""
+    least, most = np.sort(np.abs([signed.lo, signed.hi]), axis=0)
+    is_around = (signed.lo <= 0) & (signed.hi >= 0) & (signed.lo < signed.hi)
+    code = np.where(is_around, int(Reason.CONSERVATIVE), signed.code)
+    return replace(signed, lo=np.asarray(np.where(is_around, 0.0, least)), hi=np.asarray(most), code=code)

@@ -7,11 +7,9 @@ has the same number of points, which share its weight. Correlations are signed.
 import numpy as np
 from jaxtyping import Float, Float64, Int, Int64
 
-from bayesgeom.stats.correlation import ranks
-from bayesgeom.stats.regression import without_level_means
+from bayesgeom.stats.regression import ranks, without_level_means
 
 _ROUNDING = 1e-6  # a variance below this share of the power is rounding error
-_CANCELLATION = 1e-13  # the same for float64: some hundred sums of squares are accurate to this share
 
 
 def order_under_permutation(
@@ -65,42 +63,6 @@ def resampled_axis_shares(
     total = weights @ power - ((weights @ centered.mean(axis=1, dtype=np.float64)) ** 2).sum(axis=1)
     variance = weights @ (along**2).mean(axis=1) - (weights @ along.mean(axis=1)) ** 2
     return np.asarray(variance.T / np.where(total > _ROUNDING * (weights @ power), total, np.nan))
-
-
-def standardized_axis_shares(
-    points: Float[np.ndarray, "sequence d"],
-    axes: Float[np.ndarray, "d axis"],
-    weights: Float64[np.ndarray, "row sequence"],
-    *,
-    steps: int = 2,
-) -> Float64[np.ndarray, "row axis"]:
-    """Return the share of variance of standardized coordinates along each principal axis, under each row of weights.
-
-    Coordinates are standardized and axes refitted in each row. If coordinates are standardized once, with all
-    sequences, the jackknife overestimates the spread of the shares. Coordinates that do not vary are left out. NaN
-    where none varies.
-    """
-    exact = points.astype(np.float64)
-    exact -= exact.mean(axis=0)
-    (n_rows, n_axes), d = (len(weights), axes.shape[1]), len(axes)
-    means, power = weights @ exact, weights @ exact**2
-    variance = power - means**2
-    limit = np.maximum(_ROUNDING**2 * variance.max(axis=1, keepdims=True), _CANCELLATION * power)
-    varies = variance > limit
-    per_size = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1)), 0)[:, :, None]
-
-    def applied(basis: Float64[np.ndarray, "row d axis"]) -> Float64[np.ndarray, "row d axis"]:
-        """Multiply each row's correlation matrix by its basis; all rows in two products."""
-        scaled = per_size * basis
-        along = (exact @ scaled.transpose(1, 0, 2).reshape(d, -1)).reshape(-1, n_rows, n_axes)
-        product = (exact.T @ (along * weights.T[:, :, None]).reshape(len(exact), -1)).reshape(d, n_rows, n_axes)
-        return np.asarray(per_size * (product.transpose(1, 0, 2) - means[:, :, None] * (means[:, None] @ scaled)))
-
-    basis = varies[:, :, None] * axes.astype(np.float64)
-    for _ in range(steps):
-        basis = np.linalg.qr(applied(basis))[0]
-    n_varying = varies.sum(axis=1, keepdims=True)
-    return np.asarray((basis * applied(basis)).sum(axis=1) / np.where(n_varying > 0, n_varying, np.nan))
 
 
 def refitted_axis_shares(

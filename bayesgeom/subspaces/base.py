@@ -9,16 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.edits import check_dual, check_orthonormal
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.core.plugins import discover
-from bayesgeom.core.run import ModelSpec, Run
-from bayesgeom.core.sites import RESID_PRE, Site, V, Z
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.core.run import RESID_PRE, ModelSpec, Run, Site, Trials, V, Z
+from bayesgeom.models.base import STAGES, Model
 from bayesgeom.models.replay.carried import CARRIED, check_carries
-from bayesgeom.models.replay.replayer import STAGES
 from bayesgeom.subspaces.quantity import BELIEF, PosteriorQuantity, confounds
 from bayesgeom.tasks.base import literal
 

@@ -22,9 +22,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.text import shown
+from bayesgeom.core.errors import InvalidArgument, checked, shown, unknown_name
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits

@@ -13,8 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import KNOWN_BITS, NATS_PER_BIT, entropy_bits
 
 QuantityName = Literal["entropy", "belief", "log_odds"]

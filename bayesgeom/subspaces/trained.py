@@ -16,8 +16,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import SiteLayer, keeping
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
+from bayesgeom.core.torch_state import SiteLayer, keeping
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.behavior import answer_log_probabilities

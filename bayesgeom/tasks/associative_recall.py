@@ -23,9 +23,8 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.core.run import NO_LABEL, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five ids are unused, as in the paper's generator, so that vocabularies agree
@@ -140,21 +139,17 @@ class AssociativeRecall(SymmetricTask):
         stored_values = value_of_key.gather(1, order)
         tokens = self._tokens(order, stored_values, queried)
         at = self._query_positions(device)
-        scored = torch.zeros_like(tokens, dtype=torch.bool)
-        scored[:, at] = True
-        labels = torch.full_like(tokens, NO_LABEL)
-        labels[:, at] = value_of_key.gather(1, queried) + self.n_keys
-        predictive = torch.full((*tokens.shape, self.n_values), torch.nan, dtype=torch.float64, device=device)
-        predictive[:, at] = _posterior(queried[:, :, None] == order[:, None, :], stored_values, self.n_values)
+        is_key = queried[:, :, None] == order[:, None, :]
+        predictive = only_at(at, _posterior(is_key, stored_values, self.n_values), self.n_pos, torch.nan)
         return Trials(
             tokens=tokens,
-            scored=scored,
+            scored=is_at(at, tokens),
             answers=answers,
             predictive=predictive,
             belief=predictive,
-            labels=labels,
+            labels=only_at(at, value_of_key.gather(1, queried) + self.n_keys, self.n_pos, NO_LABEL),
             token_sets={"hypotheses": answers, "inputs": torch.arange(self.n_keys, device=device)},
-            relations=self._relations(queried[:, :, None] == order[:, None, :], tokens.shape[1]),
+            relations=self._relations(is_key, self.n_pos),
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:

@@ -1,8 +1,13 @@
 """Base classes of tasks: a wind tunnel draws its own sequences and knows its exact posterior.
 
 A text task becomes a wind tunnel when it is bound to a tokenizer.
+
+A block of sequences must fit the memory and take less than ten minutes. Costs are estimates, within a factor of two of
+measurements on one core for every task here. The limits are far above any experiment of the papers. They guard against
+typing errors and faulty configs.
 """
 
+import os
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +18,117 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_argument, check_fields, fits
-from bayesgeom.core.errors import InvalidArgument, UnknownName, check_known, unknown_name
+from bayesgeom.core.errors import (
+    InvalidArgument,
+    UnknownName,
+    check_argument,
+    check_fields,
+    check_known,
+    fits,
+    shown,
+    unknown_name,
+)
 from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.text import shown
+from bayesgeom.core.run import Trials, checked
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.trials import Trials, checked
-from bayesgeom.tasks import cost
 
-BLOCK = cost.BLOCK  # sequences drawn and run at a time
+BLOCK = 128  # sequences drawn and run at a time
+BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
+MOST_BYTES, MOST_SECONDS = 4e9, 600.0
+MOST_BITS = 63  # of an integer: torch's largest
+_TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
+_LABEL_BYTES = 100  # per id: its label in tables and plots
+_BYTES_PER_SECOND, _STEP_SECONDS = 2e8, 2e-4
+_UNITS = ((3.156e7, "years"), (86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+def block_size(n_pos: int) -> int:
+    """Return the number of sequences of this length that are drawn and run together.
+
+    Example:
+        >>> block_size(39), block_size(2**20)
+        (128, 1)
+    """
+    return max(1, min(BLOCK, BLOCK_TOKENS // n_pos))
+
+
+def check_affordable(
+    task: Any,
+    posterior_bytes: float,
+    *,
+    n_steps: float = 0.0,
+    constant_bytes: float = 0.0,
+    sequence_seconds: float = 0.0,
+    constant_seconds: float = 0.0,
+    on: Sequence[str],
+) -> None:
+    """Check that one block of a task can be drawn, with its posterior and its baselines.
+
+    Args:
+        task: The task; its `name`, `n_pos` and `d_vocab` are read.
+        posterior_bytes: Peak memory of one sequence's posterior and baselines.
+        n_steps: Number of steps drawn one after another.
+        constant_bytes: Memory independent of the number of sequences.
+        sequence_seconds: Time per sequence in addition to writing its memory.
+        constant_seconds: Time independent of the number of sequences.
+        on: Parameters that determine the cost, for the message.
+
+    Raises:
+        InvalidArgument: The block needs more than 4 GB or 10 minutes; the message states the estimate.
+    """
+    n_pos, d_vocab = task.n_pos, task.d_vocab
+    n = block_size(n_pos)
+    each = posterior_bytes + _TOKEN_BYTES * float(n_pos)
+    n_bytes = n * each + constant_bytes + _LABEL_BYTES * float(d_vocab)
+    seconds = n * each / _BYTES_PER_SECOND + n_steps * _STEP_SECONDS + n * sequence_seconds + constant_seconds
+    if n_bytes <= MOST_BYTES and seconds <= MOST_SECONDS:
+        return
+    given = ", ".join(f"{name}={getattr(task, name)}" for name in on)
+    raise InvalidArgument(
+        f"task {task.name!r} with {given} needs about {_gigabytes(n_bytes)} of memory and {_time(seconds)} to draw one "
+        f"block of sequences ({n}); the limits are {_gigabytes(MOST_BYTES)} and {_time(MOST_SECONDS)}. Choose a "
+        f"smaller task."
+    )
+
+
+def check_room(n: int, n_bytes: float) -> None:
+    """Check that n sequences fit this machine's memory.
+
+    Raises:
+        InvalidArgument: They need more memory than the machine has; the message states the estimate.
+    """
+    there = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES") if os.name == "posix" else float("inf")
+    if n_bytes > there:
+        raise InvalidArgument(
+            f"{n:,} sequences need about {_gigabytes(n_bytes)} of memory; this machine has {_gigabytes(there)}. Lower "
+            f"n, or draw them in blocks with stream(n, seed=…)."
+        )
+
+
+def check_whole(name: str, value: object) -> None:
+    """Check that an integer fits 64 bits, so that torch can compute with it and Python can print it.
+
+    Raises:
+        InvalidArgument: It does not fit.
+    """
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise InvalidArgument(f"{name} must be an integer below 2^{MOST_BITS}, got one of {value.bit_length()} bits.")
+
+
+def _gigabytes(n_bytes: float) -> str:
+    """Format an amount of memory for a message."""
+    return "more than a million GB" if n_bytes > 1e15 else f"{n_bytes / 1e9:,.3g} GB"
+
+
+def _time(seconds: float) -> str:
+    """Format a duration for a message, in the largest unit that gives at least 1."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
+    return "more than 1,000 years" if seconds > 1_000 * _UNITS[0][0] else f"{seconds / size:.3g} {unit}"
+
+
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
@@ -145,7 +249,7 @@ class WindTunnel(ABC):
         if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
-        size = cost.block_size(self.n_pos)
+        size = block_size(self.n_pos)
         return (
             self.sample(size, seed=derived_seed(seed, block), device=device).rows(slice(0, n - start))
             for block, start in enumerate(range(0, n, size))
@@ -164,10 +268,10 @@ class WindTunnel(ABC):
         """Raise `InvalidArgument` if n is not a number of sequences, or if they exceed the memory."""
         check_count(n)
         assert isinstance(n, (int, np.integer)), "checked"
-        if n > BLOCK and n * self.n_pos > cost.BLOCK_TOKENS and not isinstance(self, FiniteTask):
+        if n > BLOCK and n * self.n_pos > BLOCK_TOKENS and not isinstance(self, FiniteTask):
             one = self.draw(1, torch.Generator().manual_seed(0))
             stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
-            cost.check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored))
+            check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored))
 
 
 class FiniteTask(WindTunnel):
@@ -281,7 +385,7 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
 def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     """Raise `InvalidArgument` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     for name, value in parameters.items():
-        cost.check_whole(f"{of}{name}", value)
+        check_whole(f"{of}{name}", value)
         if isinstance(value, np.generic):  # a saved task holds plain numbers
             raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
     try:  # NaN, here 0.5, passes where a number may be: the constructor names the range that it breaks
@@ -374,10 +478,26 @@ def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor,
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
 
 
+def only_at(
+    at: slice | Int64[Tensor, " place"], values: Shaped[Tensor, "batch place *rest"], n_pos: int, other: float
+) -> Shaped[Tensor, "batch pos *rest"]:
+    """Return these values at some of `n_pos` positions, and another value at the others."""
+    full = values.new_full((len(values), n_pos, *values.shape[2:]), other)
+    full[:, at] = values
+    return full
+
+
+def is_at(at: slice | Int64[Tensor, " place"], tokens: Int64[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+    """Return true at some positions of every sequence."""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    found[:, at] = True
+    return found
+
+
 def checked_seed(seed: Any) -> int:
     """Return a seed as a plain int; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
     if not fits(seed, int) or int(seed) < 0:
-        raise InvalidArgument(f"seed must be a non-negative integer below 2^{cost.MOST_BITS}, got {shown(seed)}.")
+        raise InvalidArgument(f"seed must be a non-negative integer below 2^{MOST_BITS}, got {shown(seed)}.")
     return int(seed)
 
 

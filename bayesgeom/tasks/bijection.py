@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_parameters, random_order
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at, random_order
 
 _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 
@@ -103,20 +102,16 @@ class Bijection(SymmetricTask):
         """
         n, n_pairs, v = len(keys), keys.shape[1], self.n_values
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
-        scored = torch.zeros_like(tokens, dtype=torch.bool)
-        scored[:, 0::2] = True
-        labels = torch.full_like(tokens, NO_LABEL)
-        labels[:, 0::2] = values + v
-        predictive = torch.full((*tokens.shape, v), torch.nan, dtype=torch.float64, device=tokens.device)
-        predictive[:, 0::2] = self._posterior(keys, values)
+        at, n_pos = slice(0, None, 2), tokens.shape[1]
+        predictive = only_at(at, self._posterior(keys, values), n_pos, torch.nan)
         key_ids = torch.arange(v, device=tokens.device)
         return Trials(
             tokens=tokens,
-            scored=scored,
+            scored=is_at(at, tokens),
             answers=key_ids + v,
             predictive=predictive,
             belief=predictive,
-            labels=labels,
+            labels=only_at(at, values + v, n_pos, NO_LABEL),
             token_sets={"hypotheses": key_ids + v, "inputs": key_ids},
             relations=Relations(draw=self._relations, of=keys),
         )
@@ -153,15 +148,12 @@ class Bijection(SymmetricTask):
 
     def _keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
         if self.pooled_keys:
-            return self._pooled_keys(n, generator)
+            pool_size = torch.randint(2, self.n_values + 1, (n, 1), generator=generator, device=generator.device)
+            drawn = torch.rand(n, self.n_pairs, generator=generator, dtype=torch.float64, device=generator.device)
+            return self._permutations(n, generator).gather(1, (drawn * pool_size).long())
         if self.repeats:
             return torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=generator.device)
         return self._permutations(n, generator)[:, : self.n_pairs]
-
-    def _pooled_keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
-        pool_size = torch.randint(2, self.n_values + 1, (n, 1), generator=generator, device=generator.device)
-        drawn = torch.rand(n, self.n_pairs, generator=generator, dtype=torch.float64, device=generator.device)
-        return self._permutations(n, generator).gather(1, (drawn * pool_size).long())
 
     def _posterior(
         self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]

@@ -26,10 +26,18 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
-from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_parameters, random_order
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import (
+    TextTask,
+    WindTunnel,
+    candidates,
+    check_affordable,
+    check_parameters,
+    is_at,
+    only_at,
+    random_order,
+)
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
@@ -136,9 +144,13 @@ class LabeledEvidence(TextTask):
         if self.control == "masked":
             free = [text for text in candidates("masks") if text not in (self.colon, self.separator)]
             masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs no mask.")
+        prefix = opening(tokenizer, some_word) if self.bos and self.style == "plain" else ()
+        if self.style != "plain":
+            message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
+            prefix = chat_prompt(tokenizer, message)
         bound = BoundEvidence(
             n_ids=d_vocab,
-            prefix=self._prefix(tokenizer, some_word),
+            prefix=prefix,
             words=tuple(words),
             word_ids=tuple(words.values()),
             labels=tuple(labels),
@@ -157,12 +169,6 @@ class LabeledEvidence(TextTask):
         if len({*own}) < len(own) or {*bound.prefix} & {*bound.label_ids, *bound.mask_ids}:
             raise InvalidArgument(f"words and labels must be distinct: {', '.join((*words, *labels))}.")
         return bound
-
-    def _prefix(self, tokenizer: Tokenizer, some_word: str) -> tuple[int, ...]:
-        if self.style == "plain":
-            return opening(tokenizer, some_word) if self.bos else ()
-        message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
-        return chat_prompt(tokenizer, message)
 
     def _chosen(self, tokenizer: Tokenizer, tried: Sequence[str], n: int, kind: str) -> dict[str, int]:
         """Return the first n single-token candidates, or for `remap` the next n."""
@@ -239,24 +245,17 @@ class BoundEvidence(WindTunnel):
         tokens = self._tokens(words, label_ids[labels], lines)
         queried = torch.tensor(self.ks, device=device)
         at = len(self.prefix) + 1 + LINE * queried
-        scored = torch.zeros_like(tokens, dtype=torch.bool)
-        scored[:, at] = True
-        targets = torch.full_like(tokens, NO_LABEL)
-        targets[:, at] = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, queried]]
+        targets = label_ids[y[:, None].expand(-1, len(at)) if self.query == "latent" else labels[:, queried]]
         shown = torch.nn.functional.one_hot(labels, 2).double().cumsum(1)
         counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, queried]
-        belief, predictive = (
-            torch.full((*tokens.shape, 2), torch.nan, dtype=torch.float64, device=device) for _ in range(2)
-        )
-        belief[:, at] = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
-        predictive[:, at] = self._answer(belief[:, at])
+        belief = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
         return Trials(
             tokens=tokens,
-            scored=scored,
+            scored=is_at(at, tokens),
             answers=label_ids,
-            predictive=predictive,
-            belief=belief,
-            labels=targets,
+            predictive=only_at(at, self._answer(belief), self.n_pos, torch.nan),
+            belief=only_at(at, belief, self.n_pos, torch.nan),
+            labels=only_at(at, targets, self.n_pos, NO_LABEL),
             token_sets={"hypotheses": label_ids, "inputs": torch.tensor(self.word_ids, device=device)},
             relations=self._relations(n, at),
         )

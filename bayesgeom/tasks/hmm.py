@@ -22,10 +22,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials, renamed
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
 from bayesgeom.stats.observers import Beliefs, Filter, full_support
-from bayesgeom.tasks.base import SymmetricTask, check_parameters
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
@@ -85,10 +84,6 @@ class HMM(SymmetricTask, DynamicTask):
             )
         if self.stay is not None:
             self._check_stay(self.stay)
-        self._check_cost()
-
-    def _check_cost(self) -> None:
-        """Raise `InvalidArgument` if a block would fill the memory or take very long."""
         n_states, raised = float(self.n_states), self.floor * max(self.n_states, self.n_symbols)
         check_affordable(
             self,
@@ -187,21 +182,17 @@ class HMM(SymmetricTask, DynamicTask):
         body = torch.stack([step_marker, symbols + self._first_symbol], dim=2).flatten(1)
         entries = [matrix.flatten(1) - self._floor_steps for matrix in (transition, emission)]
         tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
-        scored = torch.zeros_like(tokens, dtype=torch.bool)
-        scored[:, self.header_length + 1 :: 2] = True
-        labels = torch.full_like(tokens, NO_LABEL)
-        labels[scored] = (states + self._first_answer).flatten()
-        predictive = torch.full((*tokens.shape, self.n_states), torch.nan, dtype=torch.float64, device=device)
+        at, n_pos = slice(self.header_length + 1, None, 2), tokens.shape[1]
         # Integers would divide into float32.
         moves, shows = transition.double() / self._steps, emission.double() / self._steps
-        predictive[scored] = forward_filter(moves, shows, symbols).flatten(0, 1)
+        predictive = only_at(at, forward_filter(moves, shows, symbols), n_pos, torch.nan)
         return Trials(
             tokens=tokens,
-            scored=scored,
+            scored=is_at(at, tokens),
             answers=torch.arange(self.n_states, device=device) + self._first_answer,
             predictive=predictive,
             belief=predictive,
-            labels=labels,
+            labels=only_at(at, states + self._first_answer, n_pos, NO_LABEL),
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
             relations=Relations(draw=self._relations, of=symbols),
             observers=self.observers(tokens),
@@ -284,17 +275,12 @@ class HMM(SymmetricTask, DynamicTask):
     ) -> tuple[Int64[Tensor, "batch state state"], Int64[Tensor, "batch state symbol"]]:
         if self.stay is None:
             transition = self._rows((n, self.n_states, self.n_states), self._steps, generator)
-        else:
-            transition = self._sticky_rows(n, generator)
+        else:  # `stay` on the diagonal
+            moves = self._rows((n, self.n_states, self.n_states - 1), self._left_steps, generator)
+            kept = self._steps - self._left_steps
+            transition = torch.full((n, self.n_states, self.n_states), kept, device=generator.device)
+            transition[:, ~torch.eye(self.n_states, dtype=torch.bool, device=generator.device)] = moves.flatten(1)
         return transition, self._rows((n, self.n_states, self.n_symbols), self._steps, generator)
-
-    def _sticky_rows(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch state state"]:
-        """Draw transition rows with `stay` on the diagonal and random entries elsewhere."""
-        moves = self._rows((n, self.n_states, self.n_states - 1), self._left_steps, generator)
-        rows = torch.full((n, self.n_states, self.n_states), self._steps - self._left_steps, device=generator.device)
-        elsewhere = ~torch.eye(self.n_states, dtype=torch.bool, device=generator.device)
-        rows[:, elsewhere] = moves.flatten(1)
-        return rows
 
     def _paths(
         self,

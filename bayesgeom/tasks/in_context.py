@@ -15,12 +15,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, check_types
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
-from bayesgeom.core.trials import NO_LABEL, Trials
-from bayesgeom.tasks.base import TextTask, WindTunnel, candidates
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_affordable
 
 MESSAGE = "Continue the sequence."
 _MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones

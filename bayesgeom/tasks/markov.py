@@ -28,11 +28,10 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.trials import Relations, Trials
+from bayesgeom.core.run import Relations, Trials
 from bayesgeom.stats.memory import WIDEST_BASELINE, window_name, window_predictives
 from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, full_support
-from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.tasks.base import WindTunnel, check_affordable
 
 _TOLERANCE = 1e-9
 
@@ -169,7 +168,9 @@ _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a ma
 
 
 class MarkovProcess(DynamicTask):
-    """A stationary generator of symbols, the same for all sequences, with a hidden state."""
+    """A stationary generator of `length` symbols, the same for all sequences, with a hidden state."""
+
+    length: int
 
     @abstractmethod
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
@@ -178,6 +179,11 @@ class MarkovProcess(DynamicTask):
     @abstractmethod
     def start(self) -> Float64[Tensor, " state"]:
         """Return the distribution of the state before the first symbol."""
+
+    @property
+    @final
+    def n_pos(self) -> int:
+        return self.length
 
     @property
     @final

@@ -29,13 +29,12 @@ from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64, Shaped
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials
-from bayesgeom.tasks.base import WindTunnel, check_parameters, random_order
-from bayesgeom.tasks.cost import check_affordable
+from bayesgeom.core.run import NO_LABEL, Relations, Trials
+from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, is_at, only_at, random_order
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
 _HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN
@@ -93,7 +92,11 @@ class ModularRecurrence(WindTunnel):
         check_parameters(self)
         if self.modulus < 2 or self.length < 1 or not 0 < self.rule_share < 1:
             raise InvalidArgument(f"a recurrence needs modulus ≥ 2, length ≥ 1 and 0 < rule_share < 1, got {self}.")
-        self._check_scored()
+        if not 0 <= self.scored_from < self._scored.stop <= self.length:
+            raise InvalidArgument(
+                f"scored numbers need 0 ≤ scored_from < scored_to ≤ length, got {self.scored_from}, "
+                f"{self.scored_to} and length {self.length}."
+            )
         cells = float(self.n_hypotheses) * self.length
         header = _HEADER_BYTES * self.n_hypotheses * self.n_header
         prefixes = 0.0 if self.prefixes == "all" else _PREFIX_BYTES * float(self.modulus) ** _PREFIX
@@ -162,17 +165,16 @@ class ModularRecurrence(WindTunnel):
             labels, predictive = order.gather(1, labels) + p, self._as_symbols(predictive, order)
             sets, ids = {"header": ids, "inputs": ids + p}, ids + p
         tokens, header = tokens.contiguous(), self.n_header
-        scored = torch.zeros_like(tokens, dtype=torch.bool)
-        scored[:, header:][:, self._scored] = True
+        at, shown = slice(header + self._scored.start, header + self._scored.stop), self._scored
         return Trials(
             tokens=tokens,
-            scored=scored,
+            scored=is_at(at, tokens),
             answers=ids,
-            predictive=_only_at(scored, predictive, torch.nan),
-            belief=_only_at(scored, belief, torch.nan),
-            labels=_only_at(scored, labels, NO_LABEL),
+            predictive=only_at(at, predictive[:, shown], tokens.shape[1], torch.nan),
+            belief=only_at(at, belief[:, shown], tokens.shape[1], torch.nan),
+            labels=only_at(at, labels[:, shown], tokens.shape[1], NO_LABEL),
             token_sets=sets,
-            relations=Relations(draw=functools.partial(_relations, header=header, scored=self._scored), of=tokens),
+            relations=Relations(draw=functools.partial(_relations, header=header, scored=shown), of=tokens),
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -195,14 +197,6 @@ class ModularRecurrence(WindTunnel):
     @property
     def _scored(self) -> slice:
         return slice(self.scored_from, self.length if self.scored_to is None else self.scored_to)
-
-    def _check_scored(self) -> None:
-        end = self._scored.stop
-        if not 0 <= self.scored_from < end <= self.length:
-            raise InvalidArgument(
-                f"scored numbers need 0 ≤ scored_from < scored_to ≤ length, got {self.scored_from}, {self.scored_to} "
-                f"and length {self.length}."
-            )
 
     def _check_prefixes(self) -> None:
         if self.prefix_buckets < 2 or not 0 <= self.held_out < self.prefix_buckets:
@@ -365,18 +359,6 @@ def _buckets(modulus: int, n: int) -> Int64[Tensor, "first second third"]:
         own = (own ^ (own >> np.uint32(shift))) * np.uint32(factor)  # modulo 2^32
     own ^= own >> np.uint32(16)
     return torch.from_numpy((own % np.uint32(n)).astype(np.int64)).reshape((modulus,) * _PREFIX)
-
-
-def _only_at(
-    scored: Bool[Tensor, "batch pos"], values: Shaped[Tensor, "batch place *rest"], other: float
-) -> Shaped[Tensor, "batch pos *rest"]:
-    """Return values of numbers at all positions, with another value where nothing is scored."""
-    if bool(scored.all()):
-        return values.contiguous()
-    header = scored.shape[1] - values.shape[1]
-    full = torch.full((*scored.shape, *values.shape[2:]), other, dtype=values.dtype, device=values.device)
-    full[scored] = values[scored[:, header:]]
-    return full
 
 
 def _relations(

@@ -99,15 +99,15 @@ class Process(MarkovProcess):
     def d_vocab(self) -> int:
         return len(self.transition_tensors)
 
-    @property
-    def n_pos(self) -> int:
-        return self.length
-
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
         return torch.tensor(self.transition_tensors, dtype=torch.float64)
 
     def start(self) -> Float64[Tensor, " state"]:
-        return torch.tensor(self.initial, dtype=torch.float64) if self.initial else _long_run(self.labeled())
+        if self.initial:
+            return torch.tensor(self.initial, dtype=torch.float64)
+        settled = stationary(self.labeled().sum(dim=0))
+        assert settled is not None, "checked when the process was made"
+        return settled
 
     def _check_initial(self, n_states: int) -> None:
         is_distribution = all(p >= 0 for p in self.initial) and abs(sum(self.initial) - 1) <= _ROUNDING
@@ -158,10 +158,6 @@ class Mess3(MarkovProcess):
     def d_vocab(self) -> int:
         return 3
 
-    @property
-    def n_pos(self) -> int:
-        return self.length
-
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
         same = torch.eye(3, dtype=torch.float64)
         moves = same * (1 - 2 * self.x) + (1 - same) * self.x
@@ -188,12 +184,6 @@ def _nested(name: str, values: Any, *, n_axes: int) -> Any:
             f"{name} must be numbers nested {n_axes} deep, or an array or tensor with {n_axes} axes; got another "
             f"{type(values).__name__}."
         ) from error
-
-
-def _long_run(labeled: Float64[Tensor, "symbol state state"]) -> Float64[Tensor, " state"]:
-    found = stationary(labeled.sum(dim=0))
-    assert found is not None, "checked when the process was made"
-    return found
 
 
 def _check_length(length: int) -> None:

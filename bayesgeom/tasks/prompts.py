@@ -21,10 +21,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument, unknown_name
+from bayesgeom.core.errors import InvalidArgument, check_types, unknown_name
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_distinct, check_ids, labeled, opening
-from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import FiniteTask, TextTask
 
 QUINTILES = 5
@@ -228,8 +227,12 @@ class BoundPrompts(FiniteTask):
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
         """The trials of these prompts, by their place in the list."""
         device, longest = index.device, self.n_pos
+        counts = Counter(i for prompt in self.prompts for i in prompt)
+        # What fills up a row is an id of no prompt, so that no mean over a token's positions takes padding in.
+        unused = next((i for i in range(self.n_ids) if i not in counts), 0)
+        common = [i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_INPUTS]]
         rows = [torch.tensor(self.prompts[i], device=device) for i in index.tolist()]
-        padding = [torch.full((longest - len(row),), self._unused_id(), device=device) for row in rows]
+        padding = [torch.full((longest - len(row),), unused, device=device) for row in rows]
         tokens = torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
         lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
         position = torch.arange(longest, device=device)
@@ -241,7 +244,7 @@ class BoundPrompts(FiniteTask):
             predictive=nothing,
             belief=nothing,
             labels=torch.full_like(tokens, NO_LABEL),
-            token_sets={"inputs": torch.tensor(self._common_ids(), dtype=torch.int64, device=device)},
+            token_sets={"inputs": torch.tensor(common, dtype=torch.int64, device=device)},
             relations={},
             groups=torch.tensor(self.groups, device=device)[index],
             group_names=self.group_names,
@@ -253,18 +256,6 @@ class BoundPrompts(FiniteTask):
 
     def token_labels(self) -> Sequence[str]:
         return labeled({}, self.n_ids)
-
-    def _counts(self) -> Counter[int]:
-        return Counter(i for prompt in self.prompts for i in prompt)
-
-    def _unused_id(self) -> int:
-        """What fills up a row: an id of no prompt, so that no mean over a token's positions takes padding in."""
-        used = self._counts()
-        return next((i for i in range(self.n_ids) if i not in used), 0)
-
-    def _common_ids(self) -> list[int]:
-        ranked = sorted(self._counts().items(), key=lambda item: (-item[1], item[0]))
-        return [i for i, _ in ranked[:MAX_INPUTS]]
 
 
 def _grouped(texts: Sequence[str] | Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:

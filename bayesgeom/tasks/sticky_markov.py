@@ -70,10 +70,6 @@ class StickyMarkov(MarkovProcess):
     def d_vocab(self) -> int:
         return self.n_states
 
-    @property
-    def n_pos(self) -> int:
-        return self.length
-
     def chain(self) -> Float64[Tensor, "state state"]:
         """Return the transition matrix."""
         place = torch.arange(self.n_states)

@@ -21,10 +21,8 @@ from typing import Literal, Self, final
 
 import torch
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_file
-from bayesgeom.core.reading import read_json
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_types
+from bayesgeom.core.files import atomic_file, read_json
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.compiled import has_numba
 

@@ -18,11 +18,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, unknown_name
-from bayesgeom.core.files import apart, atomic_file
+from bayesgeom.core.files import apart, atomic_file, read_json
 from bayesgeom.core.progress import bar
-from bayesgeom.core.reading import read_json
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.files import is_temporary, put_all_back, put_back
-from bayesgeom.core.reading import read_json
+from bayesgeom.core.files import is_temporary, put_all_back, put_back, read_json
 from bayesgeom.models.checkpoint_files import check_hashed, check_numbered, checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2

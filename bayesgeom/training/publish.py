@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
-from bayesgeom.core.files import atomic_directory, check_directory
+from bayesgeom.core.files import atomic_directory, check_directory, read_json
 from bayesgeom.core.progress import progress_in
-from bayesgeom.core.reading import read_json
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint

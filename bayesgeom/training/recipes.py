@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core.arguments import check_fields
-from bayesgeom.core.errors import InvalidArgument, check_known, unknown_name
+from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, unknown_name
 from bayesgeom.core.plugins import field_names, values
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.associative_recall import AssociativeRecall

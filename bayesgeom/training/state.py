@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
-from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
-from bayesgeom.core.reading import check_regular
+from bayesgeom.core.files import apart, atomic_file, check_regular, read_safetensors, write_arrays
 from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.training.optimizers import Optimizers

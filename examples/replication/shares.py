@@ -16,30 +16,28 @@ from einops import rearrange
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.columns import fitted
 from bayesgeom.core.edits import Edit
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import DISTANCE, MOVED
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.matching import Matched, n_distinct
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import JSON
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import ratio_interval
-from bayesgeom.stats.correlation import jackknife_student, spearman
+from bayesgeom.stats.bootstrap import ratio_interval, seed_interval
+from bayesgeom.stats.regression import LEAST_UNITS, spearman
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
-from bayesgeom.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from bayesgeom.report.panels import Panel
@@ -356,3 +354,23 @@ def _correlations(
 
 
 _NOTHING = Baseline.of("chance", "no relation", 0.0)
+
+
+def jackknife_student(
+    replicates: Float[np.ndarray, "replicate *rest"],
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """Return Student's interval of a correlation from its value on all units, then without each one.
+
+    NaN for fewer than `LEAST_UNITS`, and where a value is −1 or 1.
+
+    References:
+        Efron & Tibshirani 1993, chapter 11 (pseudo-values).
+    """
+    n = len(replicates) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.arctanh(replicates)
+        pseudo = n * scaled[0] - (n - 1) * scaled[1:]
+        low, high = seed_interval(pseudo)
+        reach = (high - low) / 2
+        known = np.where(np.isfinite(reach) & (n >= LEAST_UNITS), reach, np.nan)
+        return np.asarray(np.tanh(scaled[0] - known)), np.asarray(np.tanh(scaled[0] + known))

@@ -20,12 +20,11 @@ from jaxtyping import Bool, Float, Float64, Int64
 from scipy.stats import binom, norm
 from torch import Tensor
 
-from bayesgeom.core.columns import fitted
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
+from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
 from bayesgeom.core.text import interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Unit, of_untrained
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -39,9 +38,8 @@ from bayesgeom.stats.bootstrap import (
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import Interval, Scale, jackknife_interval
 from bayesgeom.stats.overlap import chance_overlap, coordinates_of, overlap, pairwise_cosine
-from bayesgeom.stats.pca import cloud_axes, standardized
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, TokenSums, in_parts, occurrences
-from bayesgeom.stats.resampling import standardized_axis_shares
+from bayesgeom.stats.subspace import cloud_axes, standardized
 
 if TYPE_CHECKING:
     from bayesgeom.report.panels import Panel
@@ -51,6 +49,8 @@ UNINFORMATIVE = 0.05  # a threshold that chance passes more often than this is u
 GAUSSIAN_DRAWS, MIN_DRAWN, MAX_SEQUENCES = 60, 9, 256
 ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
 _ATTENTION_ROWS = 2_048  # drawn for the chance level of the fall
+_ROUNDING = 1e-6  # a variance below this share of the power is rounding error
+_CANCELLATION = 1e-13  # the same for float64: some hundred sums of squares are accurate to this share
 CHANCE = "random data of the same sizes"
 MEASURES = (
     "PC1 of values",
@@ -474,3 +474,39 @@ def _planted(
     k = np.stack([np.tile(layer[tokens[0]][None, :, None], (n, 1, 1, 1)) for layer in keys])
     p = np.stack([np.tile(row, (n, 1, 1, 1)) for row in pattern])
     return planted_run(trials, {site: torch.from_numpy(x) for site, x in ((V, v), (K, k), (PATTERN, p))})
+
+
+def standardized_axis_shares(
+    points: Float[np.ndarray, "sequence d"],
+    axes: Float[np.ndarray, "d axis"],
+    weights: Float64[np.ndarray, "row sequence"],
+    *,
+    steps: int = 2,
+) -> Float64[np.ndarray, "row axis"]:
+    """Return the share of variance of standardized coordinates along each principal axis, under each row of weights.
+
+    Coordinates are standardized and axes refitted in each row. If coordinates are standardized once, with all
+    sequences, the jackknife overestimates the spread of the shares. Coordinates that do not vary are left out. NaN
+    where none varies.
+    """
+    exact = points.astype(np.float64)
+    exact -= exact.mean(axis=0)
+    (n_rows, n_axes), d = (len(weights), axes.shape[1]), len(axes)
+    means, power = weights @ exact, weights @ exact**2
+    variance = power - means**2
+    limit = np.maximum(_ROUNDING**2 * variance.max(axis=1, keepdims=True), _CANCELLATION * power)
+    varies = variance > limit
+    per_size = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1)), 0)[:, :, None]
+
+    def applied(basis: Float64[np.ndarray, "row d axis"]) -> Float64[np.ndarray, "row d axis"]:
+        """Multiply each row's correlation matrix by its basis; all rows in two products."""
+        scaled = per_size * basis
+        along = (exact @ scaled.transpose(1, 0, 2).reshape(d, -1)).reshape(-1, n_rows, n_axes)
+        product = (exact.T @ (along * weights.T[:, :, None]).reshape(len(exact), -1)).reshape(d, n_rows, n_axes)
+        return np.asarray(per_size * (product.transpose(1, 0, 2) - means[:, :, None] * (means[:, None] @ scaled)))
+
+    basis = varies[:, :, None] * axes.astype(np.float64)
+    for _ in range(steps):
+        basis = np.linalg.qr(applied(basis))[0]
+    n_varying = varies.sum(axis=1, keepdims=True)
+    return np.asarray((basis * applied(basis)).sum(axis=1) / np.where(n_varying > 0, n_varying, np.nan))

@@ -15,24 +15,21 @@ from torch import Tensor
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import ablate
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.columns import fitted
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import ATTN_OUT, W_O, Z
+from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.run import ATTN_OUT, W_O, Run, Z
 from bayesgeom.core.text import number_text
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.run import SubspaceLike
-from bayesgeom.models.base import Model
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.correlation import spearman
+from bayesgeom.stats.regression import spearman
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit

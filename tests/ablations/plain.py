@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.ablations import Ablation, Component
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection

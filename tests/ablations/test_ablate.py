@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jaxtyping import TypeCheckError
 
 import bayesgeom
 from bayesgeom import ablations, cli
@@ -17,8 +16,7 @@ from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import N_REFERENCE, BatteryRun, ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
-from bayesgeom.core.sites import Z
-from bayesgeom.core.trials import concatenate
+from bayesgeom.core.run import Z, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import JSON, PROGRESS, parts_of
@@ -110,22 +108,14 @@ def test_the_default_battery_takes_every_part_away_once() -> None:
     assert len(report.ablations) == len(set(report.ablations)) == 15 + 3 * 3
     assert [report.kinds.count(kind) for kind in ("head", "attention", "mlp", "block")] == [15, 3, 3, 3]
     assert np.isfinite(report.kl_increase_bits_by_head).all() and (report.n, report.mode) == (17, "mean")
-    assert report.key_overlap_pick.startswith("L")
+    assert report.picks and all(own.startswith("L0H") for own in report.picks)
+    assert len(report.picks) == len(report.pick_views) and np.isfinite(report.pick_cosine).all()
 
 
 def test_the_seed_decides_every_number() -> None:
     first, again, other = (ablate(lively(), battery=SMALL, n=17, seed=seed) for seed in (0, 0, 1))
     assert_equal(first, again)
     assert first.kl_increase_bits.value[0] != other.kl_increase_bits.value[0]
-
-
-def test_memory_for_many_sequences_is_bounded_and_the_means_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = ablated(lively(), n=67)
-    monkeypatch.setattr("bayesgeom.ablations._tally.MAX_UNITS", 11)
-    units = ablated(lively(), n=67)
-    for name, own in effects(whole).items():
-        if name != "its lower end":
-            np.testing.assert_allclose(effects(units)[name], own, atol=1e-12, err_msg=name)
 
 
 def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +172,7 @@ def straight(mode: str) -> AblationReport:
     [
         (0, "mean"),
         (1, "mean"),
-        (2, "mean"),
         (1, "resample"),
-        pytest.param(0, "resample", marks=pytest.mark.exhaustive),
-        pytest.param(2, "resample", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_stopped_battery_goes_on_to_the_same_report(
@@ -225,9 +212,7 @@ def test_progress_of_the_same_battery_is_read_back_equal(progress: Path) -> None
         {"n": 301},
         {"seed": 1},
         {"mode": "zero"},
-        {"battery": SMALL[:2]},
         {"battery": [*SMALL[:2], Ablation(SMALL[2].components, mode="zero")]},
-        {"battery": [*SMALL[:2], Ablation(heads((0, 0)), name="L2 block")]},
         {"task": Bijection(n_values=11, n_pairs=7, repeats=True)},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -251,9 +236,7 @@ def missing_z() -> HookedModel:
     ("build", "arguments", "error", "message"),
     [
         (lively, {"battery": [Ablation((Component(3, "mlp"),))]}, InvalidArgument, r"L3 mlp: tiny has layers 0 … 2\."),
-        (lively, {"battery": [Ablation((Component(-1, "block"),))]}, InvalidArgument, r"tiny has layers 0 … 2\."),
         (lively, {"battery": [Ablation(heads((0, 0), (1, 5)))]}, InvalidArgument, r"L1H5: tiny has heads 0 … 4 in a"),
-        (lively, {"battery": [Ablation(heads((1, -1)))]}, InvalidArgument, r"L1H-1: tiny has heads 0 … 4 in a layer"),
         (
             missing_z,
             {"battery": "heads"},
@@ -261,11 +244,9 @@ def missing_z() -> HookedModel:
             r"ablation 'mean L0H0' requires site 'z', .*its identity broke",
         ),
         (lively, {"mode": "resample", "n": 1}, InvalidArgument, r"at least 2 to resample .*, got 1\."),
-        (lively, {"battery": [Ablation(heads((0, 0)), mode="resample")], "n": 1}, InvalidArgument, r"2 to resample"),
         (lively, {"battery": []}, InvalidArgument, r"battery is empty: pass at least one ablation"),
         (lively, {"mode": "nothing"}, InvalidArgument, r"mode must be zero, mean or resample, got 'nothing'"),
         (lively, {"n": 0}, InvalidArgument, r"n, the number of sequences, must be at least 1, got 0\."),
-        (lively, {"n": -3}, InvalidArgument, r"got -3\."),
         (lively, {"task": Bijection(n_values=7, n_pairs=5)}, TaskMismatch, r"has 14 ids; tiny was trained on"),
     ],
 )
@@ -277,11 +258,6 @@ def test_bad_input_is_one_clear_error_before_anything_runs(
     with pytest.raises(error, match=message):
         ablate(model, **arguments)
     assert passes == []
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises((InvalidArgument, TypeCheckError), match="median"):  # the latter where types are checked
-        ablate(lively(), mode="median")  # type: ignore[arg-type]
 
 
 def test_a_battery_may_be_named_as_on_the_command_line() -> None:
@@ -300,19 +276,7 @@ def test_components_and_sets_check_themselves() -> None:
         Ablation(())
 
 
-@pytest.mark.parametrize("m", [0, 4, -1])
-def test_attention_off_in_layers_that_are_not_there(m: int) -> None:
-    with pytest.raises(InvalidArgument, match=rf"attention off in the top {m} layers of tiny, which has 3: use 1 … 3"):
-        ablations.top_attention_off(lively(), m)
-
-
 # The ways in.
-
-
-def test_functions_are_not_hidden_by_modules_of_the_same_name() -> None:
-    assert MODULE.ablate is bayesgeom.ablate
-    diagnose = importlib.import_module("bayesgeom.diagnosis.run").diagnose
-    assert [bayesgeom.diagnose, bayesgeom.diagnose] == [diagnose, diagnose]
 
 
 def test_diagnose_can_take_the_battery_along() -> None:
@@ -332,10 +296,7 @@ def test_command_line_prints_the_report_and_saves_it(
     report = Diagnosis.load(out)["ablation"]
     assert isinstance(report, AblationReport)
     assert printed == f"{report.summary('see report.html')}\n\nreport: {out / 'report.html'}\n"
-    assert len(printed.splitlines()) <= 26 and max(map(len, report.summary().splitlines())) <= 100
-    assert "least key overlap: L" in printed
     assert report.ablations == tuple(f"L{layer}H{head}" for layer in range(2) for head in range(3))
-    assert "6 zero ablations, each alone; 7 sequences" in printed
     assert not (out / PROGRESS).exists() and (out / "report.html").stat().st_size > 1_000
 
 
@@ -354,10 +315,3 @@ def test_command_line_goes_on_where_it_was_stopped(
         Diagnosis.load(out)["ablation"],
         ablate("bijection-v20", battery=ablations.every_mlp(bayesgeom.load("bijection-v20")), n=131),
     )
-
-
-def test_an_unknown_battery_lists_those_that_exist() -> None:
-    with pytest.raises(
-        UnknownName, match=r"no battery named 'neurons'. There are: all, attention, heads, layers, mlps"
-    ):
-        importlib.import_module("bayesgeom.ablations.batteries").battery("neurons", lively())

@@ -12,7 +12,8 @@ import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.run import attributed_kl_increase, attribution_preview
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, Site, Z
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, Site, Z
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.models.adapters.hooked import HookedModel
 from tests.ablations.plain import LAYERS, TASK, Plain, heads, lively, n_hooks, scored
 
@@ -110,8 +111,8 @@ def test_both_methods_report_their_rank_correlation() -> None:
     model = lively()
     exact, preview = bayesgeom.ablate(model, n=17), attribution_preview(model, n=17)
     both = attribution_preview(model, n=17, exact=exact)
-    assert preview.is_preview and "a preview, not an ablation" in preview.summary()
-    assert not exact.is_preview and not both.is_preview and exact.conclusion() == ""
+    assert preview.is_preview and preview.headlines()[0].verdict == Verdict.PREVIEW
+    assert not any(own.is_preview or own.headlines()[0].verdict == Verdict.PREVIEW for own in (exact, both))
     methods = [own.provenance["arguments"]["method"] for own in (exact, preview, both)]
     assert methods == ["exact", "attribution", "both"]
     np.testing.assert_array_equal(both.kl_increase_bits.value, exact.kl_increase_bits.value)

@@ -22,8 +22,7 @@ from bayesgeom.ablations.engine import (
 )
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
 from bayesgeom.models.replay import layer as replay_layer
@@ -163,29 +162,6 @@ def test_a_head_that_is_already_zero_is_inert_wherever_it_stands_in_the_batch() 
         ]
 
 
-def test_the_order_of_a_set_does_not_matter() -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    parts = (*heads((2, 1), (0, 3)), Component(1, "mlp"), *heads((0, 0)))
-    found = engine_scores(model, [Ablation(parts), Ablation(parts[::-1])], "mean", plain)
-    # A set's parts may share a matrix product, whose summation order is the processor's. A logit is the end of a chain
-    # of 630 float32 additions: in each of 3 layers products over 30, 6, 13, 30, 30 and 17 terms, a softmax over 13 and
-    # two norms over 30; an unembedding over 30. Independent roundings of 2^-24 of the largest value add up as the root
-    # of their number. An error e of the logits changes a KL by at most 2e nats and an entropy H by at most 2eH.
-    logits = model.module(TRIALS.tokens).detach().abs().max()
-    tolerance = 2 * np.log2(11) * np.sqrt(630) * 2.0**-24 * float(logits)
-    np.testing.assert_allclose(found.variants[0], found.variants[1], atol=tolerance, rtol=0)
-    other = engine_scores(model, [Ablation(parts[:-1])], "mean", plain).variants[0]
-    assert np.abs(other - found.variants[0]).max() > 100 * tolerance, "a part more or less shows"
-
-
-def test_all_heads_zeroed_are_the_attention_sublayer_zeroed() -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    for layer in LAYERS:
-        both = [Ablation(heads(*((layer, head) for head in HEADS))), Ablation((Component(layer, "attention"),))]
-        found = engine_scores(model, both, "zero", plain)
-        np.testing.assert_allclose(found.variants[0], found.variants[1], atol=BITS, rtol=0)
-
-
 @pytest.mark.parametrize("n_training", [True, False])
 def test_module_hooks_and_inputs_stay_as_they_were(n_training: bool) -> None:
     model = lively()
@@ -221,17 +197,6 @@ def test_a_replay_leaves_its_baseline_as_it_was() -> None:
     assert all(torch.equal(stored[place], values) for place, values in baseline.stored.items())
 
 
-def test_two_replays_do_not_share_their_logits() -> None:
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    replayer = model.replayer()
-    baseline = replayer.baseline(TRIALS)
-    reference = engine.BatchReference(means_of(plain), baseline)
-    first, second = (replayer.logits(baseline, [Ablation(heads((0, h))).edits("zero")], reference) for h in (0, 1))
-    assert not torch.equal(first, second)
-    again = replayer.logits(baseline, [Ablation(heads((0, 0))).edits("zero")], reference)
-    assert torch.equal(first, again)
-
-
 def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer's block, and attention off everywhere with its MLPs: products of neither are asked for."""
     model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
@@ -251,22 +216,6 @@ def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
 # Tiles.
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", MODES)
-def test_results_do_not_depend_on_the_tile(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
-    variants = [ablation.edits(mode) for ablation in (*ablations.everything(model), *some_sets())]
-    found = []
-    for rows in (1, 31, 200, 5_000):
-        monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-        parts = [score_batch(model.replayer(), *batch, variants, means) for batch in batches_with_donors(TRIALS, SPEC)]
-        found.append(np.concatenate([part.variants for part in parts], axis=2))
-    assert len(parts) == 1 < len(list(batches_of(31, monkeypatch)))
-    for other in found[1:]:
-        np.testing.assert_allclose(other[:, :2], found[0][:, :2], atol=2e-6, rtol=2e-6)
-        np.testing.assert_array_equal(other[:, 2], found[0][:, 2])
-
-
 @pytest.mark.parametrize("rows", [1, 13, 31, 10_000])
 def test_head_outputs_do_not_depend_on_how_many_sequences_attend_at_once(
     rows: int, monkeypatch: pytest.MonkeyPatch
@@ -277,11 +226,6 @@ def test_head_outputs_do_not_depend_on_how_many_sequences_attend_at_once(
     monkeypatch.setattr(replay_layer, "ATTENTION_ROWS", rows)
     for place, values in plain.replayer().baseline(TRIALS).stored.items():
         torch.testing.assert_close(values, stored[place], atol=1e-5, rtol=1e-5)
-
-
-def batches_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Trials]:
-    monkeypatch.setattr(engine, "TARGET_ROWS", rows)
-    return list(batches(TRIALS, SPEC))
 
 
 def test_every_trial_is_resampled_from_the_one_before_it_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,18 +267,6 @@ def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
     longest = max(map(len, batches(block, spec)))
     assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BATCH_BYTES
     assert len(list(batches(block, SPEC))) == 1, "small models are cut as before"
-
-
-def test_results_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, means = lively(), means_of(Plain.of(lively().module, TRIALS, OTHERS))
-    variants = [ablation.edits("zero") for ablation in ablations.every_head(model)]
-    found = []
-    for budget in (BATCH_BYTES, 200_000):
-        monkeypatch.setattr(engine, "BATCH_BYTES", budget)
-        parts = [score_batch(model.replayer(), *batch, variants, means) for batch in batches_with_donors(TRIALS, SPEC)]
-        found.append(np.concatenate([part.variants for part in parts], axis=2))
-    assert len(parts) > 1
-    np.testing.assert_allclose(found[0][:, :2], found[1][:, :2], atol=2e-6, rtol=2e-6)
 
 
 # Faults.

@@ -9,7 +9,7 @@ import torch
 from bayesgeom.ablations.engine import METRICS, Exact
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.sites import Z
+from bayesgeom.core.run import Z
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from tests.ablations.plain import TASK, scored
 

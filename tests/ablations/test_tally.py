@@ -76,10 +76,6 @@ def test_progress_comes_back_as_it_was_and_goes_on_to_the_same_sums(tmp_path: Pa
     assert [path.name for path in (tmp_path / "new").iterdir()] == [PROGRESS]
 
 
-def test_no_progress_is_nothing(tmp_path: Path) -> None:
-    assert Tally.load(tmp_path, JOB) is None and Tally.load(tmp_path / "nowhere", JOB) is None
-
-
 def test_progress_of_another_job_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     Tally.empty(23, VARIANTS, POSITIONS).plus(scores(3, rng)).save(tmp_path, JOB)
     with pytest.raises(OutputFault, match=r"of another battery \(n: 23 there, 29 requested\): repeat that battery"):

@@ -4,9 +4,9 @@ import pytest
 from bayesgeom.core.batching import even_slices
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 7, 13, 31])
-@pytest.mark.parametrize("at_most", [None, 0, 1, 2, 5, 11, 97])
-@pytest.mark.parametrize("at_least", [1, 2, 3, 11])
+@pytest.mark.parametrize("n", [0, 1, 3, 7, 31])
+@pytest.mark.parametrize("at_most", [None, 0, 2, 5, 97])
+@pytest.mark.parametrize("at_least", [1, 3])
 def test_parts_are_even_and_hold_everything_once(n: int, at_most: int | None, at_least: int) -> None:
     parts = even_slices(n, at_most=at_most, at_least=at_least)
     sizes = [part.stop - part.start for part in parts]
@@ -17,8 +17,3 @@ def test_parts_are_even_and_hold_everything_once(n: int, at_most: int | None, at
     if at_most is not None and at_least <= max(1, at_most) and at_least == 1:
         assert max(sizes, default=0) <= max(1, at_most)
         assert len(parts) == -(-n // max(1, at_most))  # as few as fit
-
-
-def test_without_a_limit_there_are_as_many_parts_as_the_least_size_allows() -> None:
-    assert len(even_slices(31, at_least=5)) == 6
-    assert even_slices(3, at_least=5) == [slice(0, 3)]

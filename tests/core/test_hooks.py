@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from bayesgeom.core.errors import HookFault
-from bayesgeom.core.hooks import Hook, hooked, keeping, site_hook
-from bayesgeom.core.sites import RESID_POST
-from bayesgeom.core.torch_state import lock_of
+from bayesgeom.core.run import RESID_POST
+from bayesgeom.core.torch_state import Hook, hooked, keeping, lock_of, site_hook
 from tests.ablations.plain import n_hooks
 
 

@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 import bayesgeom
-from bayesgeom.core.sites import N_RECORDED
+from bayesgeom.core.run import N_RECORDED
 from bayesgeom.core.torch_state import limited, side_by_side
 from bayesgeom.report.storage import parts_of
 

@@ -10,7 +10,7 @@ from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import _Analysis, training_dynamics
 from bayesgeom.dynamics.trainings import TrainingRun, runs_of
-from bayesgeom.models import recording as budget
+from bayesgeom.models import base as budget
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import parts_of
 from tests.dynamics.trainings import TASK, a_run

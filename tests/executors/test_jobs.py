@@ -17,8 +17,7 @@ import torch
 from bayesgeom import executors
 from bayesgeom.core import files
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
-from bayesgeom.core.parcels import write_parcel
-from bayesgeom.executors import RESULT, Batch, Job, perform
+from bayesgeom.executors import RESULT, Batch, Job
 from tests.executors.stand_ins import AtOnce, Backward, arange, marked
 from tests.executors.stand_ins import threads as threads_of_torch
 
@@ -123,15 +122,3 @@ def test_a_job_computes_with_the_stated_threads(tmp_path: Path) -> None:
         batch = Batch(executor=AtOnce(), folder=tmp_path, threads=threads)
         assert batch.results([Job(name="t", function=threads_of_torch, arguments={})]) == [threads]
     assert torch.get_num_threads() == before
-
-
-@pytest.mark.exhaustive
-def test_a_pool_of_processes(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = Batch(executor=pool, folder=tmp_path).results([job(n) for n in (3, 5, 2)])
-    assert [len(values) for values in found] == [3, 5, 2]
-
-
-def test_a_finished_job_is_performed_without_a_look_at_versions(tmp_path: Path) -> None:
-    write_parcel(tmp_path / RESULT, 1)
-    assert perform(json.dumps({"file": str(tmp_path / RESULT), "versions": {"torch": "0"}})) == ""

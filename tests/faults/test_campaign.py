@@ -6,9 +6,9 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from bayesgeom.core.errors import BayesGeomError
 from benchmarks import fault_calls, faults
-from benchmarks.faults import Accepted, Case, campaign, judged, table
+from benchmarks.faults import campaign
 
 SHARES = {
     "checkpoint bytes": 0.004,
@@ -35,45 +35,6 @@ def test_nothing_in_a_sample_is_wrong(group: str, tmp_path: Path, monkeypatch: p
     wrong = [own for own in found if own.kind == "wrong"]
     assert found and not [own for own in wrong if not re.search(r"TypeCheckError|<@beartype", own.detail)]
     assert group in ("streams", "kills") or any(own.kind == "refused" for own in found)
-
-
-def raising(error: BaseException) -> Case:
-    def act() -> None:
-        raise error
-
-    return Case("planted", act)
-
-
-class TwoLines(InvalidArgument):
-    """An error whose text does not go through the base class."""
-
-    def __str__(self) -> str:
-        return "two\nlines"
-
-
-def forever() -> None:
-    while True:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        (raising(InvalidArgument("n must be an integer, got 'x'.")), "refused"),
-        (raising(TwoLines()), "wrong"),
-        (raising(TypeError("foreign")), "wrong"),
-        (raising(Accepted("damage")), "wrong"),
-        (Case("planted", forever), "wrong"),
-        (Case("planted", lambda: None), "survived"),
-    ],
-)
-def test_the_campaign_can_find_a_fault(case: Case, kind: str) -> None:
-    assert judged("planted", case, seconds=0.05).kind == kind
-
-
-def test_the_table_counts_every_case() -> None:
-    found = [judged("own", raising(TypeError())), judged("own", Case("planted", lambda: None))]
-    assert table(found).splitlines()[-1].split() == ["all", "2", "0", "1", "1"]
 
 
 @pytest.mark.exhaustive

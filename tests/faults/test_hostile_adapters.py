@@ -19,17 +19,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*could take years"),
-    "many repetitions": ({"target_modules": "a*b*c*d*e*f*g*x"}, "could take years to match"),
+    "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*repeats a group"),
+    "many repetitions": ({"target_modules": "a*b*c*d*e*f*g*x"}, "repeats a group, or over 6 times"),
     "pattern of ranks": ({"rank_pattern": {"([a-z]+)+$": 2}}, "rank_pattern has the pattern"),
     "no pattern": ({"exclude_modules": "(("}, "exclude_modules has the pattern '.*which is no regular expression"),
     "rank": ({"r": 10**9}, r"sets r to 1,000,000,000, but no axis of the adapter's weights is longer than 12"),
-    "rank of a module": ({"rank_pattern": {"q_proj": 10**9}}, "sets rank_pattern to 1,000,000,000"),
     "copies of layers": ({"layer_replication": [[0, 2]] * 20_000}, "sets layer_replication to 40,000 layers"),
     "base changed at random": ({"init_lora_weights": "pissa_niter_9"}, "changes the base model by random draws"),
     "magnitudes of DoRA": ({"use_dora": True}, r"lacks 4 tensors: .*lora_magnitude_vector"),
     "a long name": ({"base_model_name_or_path": "x" * 9_000}, "which no path can be"),
-    "a name that is no text": ({"base_model_name_or_path": "\ud800"}, "which no path can be"),
     "a number too large": ({"lora_alpha": 10**400}, "does not fit LlamaForCausalLM"),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.reading import decoded, encoded
+from bayesgeom.core.files import decoded, encoded
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -43,7 +43,7 @@ def doubles() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[bayesgeom.core.trials.Trials]:
+def drawn() -> list[bayesgeom.core.run.Trials]:
     """What the tasks draw with float32 as torch's default."""
     return [task.sample(11, seed=3) for task in TASKS]
 

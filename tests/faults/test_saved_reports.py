@@ -38,29 +38,6 @@ def copied(saved: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("name", [JSON, ARRAYS])
-def test_every_changed_byte_is_refused(saved: Path, tmp_path: Path, name: str) -> None:
-    draw, whole = random.Random(5), (saved / name).read_bytes()
-    path = copied(saved, tmp_path / "run")
-    for _ in range(60):
-        at = draw.randrange(len(whole))
-        damaged = draw.choice(
-            (whole[:at], whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :], whole[at:])
-        )
-        (path / name).write_bytes(damaged)
-        if name == JSON and is_same_json(damaged, whole):
-            continue  # a space more or less
-        with pytest.raises(OutputFault):
-            Diagnosis.load(path)
-
-
-def is_same_json(one: bytes, other: bytes) -> bool:
-    try:
-        return bool(json.loads(one) == json.loads(other))
-    except ValueError:
-        return False
-
-
 def test_structural_damage_is_refused_by_name_behind_a_right_hash(saved: Path, tmp_path: Path) -> None:
     path, draw = copied(saved, tmp_path / "run"), random.Random(7)
     text = (saved / JSON).read_text(encoding="utf-8")
@@ -99,11 +76,8 @@ def damage(data: dict[str, Any], draw: random.Random) -> None:
 
 CASES: dict[str, Callable[[Path], object]] = {
     "nesting": lambda path: (path / JSON).write_text("[" * 100_000),
-    "a number of 5,000 digits": lambda path: (path / JSON).write_text("9" * 5_000),
-    "a folder for a file": lambda path: ((path / JSON).unlink(), (path / JSON).mkdir()),
     "a pipe": lambda path: ((path / JSON).unlink(), os.mkfifo(path / JSON)),
     "no arrays": lambda path: (path / ARRAYS).unlink(),
-    "arrays of another report": lambda path: (path / ARRAYS).write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "),
 }
 
 
@@ -123,8 +97,9 @@ def alone(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CHANGES: tuple[dict[str, Any], ...] = (
-    *({"arguments": own} for own in ([], "x", None)),
-    *({key: 3} for key in ("foreign_hooks", "layers", "model", "recipe", "served", "streamed", "task", "task_label")),
+    {},  # no mapping at all
+    {"arguments": None},
+    {"model": 3},
     {"streamed": {"calibration": "all"}},
 )
 
@@ -133,27 +108,15 @@ CHANGES: tuple[dict[str, Any], ...] = (
 def test_a_provenance_of_another_form_is_refused(change: dict[str, Any], alone: Path, tmp_path: Path) -> None:
     path = copied(alone, tmp_path / "run")
     data = json.loads((path / JSON).read_text())
-    write_resealed(path, {**data, "provenance": {**data["provenance"], **change}})
-    for load in (Diagnosis.load, bayesgeom.load_report, CalibrationReport.load):
-        with pytest.raises(OutputFault, match="does not say of what model and task"):
-            load(path)
-
-
-@pytest.mark.parametrize("source", [None, 3, "text", [["a", 1]], [1]], ids=str)
-def test_a_provenance_that_is_no_mapping_is_refused(source: Any, alone: Path, tmp_path: Path) -> None:
-    path = copied(alone, tmp_path / "run")
-    write_resealed(path, {**json.loads((path / JSON).read_text()), "provenance": source})
+    write_resealed(path, {**data, "provenance": {**data["provenance"], **change} if change else [["a", 1]]})
     for load in (Diagnosis.load, bayesgeom.load_report, CalibrationReport.load):
         with pytest.raises(OutputFault, match="does not say of what model and task"):
             load(path)
 
 
 DESCRIBED = [  # a committed report with tuples that describe the entries of an axis, and the number of such fields
-    ("ablation", "bijection-v20/ablation", 1),
     ("erasure_onwards", "interventions/hmm-s5/onwards-leace-entropy", 2),
     ("intervention", "interventions/bijection-v20/top_jacobian-16", 2),
-    ("joint_intervention", "bijection-v20-llama/entropy_axis-remove-together", 1),
-    ("length", "length-recall", 2),
     ("sweep", "sweep/recall-lstm", 2),
 ]
 

@@ -11,8 +11,7 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.edits import Replace
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, Site
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.resolve import as_model
@@ -151,15 +150,6 @@ def test_a_threads_own_pass_is_not_recorded_by_another(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(model, "logits", logits)
     assert torch.equal(alone, model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST])
-
-
-def test_attaching_while_another_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = config_from_dict(TRANSFORMER).build(seed=1)
-    model, trials = as_model(module), TASK.sample(7, seed=0)
-    Meeting(module.get_submodule("embed"), monkeypatch)
-    again, run = both(lambda: as_model(module), lambda: model.run([trials], record=[RESID_POST], n_recorded=7))
-    assert again.sites == model.sites and not again.withheld
-    assert run.recorded[RESID_POST].isfinite().all()
 
 
 @pytest.mark.parametrize("sizes", [RWKV, TRANSFORMER], ids=lambda sizes: sizes["architecture"])

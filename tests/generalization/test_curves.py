@@ -14,7 +14,7 @@ from bayesgeom.generalization.curves import (
     tokens_to_converge,
     whole_means,
 )
-from bayesgeom.report.estimate import Baseline, Estimate, codes_of, stacked
+from bayesgeom.report.estimate import Baseline, codes_of, stacked
 
 AT = np.arange(1, 32)
 TRAINED = 13
@@ -46,13 +46,6 @@ def test_uneven_places_are_where_they_are(rng: np.random.Generator) -> None:
     errors = 0.2 + 0.05 * at + rng.normal(scale=1e-4, size=(7, 6))
     assert float(discontinuity(errors, at, 5, seed=0)) == pytest.approx(0, abs=1e-3)
     assert np.isnan(discontinuity(errors, at, 0, seed=0).value), "no line through one place"
-
-
-def test_intervals_are_paired(rng: np.random.Generator) -> None:
-    """What a sequence has everywhere cancels, however much sequences differ."""
-    errors = planted(rng, step=0.3) + rng.normal(scale=5, size=(53, 1))
-    low, high = discontinuity(errors, AT, TRAINED, seed=0).ends
-    assert high - low < 0.02 and low < 0.3 < high
 
 
 def test_the_critical_length_is_the_first_over_the_threshold(rng: np.random.Generator) -> None:
@@ -107,14 +100,3 @@ def test_of_one_sequence_no_place_has_an_interval(rng: np.random.Generator) -> N
     errors = planted(rng, step=0.5, n=1)
     places = critical_length(errors, AT, 0.5, seed=0), tokens_to_converge(errors, 0.05, seed=0)
     assert all(np.isfinite(place.value) and np.isnan(place.ends).all() for place in places)
-
-
-def test_estimates_are_stacked_with_their_ends_and_baselines() -> None:
-    one, other = (
-        Estimate.of(value, (value - 1, value + 2), n=7, baselines=(Baseline.of("baseline", "prior", 10 * value),))
-        for value in (3.0, 5.0)
-    )
-    both = stacked([one, other])
-    assert both.value.tolist() == [3, 5] and [end.tolist() for end in both.ends] == [[2, 4], [5, 7]] and both.n == 7
-    assert both.baseline("prior").value.tolist() == [30, 50]
-    assert stacked([one, other], [Baseline.of("chance", "none", 0.5)]).baseline("none").value.tolist() == [0.5, 0.5]

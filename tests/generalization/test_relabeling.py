@@ -10,11 +10,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.core.run import Run
-from bayesgeom.core.text import number_text
-from bayesgeom.core.trials import NO_LABEL, Trials
+from bayesgeom.core.run import NO_LABEL, Run, Trials
 from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
@@ -111,17 +108,6 @@ def test_relabeled_sequences_match_the_task_rebuilt_with_renamed_symbols(
     assert all(torch.equal(after.relations[name], relation) for name, relation in anew.relations.items())
 
 
-@every_task
-def test_two_renamings_are_one(task: SymmetricTask) -> None:
-    trials, first, then = task.sample(N, seed=4), renamings(task, 5), renamings(task, 6)
-    twice = task.relabeled(task.relabeled(trials, first), then)
-    once = task.relabeled(trials, then.gather(1, first))
-    assert torch.equal(twice.tokens, once.tokens) and torch.equal(twice.labels, once.labels)
-    torch.testing.assert_close(twice.predictive, once.predictive, atol=0, rtol=0, equal_nan=True)
-    same = task.relabeled(trials, torch.arange(task.n_names).repeat(N, 1))
-    assert torch.equal(same.tokens, trials.tokens)
-
-
 TASK = HMM(n_states=3, n_symbols=2, length=5)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=TASK.n_pos, n_layers=1, n_heads=3, d_model=15, d_mlp=7)
 
@@ -213,9 +199,9 @@ def test_the_same_kl_in_every_sequence_is_invariant_and_a_change_in_a_few_is_und
     rng: np.random.Generator,
 ) -> None:
     same = pair(rng, own_kl=4e-3, change=lambda kl: kl)
-    assert same.verdict == "invariant" and "exactly the same after renaming" in same.verdict_reason
+    assert same.verdict == "invariant"
     few = pair(rng, own_kl=4e-3, change=lambda kl: kl + 1.0 * (np.arange(len(kl)) < 5)[:, None])
-    assert few.verdict == "undecided" and few.verdict_reason.startswith("no interval: too few differ")
+    assert few.verdict == "undecided"
 
 
 def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
@@ -232,39 +218,6 @@ def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
         for verdict_of_it, change in planted.items():
             found = pair(np.random.default_rng(5), own_kl=own_kl, change=change)
             assert found.verdict == verdict_of_it, (own_kl, found.verdict_reason)
-            assert f"own KL {number_text(float(found.kl_before_bits))} bits" in found.verdict_reason
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (
-            lambda kl, noise: kl * noise,
-            "invariant: renaming the hypotheses leaves the KL unchanged within the bound of ±",
-        ),
-        (
-            lambda kl, noise: 3 * kl * noise,
-            "not invariant: renaming the hypotheses changes the mean KL by more than the",
-        ),
-    ],
-)
-def test_the_conclusion_says_what_renaming_does(change: Callable[..., np.ndarray], told: str) -> None:
-    """A diagnosis began with "renaming changes the mean KL by −9.869e−5 … 2.023e−5 bits", of an invariant model."""
-    noise = 1 + 0.1 * np.random.default_rng(3).normal(size=(211, 1))
-    found = pair(np.random.default_rng(5), own_kl=4e-3, change=lambda kl: change(kl, noise))
-    bound = number_text(found.bound_bits)
-    assert found.conclusion().startswith(told) and f"bound of ± {bound} bits: the mean changes by" in found.conclusion()
-
-
-def test_kl_leads_the_printed_diagnosis_and_renaming_follows() -> None:
-    """The first sentence of every diagnosis was that on renaming, the only report with a conclusion."""
-    found = diagnose(model(prefers_a_name), n=40, n_untrained=0)
-    first, second = str(found).splitlines()[1:3]
-    assert first.startswith("KL(exact ‖ model) is ") and "95 % interval" in first, (first, second)
-    told = " ".join(str(found).split())
-    assert told.index("KL(exact ‖ model) is ") < told.index("relabeling: ") < told.index("renaming the hypotheses")
-    alone = str(Diagnosis.of(found["relabeling"]))
-    assert "relabeling: " in alone.splitlines()[1] and " is " not in alone.splitlines()[1].split("relabeling: ")[0]
 
 
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
@@ -272,8 +225,6 @@ def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
     report.save(tmp_path / "run")
     again = Diagnosis.load(tmp_path / "run")[RelabelingReport]
     assert again.verdict == report.verdict
-    names = {trace.name for trace in report.plot().data}
-    assert {"sequences", "y = x: names do not matter", "KL after − before"} <= names
 
 
 def test_refusals() -> None:
@@ -282,13 +233,6 @@ def test_refusals() -> None:
         relabeling_invariance(HookedModel(module, task=Mess3()), n=5)
     with pytest.raises(InvalidArgument, match="at least 2"):
         relabeling_invariance(model(says_nothing), n=1)
-
-
-@pytest.mark.usefixtures("tiny_checkpoints")
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["relabel", "bijection-v20", "--n", "5"]) == 0
-    printed = capsys.readouterr().out
-    assert "KL after renaming − before" in printed
 
 
 @pytest.mark.parametrize("n", [40, 200])

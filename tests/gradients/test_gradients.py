@@ -93,17 +93,6 @@ def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(small.correlation.value, whole.correlation.value, atol=1e-12)
 
 
-def test_the_figure_draws_advantage_against_attention_per_head_with_its_baseline(report: GradientReport) -> None:
-    figure = report.plot()
-    names = [trace.name for trace in figure.data]
-    assert names.count("head 4") == 3 and names.count(f"{OTHER} (in the line's color)") == 15 + 3
-    line = next(trace for trace in figure.data if trace.name == "head 2")
-    kept = np.where(report.pairs_by_attention[0, 2] >= 20, report.advantage_by_attention.value[0, 2], np.nan)
-    np.testing.assert_array_equal(np.asarray(line.y, dtype=float), kept)
-    assert figure.layout.xaxis5.title.text == "attention / uniform attention"
-    assert "nats" in figure.data[2].name
-
-
 @pytest.mark.slow
 def test_the_command_prints_and_writes(
     tmp_path: Path, tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]
@@ -136,7 +125,3 @@ def test_attention_that_breaks_the_laws_is_an_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MODULE, "TOLERANCE", 0.0)
     with pytest.raises(HookFault, match="the gradient laws are off"):
         bayesgeom.gradient_laws(lively(), n=2)
-
-
-def test_a_checkpoints_name_will_do(tiny_checkpoints: Path) -> None:
-    assert bayesgeom.gradient_laws("bijection-v20", n=2).n == 2

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.gradients.capture import LayerGradients, captured, in_float64
-from bayesgeom.gradients.tally import BIN_EDGES, layer_tally, together
+from bayesgeom.gradients.tally import BIN_EDGES, layer_tally
 from tests.ablations.plain import TASK, lively
 
 TRIALS = TASK.sample(5, seed=1)
@@ -85,18 +85,6 @@ def test_bins_hold_relative_advantages_by_attention_over_uniform(layer: LayerGra
             np.add.at(slow[1, h], bins, 1)
     np.testing.assert_allclose(found.binned[:2].numpy(), slow, atol=1e-9)
     np.testing.assert_allclose(found.binned[3].numpy(), slow[1])
-
-
-def test_tiles_add_up(layer: LayerGradients) -> None:
-    """Correlation pairs sequences within a tile, so only the baseline depends on the cut."""
-    parts = []
-    for cut in (slice(0, 2), slice(2, 5)):
-        own = {k: v[cut] if isinstance(v, torch.Tensor) and len(v) == 5 else v for k, v in vars(layer).items()}
-        parts.append(layer_tally(dataclasses.replace(layer, **own), TRIALS.rows(cut)))
-    whole, joined = layer_tally(layer, TRIALS), together(parts)
-    for name in ("correlation", "routing_norm", "value_norm", "value_elasticity", "maps"):
-        torch.testing.assert_close(vars(joined)[name], vars(whole)[name])
-    torch.testing.assert_close(joined.binned[:2], whole.binned[:2])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -7,7 +7,7 @@ import torch
 from bayesgeom.ablations.engine import edited_logits
 from bayesgeom.core.edits import Edit, InSubspace
 from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.sites import RESID_POST, RESID_PRE, Z
+from bayesgeom.core.run import RESID_POST, RESID_PRE, Z
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, KL_DONOR, EditPlan, PairReference, score_pairs
 from bayesgeom.models.replay.hooked import PlainLoop, edited_pass
 from bayesgeom.stats.behavior import answer_log_probabilities
@@ -87,7 +87,7 @@ def test_an_edit_that_breaks_the_logits_is_named() -> None:
 
 
 def test_a_site_without_a_replay_is_kept_and_edited_by_hooks() -> None:
-    from bayesgeom.core.sites import V
+    from bayesgeom.core.run import V
     from bayesgeom.models.resolve import as_model
     from tests.interventions.test_huggingface import llama
 

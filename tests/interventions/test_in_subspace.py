@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bayesgeom.core.edits import SUBSPACE_KINDS, InSubspace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, Site, Z
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.stats.information import NATS_PER_BIT

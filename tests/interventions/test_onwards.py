@@ -1,15 +1,11 @@
 """Erasure from a layer on: complete in every layer, against plain hooks, and where a copy is read or is not."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.sites import ATTN_OUT, RESID_POST, RESID_PRE
-from bayesgeom.core.trials import concatenate
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
 from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
@@ -73,34 +69,13 @@ def test_what_the_answer_is_made_of_cannot_be_erased_for_free() -> None:
     report = erase_onwards(planted_model(), quantity="belief", n=23)
     assert report.kl_increase_bits.value[1] > 0.3 and report.verdict_by_layer == ("", "undecided")
     assert report.kl_increase_bits.ceiling[1] == pytest.approx(report.kl_increase_bits.value[1], rel=0.2)
-    assert report.verdict.startswith("undecided from layer 1 on") and report.table().startswith(report.verdict)
-    assert report.plot().data and report.headlines()[0].metric == "kl_increase_bits"
-
-
-def test_each_verdict_and_reason_has_one_finding_and_then_scale_and_rest_are_stated() -> None:
-    """Pages opened with one finding that held several verdicts and the number of one of them."""
-    report = erase_onwards(planted_model(), quantity="belief", n=23)
-    first, scale, rest = findings([section_of("erasure_onwards", report)])
-    assert first.sentence.startswith("Whether the model uses the belief is not decided: from layer 1 on, the answers")
-    assert "get worse, but not clearly more than with every control subspace" in first.sentence
-    assert "that of replacing the whole activation in layer 1 by its mean" in scale.sentence
-    share = report.kl_increase_bits.value[1] / report.kl_increase_bits.ceiling[1]
-    assert share > 1 and f"the KL increase exceeds, by a factor of {share:.4g}, that of replacing" in scale.sentence
-    assert scale.line.short_label.startswith("KL increase from layer 1 on, relative to") and scale.line.value == share
-    assert rest.sentence.startswith("R² of a linear map to the belief is ")
-    assert rest.sentence.endswith("not more than 0.01 above shuffled values.")
-    both = replace(
-        report,
-        verdict_by_layer=("not used", "undecided"),
-        kl_increase_bits=report.kl_increase_bits[[1, 1]],
-        r2=report.r2[:, [1, 1]],
-        r2_excess=np.full(2, 0.3),
+    first = report.headlines()[0]
+    assert (first.metric, first.verdict, first.value) == (
+        "kl_increase_bits",
+        "undecided",
+        report.kl_increase_bits.value[1],
     )
-    told = findings([section_of("erasure_onwards", both)])
-    assert [own.verdict for own in told] == ["not used", "undecided", "", ""]
-    assert told[0].sentence == "From layer 0 on, the model does not use the belief linearly."
-    assert told[-1].sentence.endswith(": more than 0.01 above shuffled values.")
-    assert all(own.numbers for own in told[:2])
+    assert report.plot().data and report.table()
 
 
 def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
@@ -142,13 +117,6 @@ def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[boo
     is_decodable, is_identified = holds
     found = verdict_onwards(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
     assert found == text
-
-
-@pytest.mark.usefixtures("tiny_checkpoints")
-@pytest.mark.parametrize("subspace", ["frame", "leace:entropy,given=position"])
-def test_the_command_erases_quantities_alone(subspace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["intervene", "bijection-v20", "--subspace", subspace, "--onwards"]) == 2
-    assert "--onwards takes covariance:QUANTITY or leace:QUANTITY" in capsys.readouterr().err
 
 
 def test_bad_input_is_refused() -> None:

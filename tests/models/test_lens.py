@@ -8,12 +8,12 @@ import torch
 import transformer_lens
 from torch import nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load
-from tests.families import ATTENTION, saved
+from tests.families import saved
 from tests.models.huggingface.test_sites import edited_logits, plain, text
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -71,9 +71,7 @@ def assert_edits_agree(model: Model, own: Model) -> None:
 
 def test_what_is_withheld_says_why(tmp_path: Path) -> None:
     model = as_model(bridge(saved("gpt_neox", tmp_path / "neox")))
-    with pytest.raises(
-        MissingSite, match=r"'k_rot', which TransformerBridge does not provide \(it is met 0 times in layer"
-    ):
+    with pytest.raises(MissingSite, match=r"'k_rot', which TransformerBridge does not provide \(met 0 times in layer"):
         model.run([text()], record=(s.K_ROT,))
     with pytest.raises(InvalidArgument, match=r"is a bridge, which cannot be instantiated again"):
         model.untrained_copy(0)
@@ -108,7 +106,3 @@ def test_a_hooked_transformer_gives_its_cache(kind: dict[str, Any]) -> None:
         expected = torch.stack([cache[f"blocks.{layer}.{name}"] for layer in range(3)])
         torch.testing.assert_close(run.at(site), expected, atol=1e-6, rtol=1e-6)
     assert model.untrained_copy(3).sites == model.sites
-
-
-def test_every_family_is_known() -> None:
-    assert LACKING.keys() - {"mamba"} <= ATTENTION.keys()

@@ -55,8 +55,8 @@ def plain(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, 
     return read_states(plain_states(x, delta, A, B), x, C, D, z)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5])
-@pytest.mark.parametrize("segment", [1, 4, 13, 20])
+@pytest.mark.parametrize("at_once", [1, 5])
+@pytest.mark.parametrize("segment", [1, 4, 20])
 def test_the_fast_scan_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, at_once: int, segment: int) -> None:
     monkeypatch.setattr(scan, "_CPU_BYTES", at_once * 7 * 3 * 8)
     monkeypatch.setattr(scan, "_SEGMENT", segment)
@@ -142,10 +142,6 @@ def test_an_edited_state_changes_what_is_read_there_and_later_layers_but_nothing
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="every size of a Mamba must be at least 1"):
         MambaConfig(d_vocab=11, n_ctx=7, d_state=0)
-
-
-def test_the_rank_of_the_steps_follows_the_width() -> None:
-    assert [MambaConfig(d_vocab=2, n_ctx=2, d_model=d).rank for d in (16, 17, 192)] == [1, 2, 12]
 
 
 def test_steps_at_initialization_are_within_their_range() -> None:

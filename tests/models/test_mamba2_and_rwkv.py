@@ -1,20 +1,20 @@
 """Our Mamba-2 and RWKV-4: trained like any recipe, and read as they lie by transformers and by bayesgeom."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.native.mamba2 import Mamba2, Mamba2Config
-from bayesgeom.models.native.rwkv import RWKV, RWKVConfig
+from bayesgeom.models.native.mamba2 import Mamba2Config
+from bayesgeom.models.native.rwkv import RWKVConfig
+from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.training.loop import LOG, Pace, train
+from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipes import Recipe
@@ -24,7 +24,7 @@ SIZES = {
     "mamba2": {"architecture": "mamba2", "n_layers": 3, "d_model": 22, "d_head": 11, "d_state": 7, "chunk_size": 3},
     "rwkv": {"architecture": "rwkv", "n_layers": 3, "d_model": 22, "d_mlp": 29},
 }
-Trained = tuple[str, Path, Mamba2 | RWKV]
+Trained = tuple[str, Path, Wrapped]
 
 
 def recipe(kind: str, steps: int) -> Recipe:
@@ -37,17 +37,11 @@ def recipe(kind: str, steps: int) -> Recipe:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     home, plan = tmp_path_factory.mktemp(request.param), recipe(request.param, steps=16)
     module = train(plan, home / "run", pace=Pace(quiet=True, log_every=4))
-    assert isinstance(module, Mamba2 | RWKV)
+    assert isinstance(module, Wrapped)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bayesgeom.training.publish.N_SCORED", 64)
         publish(plan, module, home / "checkpoint")
     return request.param, home, module
-
-
-@pytest.mark.slow
-def test_a_few_steps_lower_the_loss(trained: Trained) -> None:
-    lines = [json.loads(line) for line in (trained[1] / "run" / LOG).read_text().splitlines()]
-    assert lines[-1]["kl_bits"] < lines[0]["kl_bits"]
 
 
 @pytest.mark.exhaustive
@@ -61,13 +55,6 @@ def test_a_checkpoint_is_read_by_transformers_as_it_lies(trained: Trained) -> No
     tokens = TASK.sample(3, seed=0).tokens
     with torch.no_grad():
         torch.testing.assert_close(hf.eval()(tokens).logits, module(tokens), atol=1e-6, rtol=1e-6)
-
-
-def test_a_config_is_plain_json(trained: Trained) -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    json.loads((trained[1] / "checkpoint" / "config.json").read_text(), parse_constant=refuse)
 
 
 def test_a_checkpoint_is_loaded_with_its_task(trained: Trained) -> None:

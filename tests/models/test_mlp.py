@@ -8,7 +8,7 @@ import torch
 from scipy.special import erf
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.native.mlp import MLPConfig, PositionwiseMLP
 
 POSITION = MLPConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_mlp=13)
@@ -57,53 +57,11 @@ def test_logits_match_one_position_at_a_time(config: MLPConfig, n_pos: int) -> N
     np.testing.assert_allclose(logits.numpy(), np.array(expected), atol=1e-4)
 
 
-def moved(config: MLPConfig, changed: int, n_pos: int) -> np.ndarray:
-    """How far each position's logits move where one token is another."""
-    module, tokens = lively(config), some_tokens(n_pos)
-    other = tokens.clone()
-    other[:, changed] = (other[:, changed] + 1) % 11
-    with torch.no_grad():
-        return (module(other) - module(tokens)).abs().amax(dim=(0, 2)).numpy()
-
-
-def test_per_position_a_token_is_seen_at_its_own_place_alone() -> None:
-    for pos in range(7):
-        assert np.flatnonzero(moved(POSITION, pos, 7)).tolist() == [pos]
-
-
-def test_over_the_prefix_a_token_is_seen_from_its_place_on_for_as_long_as_the_window() -> None:
-    for pos in (0, 2, 6):
-        seen = np.flatnonzero(moved(PREFIX, pos, 13) > 1e-4)
-        assert seen.tolist() == list(range(pos, min(13, pos + 7)))
-
-
-def test_the_follow_ups_control_has_its_parameters() -> None:
-    module = MLPConfig(d_vocab=40, n_ctx=37).build(seed=0)
-    assert sum(parameter.numel() for parameter in module.parameters()) == 2_681_472
-
-
 def test_a_token_enters_at_its_own_place() -> None:
     module, ids = lively(PREFIX), torch.arange(11)
     with torch.no_grad():
         alone = module.run_with_cache(ids[:, None])[1]["blocks.0.hook_resid_pre"][:, 0]
         torch.testing.assert_close(module.entering(ids), alone - module.window.bias, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("config", [POSITION, PREFIX], ids=lambda config: config.context)
-def test_every_hook_has_its_name_and_the_stream_is_a_sum(config: MLPConfig) -> None:
-    with torch.no_grad():
-        cache = lively(config).run_with_cache(some_tokens())[1]
-    in_block = {f"blocks.{layer}.hook_{name}" for layer in (0, 1) for name in ("resid_pre", "mlp_out", "resid_post")}
-    outside = {"hook_embed", "hook_pos_embed"} if config.context == "position" else {"hook_embed"}
-    assert set(cache) == outside | in_block
-    for layer in range(2):
-        pre, out, post = (cache[f"blocks.{layer}.hook_{name}"] for name in ("resid_pre", "mlp_out", "resid_post"))
-        torch.testing.assert_close(pre + out, post)
-
-
-def test_a_table_of_positions_ends() -> None:
-    with pytest.raises(TaskMismatch, match=r"the sequence has 13 tokens, the model learned positions for 7; shorten"):
-        POSITION.build(seed=0)(some_tokens(13))
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -8,9 +8,9 @@ import torch
 
 import bayesgeom
 from bayesgeom.cli import Source, _text_task
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.report.estimate import UNTRAINED
 from tests.families import _sizes
@@ -42,7 +42,7 @@ def test_options_reach_the_model(folder: Path) -> None:
         ({"revison": "main"}, r"load has no option 'revison'\. It has: device, dtype, tokenizer, memory_gib, revision"),
         ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
         ({"batch_size": True}, "batch_size must be a positive integer, got True"),
-        ({"max_memory": "1GiB"}, "max_memory must be a mapping of devices to memory"),
+        ({"max_memory": "1GiB"}, "max_memory must be a mapping like"),
         ({"token": 7}, r"token must be text, got a int\."),
         ({"local_files_only": "yes"}, "local_files_only must be True or False, got 'yes'"),
     ],

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import ATTN_OUT, Z
+from bayesgeom.core.run import ATTN_OUT, Z
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import Variant
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.native.positions import PositionalPrior, alibi_bias, alibi_slopes
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.models.replay.replayer import Variant
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe

@@ -89,23 +89,6 @@ def test_a_broken_value_stays_broken() -> None:
     assert z[1, 3:, 2].isnan().all() and z[0].isfinite().all()
 
 
-def test_a_buffer_is_used_again_and_grows() -> None:
-    scratch, like = Scratch(), torch.zeros(1)
-    first = scratch.take("a", (7, 5), like)
-    assert scratch.take("a", (5, 7), like).data_ptr() == first.data_ptr() != scratch.take("b", (7, 5), like).data_ptr()
-    larger = scratch.take("a", (11, 5), like)
-    assert larger.shape == (11, 5) and scratch.take("a", (7, 5), like).data_ptr() == larger.data_ptr()
-
-
-def test_what_is_made_of_buffers_is_made_once_until_one_of_them_grows() -> None:
-    scratch, like = Scratch(), torch.zeros(1)
-    made = scratch.once("pair", lambda: [scratch.take("a", (3,), like), scratch.take("b", (5,), like)])
-    assert scratch.once("pair", lambda: pytest.fail("made twice")) is made
-    grown = scratch.take("b", (7,), like)
-    again = scratch.once("pair", lambda: [scratch.take("a", (3,), like), scratch.take("b", (5,), like)])
-    assert again is not made and again[1].data_ptr() == grown.data_ptr() and again[0].data_ptr() == made[0].data_ptr()
-
-
 def test_views_are_cached_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_MADE", 3)
     scratch, like = Scratch(), torch.zeros(1)

@@ -3,10 +3,10 @@
 import torch
 
 from bayesgeom.core.edits import Replace
-from bayesgeom.core.sites import Z
+from bayesgeom.core.run import Z
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import BaselinePass, Replayer
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.models.replay.replayer import BaselinePass, Replayer
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=5)

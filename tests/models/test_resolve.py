@@ -9,12 +9,11 @@ from torch import nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.models import checkpoint_files as named_checkpoints
-from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoint_folder, checkpoints
 from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.models.resolve import as_model, as_task, check_device, load, task_of
+from bayesgeom.models.resolve import as_model, check_device, load, task_of
 from bayesgeom.tasks.bijection import Bijection
 
 TASK = Bijection(n_values=11, n_pairs=5)
@@ -49,11 +48,6 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path, monkeypatch: p
         load("tiny")
 
 
-def test_without_the_variable_it_is_the_shipped_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BAYESGEOM_CHECKPOINTS", raising=False)
-    assert checkpoint_folder().name in ("checkpoints", "_checkpoints")
-
-
 @pytest.mark.parametrize("is_checkout", [True, False])
 def test_a_folder_next_to_an_installed_package_is_ignored(
     is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,12 +60,6 @@ def test_a_folder_next_to_an_installed_package_is_ignored(
         (tmp_path / "pyproject.toml").touch()
     expected = tmp_path / "checkpoints" if is_checkout else tmp_path / "bayesgeom" / "_checkpoints"
     assert checkpoint_folder() == expected
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "x" * 5_000, "a/" + "x" * 300])
-def test_a_name_longer_than_names_may_be_is_unknown(folder: Path, name: str) -> None:
-    with pytest.raises(UnknownName, match=r"no checkpoint.* named '.*x'\. There are: small, tiny\."):
-        load(name)
 
 
 def test_names_and_paths_load_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +100,6 @@ def test_untrained_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
     assert one.task == TASK and one.spec.name == "tiny at initialization 7"
 
 
-def test_unknown_names_list_those_that_exist(folder: Path) -> None:
-    with pytest.raises(UnknownName, match=r"no checkpoint named 'tinny'\. There are: small, tiny\."):
-        load("tinny")
-
-
 def test_what_is_no_checkpoint_directory_is_refused(folder: Path) -> None:
     with pytest.raises(
         CheckpointFault, match=r"notes\.md is a file; a checkpoint is a directory of model\.safetensors and"
@@ -153,29 +136,10 @@ def test_other_things_are_no_model() -> None:
             inspect.unwrap(as_model)(thing)  # past the type checks that only the tests switch on
 
 
-def test_the_reason_of_an_adapter_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        @staticmethod
-        def adapter(module: nn.Module, **_: object) -> None:
-            raise InvalidArgument(f"a {type(module).__name__} needs a bias")
-
-    monkeypatch.setattr(resolve, "architectures", lambda: {"own": Refusing})
-    with pytest.raises(InvalidArgument, match=r"a Linear needs a bias"):
-        as_model(nn.Linear(2, 3))
-
-
 def test_a_task_may_be_text(folder: Path) -> None:
     model = load("tiny")
     assert task_of(model, "bijection:repeats=true") == Bijection(n_values=11, n_pairs=5, repeats=True)
     assert task_of(model, None) == TASK
-
-
-def test_other_things_are_no_task() -> None:
-    for thing, shown in ((Bijection, "the class Bijection"), (7, "7")):
-        with pytest.raises(
-            InvalidArgument, match=rf"task must be an instance such as .*, text such as .*; got {shown}\."
-        ):
-            inspect.unwrap(as_task)(thing, trained=None)
 
 
 @pytest.mark.parametrize("name", ["./E1", "/nowhere/E1", "a/b/c", Path("E1")])

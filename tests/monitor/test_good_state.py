@@ -154,9 +154,3 @@ def test_a_state_on_disk_that_another_monitor_wrote_is_refused(tmp_path: Path) -
     spoil(one)
     with pytest.raises(CheckpointFault, match="was changed after it was stored, or another monitor writes there"):
         watch(2)
-
-
-@pytest.mark.parametrize("step", [True, 2**70])  # the shape checks of the tests refuse other types before
-def test_a_step_is_an_integer(step: int) -> None:
-    with pytest.raises(InvalidArgument, match="step must be an integer"):
-        watching(trained_by()[0])(step)

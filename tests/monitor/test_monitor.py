@@ -8,7 +8,6 @@ from typing import Any
 from unittest import TestCase
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -22,7 +21,6 @@ from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNT
 from bayesgeom.monitor.rules import Thresholds
 from bayesgeom.monitor.watch import Monitor, Response, Settings, trainer_callback
 from bayesgeom.report.diagnosis import Diagnosis
-from bayesgeom.report.tables import Record
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import n_hooks
 
@@ -118,36 +116,6 @@ def test_each_number_has_its_chance_level_and_that_of_an_untrained_network() -> 
     }
 
 
-def test_the_table_has_the_columns_of_every_report(tmp_path: Path) -> None:
-    out = tmp_path / "watched"
-    watch = Monitor(tiny(), TASK, every=2, settings=Settings(n=6, untrained=False, out=out))
-    loop(tiny(), 1, watch)
-    table = pd.read_parquet(out / "metrics.parquet")
-    assert set(table.columns) >= {"model", "checkpoint", "task", "step", *Record.__dataclass_fields__} - {"places"}
-    kl = table[(table.metric == "kl_bits") & (table.step == 0)]
-    assert kl.value.item() == pytest.approx(watch.report().kl_bits.value[0]) and kl.baseline.item() > 0
-    watch(2)
-    assert len(pd.read_parquet(out / "metrics.parquet")) > len(table)
-    watch.save(out)
-    again = Diagnosis.load(out)["monitor"]
-    assert isinstance(again, MonitorReport) and again.steps == ("0", "2")
-    report = watch.report()
-    assert "Tested: transformer on Bijection" in report.to_html() and report.provenance["arguments"]["every"] == 2
-    assert (out / "report.html").stat().st_size > 600_000
-
-
-def test_the_figure_draws_thresholds_and_chance() -> None:
-    watch = Monitor(tiny(), TASK, every=1, settings=QUICK)
-    for step in range(3):
-        watch(step)
-    figure = watch.report().plot()
-    levels = {trace.name: trace for trace in figure.data}
-    assert {"measured", "threshold", UNIFORM, DIRECTIONS, OTHERS, ATTENTION} <= levels.keys()
-    assert figure.layout.xaxis.title.text == "training step"
-    thresholds = [float(t.y[0]) for t in figure.data if t.name == "threshold"]
-    assert thresholds == [0.01, 0.9, 0.8, 0.7]
-
-
 def test_degeneration_is_logged_and_may_stop() -> None:
     module = tiny()
     watch = Monitor(module, TASK, every=1, settings=QUICK, response=Response(action="stop"))
@@ -158,13 +126,6 @@ def test_degeneration_is_logged_and_may_stop() -> None:
     assert kinds.count("degenerated") >= 1 and kinds[-1] == "stopped"
     assert any("kl_bits degenerated" in message for message in logged.output)
     assert watch.report().marked_steps[-1] == len(losses) - 1
-
-
-def test_by_default_it_only_says_so() -> None:
-    module = tiny()
-    watch = Monitor(module, TASK, every=1, settings=QUICK)
-    assert len(loop(module, 30, watch, noise_from=15)) == 30
-    assert not watch.should_stop and any(event.kind == "degenerated" for event in watch.events)
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])

@@ -22,13 +22,6 @@ def first_alarm(levels: np.ndarray, seed: int = 0) -> int | None:
     return next((i for i, level in enumerate(levels) if rule.update(spread(level, rng))), None)
 
 
-@pytest.mark.parametrize(("jitter", "seed"), [(0.02, 0), (0.1, 1), (0.3, 1), (0.6, 1)])
-@pytest.mark.slow
-def test_jitter_about_a_level_never_alarms(jitter: float, seed: int) -> None:
-    levels = 0.02 * np.random.default_rng(seed).lognormal(0, jitter, size=900)
-    assert first_alarm(levels, seed) is None
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_noisy_training_that_goes_down_never_alarms(seed: int) -> None:
     steps = np.arange(1_000)
@@ -43,12 +36,6 @@ def test_a_lasting_rise_alarms_soon(jitter: float, within: int, seed: int) -> No
     levels = np.where(np.arange(160) < 100, 0.01, 0.1) * noise
     found = first_alarm(levels, seed)
     assert found is not None and 100 <= found < 100 + within
-
-
-def test_a_slow_rise_alarms_in_the_end() -> None:
-    levels = np.concatenate([np.full(50, 0.01), 0.01 * 1.02 ** np.arange(100)])
-    found = first_alarm(levels * np.random.default_rng(0).lognormal(0, 0.05, size=150))
-    assert found is not None and 60 < found < 110
 
 
 def test_one_spike_does_not_alarm() -> None:
@@ -94,22 +81,11 @@ def test_thresholds_reached_and_lost_are_reported_with_their_chance_level() -> N
     assert str(found[0]) == "step 20: key_orthogonality reached (0.95; threshold 0.9, chance 0.82)"
 
 
-def test_kl_is_good_below_its_threshold() -> None:
-    assert [(e.step, e.kind) for e in events([0.5, 0.005, 0.005, 0.5, 0.5], "kl_bits")] == [
-        (20, "reached"),
-        (40, "lost"),
-    ]
-
-
 def test_a_frame_degenerates_only_after_it_was_there() -> None:
     assert not [e for e in events([0.5] * 6) if e.kind == "degenerated"]
     found = [e for e in events([0.95] * 3 + [0.6] * 4 + [0.95] * 2 + [0.6] * 2) if e.kind == "degenerated"]
     assert [e.step for e in found] == [40, 100]  # confirmed by a second measurement; once per fall
     assert found[0].threshold == 0.7
-
-
-def test_nan_crosses_nothing() -> None:
-    assert events([np.nan] * 5) == []
 
 
 def test_health_is_about_the_marks_that_are_acted_on() -> None:

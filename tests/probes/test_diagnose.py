@@ -14,10 +14,8 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import N_RECORDED, RESID_POST, RESID_PRE, STATE, Z
+from bayesgeom.core.run import N_RECORDED, RESID_POST, RESID_PRE, STATE, Run, Trials, Z
 from bayesgeom.core.torch_state import limited, lock_of
-from bayesgeom.core.trials import Trials
 from bayesgeom.diagnosis import measuring, passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_probes
@@ -31,6 +29,7 @@ from bayesgeom.probes.key_report import KeyOverlapReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.report.diagnosis import Diagnosis, left_out
 from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline, headline_of
@@ -59,7 +58,7 @@ class SeenReport(Report):
     def headlines(self) -> Sequence[Headline]:
         return (headline_of(self, "norm"),)
 
-    def plot(self) -> None:  # type: ignore[override]
+    def panels(self) -> Sequence[Panel]:
         raise AssertionError("nothing plots while measuring")
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import silhouette_score
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import RESID_POST
+from bayesgeom.core.run import RESID_POST, Run
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.domain_separation import EXCHANGED, MIXED, SHUFFLES, DomainSeparation
 from bayesgeom.report.estimate import UNTRAINED

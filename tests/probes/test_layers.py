@@ -14,7 +14,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from bayesgeom.report.panels import Panel
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -24,8 +24,8 @@ class _Silent(Report):
     def headlines(self) -> list[Headline]:
         return []
 
-    def plot(self) -> "Figure":
-        raise NotImplementedError
+    def panels(self) -> "list[Panel]":
+        return []
 
 
 @final

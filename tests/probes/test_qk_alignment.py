@@ -10,10 +10,9 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.run import Run
-from bayesgeom.core.trials import Trials
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import run as s
+from bayesgeom.core.run import Run, Trials
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes._relations import SHIFTS
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.qk_alignment import OTHER, STRONGEST, QKAlignment, QKAlignmentReport, _farthest
@@ -313,18 +312,18 @@ def test_used_values_are_not_identified_and_attention_to_itself_scores_nothing(r
     assert np.isnan(report.layer_trend.value[at])
     text = [line for line in report.headlines() if line.label.startswith("used value")]
     assert len(text) == 1 and math.isnan(text[0].value)
-    assert text[0].label == "used value: not identified as evidence-following: the same positions in every sequence"
+    assert text[0].verdict == report.verdict(at) == Verdict.NOT_IDENTIFIED
     if repeats:
         stored = report.relations.index("stored_value")
         assert report.identified[stored] == 1 and abs(report.mass_over_other.value[stored, 0, 0]) < 0.01
-        assert report.verdict(stored) == "at baseline"
+        assert report.verdict(stored) == Verdict.AT_BASELINE
 
 
 def test_a_head_that_follows_the_evidence_is_above_its_baseline() -> None:
     run = bijection_run(lambda _, trials: trials.relations["stored_value"].float(), repeats=True)
     report = QKAlignment().measure(run)
     at = report.relations.index("stored_value")
-    assert report.verdict(at) == "above" and report.mass_over_other.ends[0][at, 0, 0] > 0.4
+    assert report.verdict(at) == Verdict.ABOVE and report.mass_over_other.ends[0][at, 0, 0] > 0.4
     assert report.auc_over_other.value[at, 0, 0] > 0.3 and report.contrast_over_other.value[at, 0, 0] > 0.2
     assert report.headlines()[0].label.startswith("stored value: attention above baseline, layer 0")
 
@@ -354,7 +353,7 @@ def test_a_layer_without_an_interval_is_undecided_and_one_exactly_at_the_baselin
         keys = torch.ones(1, n, n_pos, 1, 2)
         report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: flat, s.K_ROT: keys, s.PATTERN: pattern}))
         text.append(report.verdict(report.relations.index(relation)))
-    assert text[0].startswith("undecided: no interval in layer 0") and not text[1].startswith("undecided"), text
+    assert text == [Verdict.UNDECIDED, Verdict.AT_BASELINE]
 
 
 def test_header_rows_and_the_current_symbol_are_not_identified() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from bayesgeom.probes._separation import planes_of_groups
 from bayesgeom.stats import manifold
-from bayesgeom.stats.pca import (
+from bayesgeom.stats.subspace import (
     cloud_axes,
     covariance,
     leading_axes,
@@ -17,7 +17,7 @@ from bayesgeom.stats.pca import (
     standardized,
     variance_shares,
 )
-from bayesgeom.stats.subspace import principal_angles
+from tests.angles import principal_angles
 
 
 def _one_by_one(points: torch.Tensor, labels: torch.Tensor, n_groups: int, rank: int) -> tuple[float, list[float]]:

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.diagnosis.measuring import within
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.base import Model
-from bayesgeom.models.recording import Recorder, Stream
+from bayesgeom.models.base import Model, Recorder, Stream
 from bayesgeom.probes._consistency import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.report.report import Report
@@ -88,7 +87,7 @@ def test_reports_from_streams_are_those_from_stored_activations() -> None:
     for name in STREAMED:
         assert one[name].n == other[name].n == other.provenance["streamed"][name]
         assert_alike(one[name], other[name])
-    assert "computed during the pass instead, from 37: attention_entropy" in other.summary()
+    assert "computed during the pass, from 37 sequences: attention_entropy" in other.summary()
 
 
 def test_probes_without_stream_are_skipped_and_cost_the_others_nothing() -> None:

@@ -13,11 +13,11 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load, task_of
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
-from bayesgeom.stats.subspace import principal_angles
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import LabeledEvidence
 from bayesgeom.tasks.in_context import InContext
 from bayesgeom.tasks.prompts import Prompts
+from tests.angles import principal_angles
 from tests.families import lively
 from tests.tasks.tokenizers import word_tokenizer
 

@@ -1,10 +1,15 @@
 """What the pages say of formation, spread over seeds and the EM-like schedule is what the committed reports hold."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from bayesgeom.core.reading import encoded
+from bayesgeom.core.files import encoded
+from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import seed_interval
@@ -12,6 +17,7 @@ from examples.replication.comparison.replication import ReplicationReport
 from examples.replication.em.report import HELD_OUT, SEEDS, TRAINED, EMReport
 from examples.replication.settling import SettlingReport, decided_again
 from tests.pages import READINGS, named_rows, numbers, rows, section
+from tests.structure.source import ROOT
 
 PAGE = section("dynamics.md", "Readings")
 
@@ -165,3 +171,26 @@ def test_the_experiment_is_of_the_papers_size_and_its_table_is_the_reports() -> 
         ]
         for found, known, atol in zip(shown[name], expected, (6e-4, 6e-4, 6e-4, 0.06, 6e-4, 6e-4), strict=True):
             np.testing.assert_allclose(found, known[: len(found)], atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        folder
+        for name in checkpoints()
+        for place in (name, f"interventions/{name}")
+        for folder in sorted((READINGS / place).glob("*"))
+    ],
+    ids=lambda folder: f"{folder.parent.name}/{folder.name}",
+)
+def test_committed_readings_are_of_the_shipped_checkpoint(folder: Path) -> None:
+    shipped = json.loads((ROOT / "checkpoints" / folder.parent.name / "config.json").read_text())
+    shipped = shipped.get("bayesgeom", shipped)
+    reading = Diagnosis.load(folder)
+    assert reading.provenance["model"]["weights_hash"] == shipped["weights_hash"]
+    if folder.name == "diagnosis":
+        assert set(reading) > set(all_probes()) - {"domain_separation"}, "relabeling, and every probe that applies"
+        return
+    special = {"ablation": "ablation", "onwards": "erasure_onwards", "together": "joint_intervention"}
+    kinds = {special[part] for part in folder.name.split("-") if part in special}
+    assert list(reading) == list(kinds or {"intervention"})

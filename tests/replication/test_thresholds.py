@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN, W_K_GRAM, K, V
+from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
 from bayesgeom.probes.base import Control, planted_run, planted_trials
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
 from bayesgeom.stats.overlap import overlap, pairwise_cosine
-from bayesgeom.stats.pca import standardized
+from bayesgeom.stats.subspace import standardized
 from examples.replication.thresholds import (
     CHANCE,
     MEASURES,

@@ -7,7 +7,7 @@ import torch
 from bayesgeom.ablations.batteries import every_mlp
 from bayesgeom.ablations.run import ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.core.sites import ATTN_OUT, Z
+from bayesgeom.core.run import ATTN_OUT, Z
 from bayesgeom.interventions.run import fit_subspace
 from bayesgeom.models.resolve import as_model
 from bayesgeom.subspaces import fits

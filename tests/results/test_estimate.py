@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.reading import decoded
+from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import (
     Baseline,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.reading import decoded
+from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.diagnosis import report_kinds
 from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, codes_of

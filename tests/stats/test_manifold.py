@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import pearsonr, spearmanr, special_ortho_group
+from scipy.stats import pearsonr, spearmanr
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LinearRegression, Ridge
 
@@ -15,7 +15,6 @@ from bayesgeom.stats.manifold import (
     entropy_columns,
     entropy_scale,
     head_statistics,
-    unit_columns,
     view,
 )
 from bayesgeom.stats.regression import RIDGE, even_knots, natural_spline
@@ -82,14 +81,6 @@ def test_other_draws_are_what_shuffled_entropies_would_give(points: torch.Tensor
             assert found.relation[name][draw] == pytest.approx(alone.relation[name][0], abs=1e-6), (name, draw)
 
 
-def test_everything_ignores_rotation_offset_and_unit(points: torch.Tensor, entropy: np.ndarray) -> None:
-    moved = 3 * points @ torch.from_numpy(special_ortho_group(D, seed=2).rvs()) - 50
-    one, other = (cloud_statistics(cloud, scale_of(entropy)) for cloud in (points, moved))
-    assert one.shape == pytest.approx(other.shape)
-    for name in RELATIONS:
-        np.testing.assert_allclose(one.relation[name], other.relation[name], atol=1e-6)
-
-
 def test_a_curve_in_entropy_is_all_explained_and_noise_is_not(entropy: np.ndarray, rng: np.random.Generator) -> None:
     flat, scale = entropy.ravel(), scale_of(entropy)
     curve = cloud_statistics(
@@ -118,13 +109,6 @@ def test_a_constant_entropy_relates_to_nothing(points: torch.Tensor) -> None:
     assert all(np.isnan(found.relation[name]).all() for name in RELATIONS)
 
 
-def test_a_single_sequence_scores_nothing(points: torch.Tensor, entropy: np.ndarray) -> None:
-    columns = entropy_columns(entropy[:1], even_knots(entropy[:1].ravel(), N_KNOTS))
-    found = cloud_statistics(points[:POSITIONS], entropy_scale(columns[None], LEVEL[:1], 1))
-    assert np.isnan(found.relation["entropy_r2"]).all() and np.isnan(found.relation["curve_share"]).all()
-    assert np.isfinite(found.shape["pc1_share"])
-
-
 def test_heads_are_clouds_of_their_own(points: torch.Tensor, entropy: np.ndarray, rng: np.random.Generator) -> None:
     heads = (
         torch.from_numpy(rng.normal(size=(len(points), 3, D)))
@@ -147,16 +131,3 @@ def test_a_view_turns_to_entropy_and_carries_the_curve(points: torch.Tensor, ent
         np.testing.assert_allclose(np.abs(seen), np.abs(reference), atol=1e-8)
         basis = natural_spline(flat, even_knots(flat, N_KNOTS))
         np.testing.assert_allclose(curve, LinearRegression().fit(basis, seen).predict(basis), atol=1e-3)
-
-
-def test_a_view_of_a_plane_has_a_third_axis_of_nothing(entropy: np.ndarray, rng: np.random.Generator) -> None:
-    plane = torch.from_numpy(rng.normal(size=(entropy.size, 2)))
-    seen, curve = view(plane, torch.eye(2, dtype=torch.float64), entropy.ravel(), np.array([1.0]))
-    assert seen.shape == (entropy.size, 3) and curve.shape == (1, 3)
-    assert (seen[:, 2] == 0).all() and seen[:, :2].any()
-
-
-def test_products_of_unit_columns_are_correlations(rng: np.random.Generator) -> None:
-    values = rng.normal(size=(11, 3)) + 1e3
-    np.testing.assert_allclose(unit_columns(values).T @ unit_columns(values), np.corrcoef(values.T), atol=1e-9)
-    assert np.isnan(unit_columns(np.full((5, 1), 0.1))).all()

@@ -13,10 +13,6 @@ def random_frames(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def rotation(d: int, seed: int) -> torch.Tensor:
-    return torch.linalg.qr(random_frames(seed, d, d)).Q
-
-
 def slow_cosines(vectors: np.ndarray) -> dict[tuple[int, int], float]:
     """Cosine of every distinct pair, one at a time."""
     found = {}
@@ -64,29 +60,6 @@ def test_orthonormal_parallel_and_opposite() -> None:
     assert float(line["overlap"]) == pytest.approx(1) and float(line["orthogonality"]) == pytest.approx(0)
     assert float(line["signed_mean"]) == pytest.approx(-1 / 3)
     assert float(line["dimension_utilization"]) == pytest.approx(1 / 3)
-
-
-def test_rotation_and_length_change_nothing() -> None:
-    frame, lengths = random_frames(2, 11, 5), random_frames(3, 11, 1).abs() + 0.1
-    plain = c.frame_statistics(frame)
-    for name, value in c.frame_statistics(frame @ rotation(5, 4)).items():
-        torch.testing.assert_close(value, plain[name], atol=1e-12, rtol=0, msg=name)
-    for name, value in c.frame_statistics(frame * lengths).items():
-        if "centered" not in name:
-            torch.testing.assert_close(value, plain[name], atol=1e-12, rtol=0, msg=name)
-
-
-def test_centering_removes_a_shared_offset() -> None:
-    frame, offset = random_frames(5, 7, 11), 9 * random_frames(6, 1, 11)
-    assert float(c.overlap(c.pairwise_cosine(frame + offset))) > 0.9
-    moved, still = (c.overlap(c.pairwise_cosine(c.centered(x))) for x in (frame + offset, frame))
-    assert float(moved) == pytest.approx(float(still), abs=1e-12)
-
-
-def test_a_centered_basis_is_a_simplex() -> None:
-    pairs = c.pairwise_cosine(c.centered(torch.eye(7).double()))
-    off_diagonal = pairs[~torch.eye(7, dtype=torch.bool)]
-    torch.testing.assert_close(off_diagonal, torch.full_like(off_diagonal, -1 / 6))
 
 
 def test_vectors_without_direction_are_left_out() -> None:

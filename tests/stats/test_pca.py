@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import special_ortho_group
 from sklearn.decomposition import PCA
 
-from bayesgeom.stats.pca import (
+from bayesgeom.stats.subspace import (
     cloud_axes,
     covariance,
     leading_coordinates,
@@ -27,24 +26,11 @@ def shares(points: torch.Tensor) -> torch.Tensor:
     return variance_shares(principal_axes(covariance(points))[0])
 
 
-def test_covariance_is_the_loop_over_points(cloud: torch.Tensor) -> None:
-    centered = [point - cloud.mean(dim=0) for point in cloud]
-    twin = sum((torch.outer(x, x) for x in centered), torch.zeros(D, D)) / POINTS
-    torch.testing.assert_close(covariance(cloud), twin)
-
-
 def test_axes_and_shares_are_scikit_learns(cloud: torch.Tensor) -> None:
     reference = PCA().fit(cloud.numpy())
     _, axes = principal_axes(covariance(cloud))
     np.testing.assert_allclose(shares(cloud), reference.explained_variance_ratio_, atol=1e-12)
     np.testing.assert_allclose(np.abs(axes.T.numpy()), np.abs(reference.components_), atol=1e-8)
-
-
-def test_axes_rebuild_the_covariance(cloud: torch.Tensor) -> None:
-    variances, axes = principal_axes(covariance(cloud))
-    torch.testing.assert_close(axes @ torch.diag(variances) @ axes.T, covariance(cloud))
-    torch.testing.assert_close(axes.T @ axes, torch.eye(D, dtype=torch.float64))
-    assert (variances.diff() <= 0).all() and (variances >= 0).all()
 
 
 def test_largest_entry_of_each_axis_is_positive(cloud: torch.Tensor) -> None:
@@ -62,18 +48,6 @@ def test_clouds_in_a_batch_are_treated_alone(rng: np.random.Generator) -> None:
         torch.testing.assert_close(axes[i, j], of_one)
 
 
-def test_shape_ignores_rotation_offset_and_unit(cloud: torch.Tensor) -> None:
-    rotation = torch.from_numpy(special_ortho_group(D, seed=1).rvs())
-    moved = 3.0 * (cloud @ rotation) - 100
-    torch.testing.assert_close(shares(moved), shares(cloud))
-    ratios = [participation_ratio(principal_axes(covariance(points))[0]) for points in (moved, cloud)]
-    torch.testing.assert_close(*ratios)
-
-
-def test_shares_sum_to_one(cloud: torch.Tensor) -> None:
-    assert float(shares(cloud).sum()) == pytest.approx(1, abs=1e-12)
-
-
 @pytest.mark.parametrize(("variances", "ratio"), [([2.0, 0, 0], 1.0), ([3.0, 3, 3], 3.0), ([1.0, 1, 0], 2.0)])
 def test_participation_ratio_counts_directions(variances: list[float], ratio: float) -> None:
     assert float(participation_ratio(torch.tensor(variances, dtype=torch.float64))) == pytest.approx(ratio)
@@ -84,7 +58,7 @@ def test_a_cloud_that_does_not_vary_has_no_shape() -> None:
     assert variance_shares(variances).isnan().all() and participation_ratio(variances).isnan()
 
 
-@pytest.mark.parametrize("n_points", [2, 3, D - 1, D, POINTS])
+@pytest.mark.parametrize("n_points", [2, D, POINTS])
 def test_axes_of_few_points_are_those_of_their_covariance(cloud: torch.Tensor, n_points: int) -> None:
     few = cloud[:n_points]
     (variances, axes), (expected, whole) = cloud_axes(few), principal_axes(covariance(few))

@@ -6,7 +6,6 @@ import torch
 from scipy.stats import rankdata, spearmanr
 
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
-from bayesgeom.stats.pca import covariance, principal_axes, variance_shares
 from bayesgeom.stats.regression import without_level_means
 from bayesgeom.stats.resampling import (
     order_under_permutation,
@@ -15,8 +14,8 @@ from bayesgeom.stats.resampling import (
     resampled_correlation_at_position,
     resampled_order,
     resampled_spearman,
-    standardized_axis_shares,
 )
+from bayesgeom.stats.subspace import covariance, principal_axes, variance_shares
 from tests.stats.slow import partial_spearman
 
 SEQUENCES, POSITIONS, D, DRAWS = 13, 5, 3, 7
@@ -85,12 +84,6 @@ def test_partial_correlation_is_unknown_where_entropy_follows_position(cloud: tu
     assert (without_level_means(rankdata(level.ravel())[:, None], level.ravel()) == 0).all()
 
 
-def test_constants_have_no_correlation_and_no_share() -> None:
-    constant = np.ones((SEQUENCES, POSITIONS))
-    assert np.isnan(resampled_spearman(constant, constant, WEIGHTS)).all()
-    assert np.isnan(resampled_axis_shares(np.ones((SEQUENCES, POSITIONS, D)), np.eye(D), WEIGHTS)).all()
-
-
 def test_refitted_shares_are_those_of_an_eigendecomposition_of_each_resample(rng: np.random.Generator) -> None:
     points = rng.normal(size=(SEQUENCES, POSITIONS, D)) * np.array([9.0, 2.0, 1.0])
     axes = np.linalg.eigh(np.cov(points.reshape(-1, D).T))[1][:, ::-1][:, :2]
@@ -99,28 +92,6 @@ def test_refitted_shares_are_those_of_an_eigendecomposition_of_each_resample(rng
     for row, own in zip(found, weights, strict=True):
         cov = np.cov(points.reshape(-1, D).T, aweights=np.repeat(own, POSITIONS), ddof=0)
         np.testing.assert_allclose(row, np.linalg.eigvalsh(cov)[::-1][:2] / np.trace(cov), rtol=1e-6)
-
-
-def test_standardized_shares_are_those_of_each_row_alone(rng: np.random.Generator) -> None:
-    """Coordinate 2 never varies; 4 varies in one sequence only, so not at all in the row that leaves it out."""
-    points = rng.normal(size=(SEQUENCES, 7)) @ rng.normal(size=(7, 7)) + 50
-    points[:, 2], points[:, 4] = 3.0, np.r_[9.0, np.full(SEQUENCES - 1, 2.0)]
-    start, weights = rng.normal(size=(7, 2)), np.concatenate([jackknife_weights(SEQUENCES), WEIGHTS])
-    found = standardized_axis_shares(points, start, weights, steps=200)
-    for own, row in zip(found, weights, strict=True):
-        centered = points - row @ points
-        size = np.sqrt(row @ centered**2)
-        unit = (centered * np.sqrt(row)[:, None])[:, size > 1e-9] / size[size > 1e-9]
-        twin = np.linalg.eigvalsh(unit.T @ unit)[::-1][:2] / unit.shape[1]
-        assert own == pytest.approx(twin, abs=1e-10)
-
-
-def test_standardized_shares_of_one_coordinate_or_none() -> None:
-    points, axes = np.full((5, 3), 0.1), np.eye(3)[:, :2]
-    assert np.isnan(standardized_axis_shares(points, axes, jackknife_weights(5))).all()
-    points[:, 1] = np.arange(5)
-    (found,) = standardized_axis_shares(points, axes[:, ::-1], np.full((1, 5), 1 / 5))
-    assert found == pytest.approx([1.0, 0.0], abs=1e-15)
 
 
 def test_permuted_orders_of_several_clouds_equal_a_loop(rng: np.random.Generator) -> None:

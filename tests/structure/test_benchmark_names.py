@@ -16,7 +16,3 @@ def shadowing(names: set[str]) -> set[str]:
 def test_no_benchmark_shadows_a_module() -> None:
     names = {path.stem for path in BENCHMARKS.glob("*.py")}
     assert names and not shadowing(names)
-
-
-def test_a_shadowing_name_is_found() -> None:
-    assert shadowing({"coverage", "numba", "profile", "interval_coverage"}) == {"coverage", "numba", "profile"}

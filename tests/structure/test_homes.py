@@ -22,7 +22,7 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "probes.key_overlap": "ablations",
     "stats.bounds": "report",
 }
-SHARED_NAMES = {"Context", "Profile", "Quantity"}  # to be emptied, too
+SHARED_NAMES = {"Context", "Profile"}  # to be emptied, too
 
 
 def users(sources: tuple[Source, ...]) -> Mapping[str, set[str]]:

@@ -1,4 +1,4 @@
-"""Hooks are set in one place: `hooked` in core/hooks.py, with the one exception that docs/architecture.md states."""
+"""Hooks are set in one place: `hooked` in core/torch_state.py; docs/architecture.md states the one exception."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from tests.structure.source import PACKAGE, Source, assert_none, findings, planted
 
-ALLOWED = {f"{PACKAGE}.core.hooks": "register_", f"{PACKAGE}.models.adapters.lens": "add_hook"}
+ALLOWED = {f"{PACKAGE}.core.torch_state": "register_", f"{PACKAGE}.models.adapters.lens": "add_hook"}
 SETTERS = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "add_hook")
 
 
@@ -17,7 +17,7 @@ def setters(source: Source) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and node.attr in SETTERS:
             allowed = ALLOWED.get(source.module)
             if allowed is None or not node.attr.startswith(allowed):
-                yield f"{source.at(node)}: {node.attr}; use `hooked` of {PACKAGE}.core.hooks"
+                yield f"{source.at(node)}: {node.attr}; use `hooked` of {PACKAGE}.core.torch_state"
 
 
 def test_hooks_are_set_in_one_place() -> None:

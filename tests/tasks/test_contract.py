@@ -10,7 +10,7 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.plugins import discover
-from bayesgeom.core.trials import NO_LABEL, Trials, concatenate
+from bayesgeom.core.run import NO_LABEL, Trials, concatenate
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection

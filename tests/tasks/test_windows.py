@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.trials import Trials, concatenate
+from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
-from bayesgeom.stats.observers import STARTS, window_beliefs
+from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.markov import DynamicTask, MarkovProcess, stationary, stationary_rows
-from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
@@ -120,14 +119,6 @@ def test_scores_are_the_mean_kl_of_the_predictives(task: DynamicTask) -> None:
         np.testing.assert_allclose(scores.kl_bits[row, w], expected.numpy(), atol=1e-12)
 
 
-def test_scores_of_blocks_are_those_of_the_whole() -> None:
-    trials = HMMS[0].sample(7, seed=6)
-    cut = concatenate([trials.rows(slice(0, 3)), trials.rows(torch.tensor([3, 4, 5, 6]))])
-    whole, again = window_scores(trials), window_scores(cut)
-    assert whole is not None and again is not None
-    np.testing.assert_array_equal(whole.kl_bits, again.kl_bits)
-
-
 def test_renamed_states_have_renamed_observers() -> None:
     task = HMMS[0]
     trials = task.sample(5, seed=7)
@@ -153,15 +144,6 @@ def test_three_symbols_suffice_on_the_papers_hmm(paper_trials: Trials) -> None:
     assert float(HMM().mixing_times(paper_trials).median()) == pytest.approx(0.94, abs=0.04)
 
 
-def test_the_current_symbol_explains_most_of_the_belief_on_the_papers_hmm(paper_trials: Trials) -> None:
-    exact = paper_trials.at_scored(paper_trials.belief)
-    assert paper_trials.observers is not None
-    beliefs = [*itertools.islice(window_beliefs(paper_trials.observers.filter, exact, "stationary"), 2)]
-    spread = (exact - exact.mean(dim=(0, 1))).square().sum()
-    r2 = [1 - float((exact - belief).square().sum() / spread) for belief in beliefs]
-    assert r2[1] == pytest.approx(0.914, abs=0.015)
-
-
 def test_ten_symbols_are_too_few_on_the_slow_hmm() -> None:
     scores = window_scores(SLOW.sample(300, seed=1))
     assert scores is not None
@@ -169,12 +151,6 @@ def test_ten_symbols_are_too_few_on_the_slow_hmm() -> None:
     assert kl[STATIONARY, 10] == pytest.approx(0.028, abs=0.004) and kl[STATIONARY, 10] >= 0.02
     assert (np.diff(kl, axis=1) < 0).all(), "whoever sees more knows more"
     assert kl[:, 50].min() > RESOLUTION_BITS > kl[:, 63].max() and kl[:, 64].max() == 0
-
-
-def test_a_task_whose_hypothesis_is_fixed_has_no_windows() -> None:
-    """The rule of a recurrence never moves: evidence is accumulated, and nothing is transported."""
-    assert not issubclass(ModularRecurrence, DynamicTask)
-    assert window_scores(ModularRecurrence(modulus=3).sample(2, seed=0)) is None
 
 
 def test_the_baselines_are_named_after_width_and_start() -> None:

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, OutputFault
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite
+from bayesgeom.core.run import Trials
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import BLOCK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
@@ -150,22 +150,6 @@ def test_each_step_is_trained_on_the_task_whose_turn_it_is(tmp_path: Path, monke
     assert [tokens.shape[1] for tokens in seen] == [5, 3, 5, 3, 5]
 
 
-def test_both_targets_agree_in_expectation() -> None:
-    trials = TINY.task.sample(20_000, seed=3)
-    logits = torch.randn(10, generator=torch.Generator().manual_seed(4)).expand(20_000, 5, 10)
-    sampled, exact = (float(loss_nats(replace(TINY, targets=t), logits, trials)) for t in ("sampled", "exact"))
-    assert sampled == pytest.approx(exact, abs=0.02)  # sd about 1 / √60000 = 0.004
-
-
-def test_the_posterior_itself_has_the_least_loss() -> None:
-    recipe, trials = replace(TINY, targets="exact"), TINY.task.sample(13, seed=5)
-    answers_only = trials.predictive.nan_to_num(0.2).clamp_min(1e-30).log()
-    perfect = torch.cat([torch.full((13, 5, 5), -70.0, dtype=torch.float64), answers_only], dim=2)
-    least = float(entropy_bits(trials.at_scored(trials.predictive)).mean()) * NATS_PER_BIT
-    assert float(loss_nats(recipe, perfect, trials)) == pytest.approx(least, abs=1e-12)
-    assert float(loss_nats(recipe, perfect * 0.05, trials)) > least + 0.03
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls(kind: str, tmp_path: Path) -> None:
     longer = replace(KINDS[kind], steps=30, batch_size=23, late_batch_size=23, lr=1e-2, snapshots=0)
@@ -175,12 +159,6 @@ def test_the_loss_falls(kind: str, tmp_path: Path) -> None:
     end = train(longer, tmp_path / "run", pace=QUIET)
     assert not end.training
     assert 1.36 - 0.2 < log_lines(tmp_path / "run")[-1]["loss_nats"] < math.log(10) - 0.5, "not below the posterior's"
-
-
-def test_training_nears_the_posterior(tmp_path: Path) -> None:
-    longer = replace(TINY, steps=60, batch_size=23, late_batch_size=23, lr=1e-2, snapshots=0)
-    train(longer, tmp_path / "run", pace=QUIET)
-    assert log_lines(tmp_path / "run")[-1]["kl_bits"] < 0.2, "uniform over the answers gives 0.35"
 
 
 def test_a_run_leaves_its_recipe_log_state_and_snapshots(finished: Path) -> None:
@@ -214,16 +192,14 @@ def test_snapshot_steps_are_spaced_by_ratio(steps: int, snapshots: int) -> None:
     assert ratios == pytest.approx([(steps / 10) ** (1 / (snapshots - 1))] * len(ratios), rel=0.06)
 
 
-def test_short_runs_have_few_snapshots_or_none() -> None:
-    assert snapshot_steps(replace(TINY, steps=1)) == {0}
-    assert snapshot_steps(replace(TINY, steps=7)) == {0}
-    assert snapshot_steps(replace(TINY, snapshots=0)) == frozenset()
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "where"),
     [
-        pytest.param(kind, *own, marks=pytest.mark.exhaustive if kind == "adamw" and own[1] != "half done" else ())
+        pytest.param(
+            kind,
+            *own,
+            marks=() if own[1] == "half done" or (kind, own[1]) == ("muon", "done") else pytest.mark.exhaustive,
+        )
         for kind in KINDS
         for own in INTERRUPTIONS
     ],
@@ -351,12 +327,6 @@ def test_the_precision_is_chosen_once_and_without_an_autocast_of_the_caller(
     with torch.autocast("cpu", torch.bfloat16):
         train(TINY, tmp_path / "run", pace=QUIET)
     assert is_cast == [False]
-
-
-def test_a_place_that_cannot_be_written_is_an_output_fault(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a file")
-    with pytest.raises(OutputFault, match=r"cannot write .*file/run/\.lock: Not a directory"):
-        train(TINY, tmp_path / "file" / "run", pace=QUIET)
 
 
 @pytest.mark.parametrize("bad", ["loss", "gradients"])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import torch
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.text import number_text
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.checkpoint_files import checkpoints, hashed, read_description
+from bayesgeom.models.checkpoint_files import hashed, read_description
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
@@ -25,8 +23,6 @@ from bayesgeom.training.loop import batch_seed, held_out_seed
 from bayesgeom.training.publish import command, publish, rescore
 from bayesgeom.training.recipes import Recipe, recipe
 
-# Shipped, and no better than a window observer on the same sequences; see claims H1 and P3.
-NEAR_A_BASELINE = ("hmm-s5", "hmm-lstm", "hmm-mamba", "slow-hmm-lstm", "slow-hmm-mamba", "sticky-small")
 TINY = Recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3, repeats=True),
@@ -96,70 +92,23 @@ def test_scoring_uses_sequences_that_training_never_saw(tmp_path: Path, monkeypa
     assert len(drawn) > 1 and not training & drawn
 
 
-def test_the_card_says_what_the_config_holds(published: tuple[Path, CalibrationReport]) -> None:
-    path, scores = published
-    card, config = (path / "card.md").read_text(), json.loads((path / "config.json").read_text())
-    assert card.startswith("# tiny\n") and f"Weights: `{config['weights_hash']}`" in card and "{" not in card
-    assert f"Task: `{TINY.task}`" in card and f"({sum(p.numel() for p in built().parameters()):,} parameters" in card
-    for name, value in TINY.model_config().to_dict().items():
-        assert (f"{name} {value}" in card) != name.startswith(("prior_", "top_")), "variants that are off are left out"
-    error, (low, high) = float(scores.entropy_mae_bits), scores.entropy_mae_bits.ends
-    measured = f"**{number_text(error)}** ({number_text(low)} … {number_text(high)})"
-    assert f"| **this model** | {measured} | **{number_text(float(scores.kl_bits))}**" in card
-    assert "On 2,000 fresh sequences" in card
-    assert "\nNo `bayesgeom train` command makes this recipe. The whole recipe is in" in card
-    for words in ("steps 1234", "batch_size 7", "late_batch_size 11", "late_from 0.25", "targets sampled", "seed 3"):
-        assert words in card, words
-    assert card.endswith("\n- precision bfloat16\n")
-
-
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
         (lambda: recipe("recall-lstm"), "recall-lstm"),
         (lambda: recipe("recall-lstm").reseeded(1), "recall-lstm --seed 1"),
         (lambda: replace(recipe("recall-mlp").reseeded(7), steps=3), "recall-mlp --seed 7 --steps 3"),
-        (lambda: replace(recipe("recall-mlp"), snapshots=3), "recall-mlp"),
         (
             lambda: recipe("mess3-small").resized({"n_layers": 2, "x": 0.1, "batch_size": 7}).reseeded(2),
             "mess3-small --set n_layers=2 --set x=0.1 --set batch_size=7 --seed 2",
         ),
-        (
-            lambda: recipe("recall-lstm").resized({"n_keys": 16, "d_model": 64}),
-            "recall-lstm --set n_keys=16 --set d_model=64",
-        ),
         (lambda: replace(recipe("recall-lstm"), lr=0.1), None),
-        (lambda: replace(recipe("mess3-small").resized({"n_layers": 2}), lr=0.1), None),
         (lambda: replace(recipe("recall-lstm"), name="recall-lstm-mine"), None),
-        (lambda: TINY.reseeded(1), None),
     ],
 )
 def test_the_card_states_the_command_that_trains_it(made: Any, expected: str | None) -> None:
     """Of further seeds it stated `bayesgeom train recall-lstm-seed1`, an unknown name."""
     assert command(made()) == (None if expected is None else f"bayesgeom train {expected}")
-
-
-def test_the_card_lists_every_baseline(published: tuple[Path, CalibrationReport]) -> None:
-    path, scores = published
-    rows = re.findall(r"(?m)^\| ([a-z ]+) \| ([\d.]+) \| ([^|]+) \|$", (path / "card.md").read_text())
-    assert {name: float(value) for name, value, _ in rows} == {
-        own.name: pytest.approx(float(own.value), abs=5e-5) for own in scores.entropy_mae_bits.baselines
-    }
-    assert {name for name, _, _ in rows} == {"uniform", "elimination only", "key membership", "constant"}
-    assert {name: kl for name, _, kl in rows}["constant"] == "–", "a constant entropy is no distribution"
-
-
-@pytest.mark.parametrize("name", sorted(checkpoints()))
-def test_a_shipped_config_holds_the_levels_that_its_card_prints(name: str) -> None:
-    path = checkpoints()[name]
-    scores, card = read_description(path)["scores"], (path / "card.md").read_text()
-    rows = re.findall(r"(?m)^\| ([a-z0-9 ]+) \| (\S+) \| (\S+) \|$", card)
-    for column, score in enumerate(("entropy_mae_bits", "kl_bits")):
-        printed = {row.replace(" ", "_"): levels[column] for row, *levels in rows}
-        stored = {key: number_text(level) for key, level in scores["baselines"][score].items()}
-        assert stored == {row: level for row, level in printed.items() if level not in ("–", "inf", "∞")}
-    is_beaten = scores["kl_bits"] < min(scores["baselines"]["kl_bits"].values())
-    assert name.endswith("-mlp") or is_beaten != (name in NEAR_A_BASELINE), "an MLP is at the uniform predictor"
 
 
 def test_a_checkpoint_can_be_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +150,3 @@ def test_a_failed_rescoring_changes_neither_config_nor_card(tmp_path: Path, monk
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
     rescore(path)
     assert {file.name for file in path.iterdir()} == before.keys() and read_description(path)["scores"]["n"] == 64
-
-
-def test_publishing_again_replaces_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "N_SCORED", 11)
-    publish(TINY, built(), tmp_path / "tiny")
-    first = load_checkpoint(tmp_path / "tiny").weights_hash
-    other = built()
-    with torch.no_grad():
-        other.embed.weight.add_(1)
-    publish(TINY, other, tmp_path / "tiny")
-    assert load_checkpoint(tmp_path / "tiny").weights_hash != first
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]

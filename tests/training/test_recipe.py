@@ -42,23 +42,9 @@ def test_cosine_falls_from_the_peak_toward_zero() -> None:
     assert schedule(TINY, 20) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("warmup", "first"), [(0, 1.0), (1, 1.0), (20, 0.05), (40, 0.025)])
-def test_any_warm_up_starts_well(warmup: int, first: float) -> None:
-    shares = [schedule(replace(TINY, warmup=warmup), step) for step in range(20)]
-    assert shares[0] == pytest.approx(first)
-    assert all(0 < share <= 1 for share in shares)
-
-
 def test_late_batches_and_float32_start_at_their_share_of_the_steps() -> None:
     assert [TINY.batch_size_at(step) for step in range(20)] == [7] * 12 + [11] * 8
     assert [TINY.is_float32_at(step) for step in range(20)] == [False] * 15 + [True] * 5
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_shares_of_none_and_all(share: float) -> None:
-    all_or_none = replace(TINY, late_from=share, float32_share=share)
-    assert {all_or_none.batch_size_at(step) for step in range(20)} == ({7} if share else {11})
-    assert {all_or_none.is_float32_at(step) for step in range(20)} == {bool(share)}
 
 
 SHORTER = tuple(Bijection(n_values=5, n_pairs=pairs) for pairs in (1, 2))
@@ -158,15 +144,6 @@ def test_values_of_another_type_are_refused(field: str, value: object, message: 
     object.__setattr__(changed, field, value)  # past the type checks that only the tests switch on
     with pytest.raises(InvalidArgument, match=rf"recipe 'tiny': {field} {message}"):
         changed.__post_init__()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("lr", -1.0), ("lr", math.inf), ("matrix_lr", -0.1), ("weight_decay", -0.1), ("decay_steps", -5), ("seed", -1)],
-)
-def test_negative_and_infinite_rates_are_refused(field: str, value: float) -> None:
-    with pytest.raises(InvalidArgument, match=rf"recipe 'tiny': {field} must be finite and at least 0, got {value}\."):
-        replace(TINY, **{field: value})
 
 
 @pytest.mark.skipif(ARE_ON, reason="shape checks refuse it first")

@@ -13,13 +13,35 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core import sites as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import EVERY_MODULE
-from bayesgeom.core.run import ModelSpec, untrained
-from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.adapters.identities import broken_identities, capture, sentinel_trials
+from bayesgeom.core.run import (
+    ALL_SITES,
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    NORM_WEIGHT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    TOKEN_EMBEDDINGS,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    W_K,
+    W_O,
+    W_V,
+    K,
+    ModelSpec,
+    Q,
+    Site,
+    Trials,
+    V,
+    Z,
+    untrained,
+)
+from bayesgeom.core.torch_state import EVERY_MODULE, alone
+from bayesgeom.models.adapters.proof import broken_identities, capture, sentinel_trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.positions import PositionalPrior
@@ -27,26 +49,26 @@ from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, 
 from bayesgeom.models.replay.stream import Replay
 from bayesgeom.tasks.base import WindTunnel
 
-_POINTS: Mapping[s.Site, tuple[str, ...]] = {
-    s.RESID_PRE: ("hook_resid_pre",),
-    s.RESID_MID: ("hook_resid_mid",),
-    s.RESID_POST: ("hook_resid_post",),
-    s.ATTN_OUT: ("hook_attn_out",),
-    s.MLP_OUT: ("hook_mlp_out",),
-    s.Q: ("attn.hook_q",),
-    s.K: ("attn.hook_k",),
-    s.Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
-    s.K_ROT: ("attn.hook_rot_k", "attn.hook_k"),
-    s.V: ("attn.hook_v",),
-    s.Z: ("attn.hook_z",),
-    s.PATTERN: ("attn.hook_pattern",),
+_POINTS: Mapping[Site, tuple[str, ...]] = {
+    RESID_PRE: ("hook_resid_pre",),
+    RESID_MID: ("hook_resid_mid",),
+    RESID_POST: ("hook_resid_post",),
+    ATTN_OUT: ("hook_attn_out",),
+    MLP_OUT: ("hook_mlp_out",),
+    Q: ("attn.hook_q",),
+    K: ("attn.hook_k",),
+    Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
+    K_ROT: ("attn.hook_rot_k", "attn.hook_k"),
+    V: ("attn.hook_v",),
+    Z: ("attn.hook_z",),
+    PATTERN: ("attn.hook_pattern",),
 }
 # Classes of the last layer and how they compute; a subclass or a patched class may combine positions.
 _BUILT_FROM: Mapping[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, nn.Linear, HookPoint)
 }
-_STATIC = tuple(site for site in s.ALL_SITES if site.is_static)
+_STATIC = tuple(site for site in ALL_SITES if site.is_static)
 
 
 @final
@@ -64,35 +86,35 @@ class HookedModel(Model):
         self.module, self.task = module, task
         self._transformer = module
         self.spec = _spec(module, name, digest)
-        self._points = {site: found for site, paths in _POINTS.items() if (found := self._find(paths)) is not None}
+        known = {name.removeprefix("blocks.0.") for name in module.hook_dict if name.startswith("blocks.0.")}
+        existing = {site: [path for path in paths if path in known] for site, paths in _POINTS.items()}
+        self._points = {site: paths[0] for site, paths in existing.items() if paths}
         self.withheld = self._broken()
 
     @property
-    def sites(self) -> frozenset[s.Site]:
+    def sites(self) -> frozenset[Site]:
         return frozenset({*self._points, *_STATIC} - self.withheld.keys())
 
-    def point(self, site: s.Site, layer: int) -> nn.Module:
+    def point(self, site: Site, layer: int) -> nn.Module:
         return self._transformer.get_submodule(f"blocks.{layer}.{self._points[site]}")
 
     @torch.no_grad()
-    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
         assert isinstance(norm, Norm)
         embedded: Tensor = self._transformer.embed(tokens)
         inputs: Tensor = norm(embedded)
-        match site:
-            case s.TOKEN_EMBEDDINGS:
-                return embedded
-            case s.TOKEN_INPUTS:
-                return inputs
-            case s.NORM_WEIGHT:
-                return norm.w.detach()
-            case s.W_V:
-                return self._heads(attention.W_V.weight)
-            case s.W_O:
-                return self._heads(attention.W_O.weight.T)
-        weight = self._heads(attention.W_K.weight)
-        return weight if site == s.W_K else einsum(inputs, weight, "token m, h d m -> token h d")
+        if site == TOKEN_KEYS:
+            return einsum(inputs, self._heads(attention.W_K.weight), "token m, h d m -> token h d")
+        found: Mapping[Site, Tensor] = {
+            TOKEN_EMBEDDINGS: embedded,
+            TOKEN_INPUTS: inputs,
+            NORM_WEIGHT: norm.w.detach(),
+            W_K: self._heads(attention.W_K.weight),
+            W_V: self._heads(attention.W_V.weight),
+            W_O: self._heads(attention.W_O.weight.T),
+        }
+        return found[site]
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -143,11 +165,11 @@ class HookedModel(Model):
             return torch.equal(bare.eval()(tokens), self._transformer(tokens))
 
     @alone()
-    def _broken(self) -> dict[s.Site, str]:
+    def _broken(self) -> dict[Site, str]:
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         module = self._transformer
         stored = capture(module, lambda: module(trials.tokens), self.point, self._points, self.spec.n_layers)
-        silent = {site: "its hook does not fire once in every layer" for site in self._points if site not in stored}
+        silent = {site: "hook not fired once a layer" for site in self._points if site not in stored}
         return silent | broken_identities(
             stored, scale=self.spec.score_scale, bias=self._score_bias(trials.tokens.shape[1]), attn_out=self._attn_out
         )
@@ -162,10 +184,6 @@ class HookedModel(Model):
 
     def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
-
-    def _find(self, paths: tuple[str, ...]) -> str | None:
-        known = {name.removeprefix("blocks.0.") for name in self._transformer.hook_dict if name.startswith("blocks.0.")}
-        return next((path for path in paths if path in known), None)
 
     def _score_bias(self, n_pos: int) -> Float[Tensor, "layer 1 head query_pos key_pos"] | None:
         like = self._transformer.embed.weight

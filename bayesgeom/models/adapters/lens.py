@@ -17,34 +17,53 @@ from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
 from bayesgeom.core.errors import MissingSite, NoCopy
-from bayesgeom.core.hooks import Hook, hooked
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.torch_state import PROCESS_STATE, alone
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, Passage, Taps, disproved, per_query_head, perturbed_pass
-from bayesgeom.models.base import Model
+from bayesgeom.core.run import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    K,
+    ModelSpec,
+    Q,
+    Site,
+    Trials,
+    V,
+    Z,
+)
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, hooked
+from bayesgeom.models.adapters.proof import (
+    Functions,
+    Passage,
+    Taps,
+    examined,
+    per_query_head,
+    perturbed_pass,
+    sentinel_trials,
+)
+from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.models.replay.replayer import Replayer
 
-_POINTS: Mapping[s.Site, str] = {
-    s.RESID_PRE: "hook_resid_pre",
-    s.RESID_MID: "hook_resid_mid",
-    s.RESID_POST: "hook_resid_post",
-    s.ATTN_OUT: "hook_attn_out",
-    s.MLP_OUT: "hook_mlp_out",
-    s.Q: "attn.hook_q",
-    s.K: "attn.hook_k",
-    s.Q_ROT: "attn.hook_rot_q",
-    s.K_ROT: "attn.hook_rot_k",
-    s.V: "attn.hook_v",
-    s.Z: "attn.hook_z",
-    s.PATTERN: "attn.hook_pattern",
+_POINTS: Mapping[Site, str] = {
+    RESID_PRE: "hook_resid_pre",
+    RESID_MID: "hook_resid_mid",
+    RESID_POST: "hook_resid_post",
+    ATTN_OUT: "hook_attn_out",
+    MLP_OUT: "hook_mlp_out",
+    Q: "attn.hook_q",
+    K: "attn.hook_k",
+    Q_ROT: "attn.hook_rot_q",
+    K_ROT: "attn.hook_rot_k",
+    V: "attn.hook_v",
+    Z: "attn.hook_z",
+    PATTERN: "attn.hook_pattern",
 }
-_UNTURNED = ((s.Q_ROT, s.Q), (s.K_ROT, s.K))
+_UNTURNED = ((Q_ROT, Q), (K_ROT, K))
 _AMOUNT = 0.3  # standard deviations of the noise in the verification
 
 
@@ -63,13 +82,13 @@ class LensModel(Model):
         self.withheld = self._disproved()
 
     @property
-    def sites(self) -> frozenset[s.Site]:
+    def sites(self) -> frozenset[Site]:
         return frozenset(self._names).difference(self.withheld)
 
-    def point(self, site: s.Site, layer: int) -> nn.Module:
+    def point(self, site: Site, layer: int) -> nn.Module:
         return self._taps.at(site, layer)
 
-    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} provides no site that is read from weights, such as {site.name!r}.")
 
     @alone()
@@ -90,7 +109,7 @@ class LensModel(Model):
     def replayer(self) -> Replayer:
         return PlainLoop(self)
 
-    def _found(self) -> Iterator[tuple[s.Site, str]]:
+    def _found(self) -> Iterator[tuple[Site, str]]:
         """Yield the hook points that every block has; without rotation the scores use q and k themselves."""
         known = self._lens.hook_dict
         names = dict(_POINTS)
@@ -116,39 +135,36 @@ class LensModel(Model):
                 handle.hook.remove()
                 point.fwd_hooks.remove(handle)
 
-    def _changes(self, layer: int) -> Iterator[tuple[s.Site, Callable[..., Tensor]]]:
+    def _changes(self, layer: int) -> Iterator[tuple[Site, Callable[..., Tensor]]]:
         """Yield the hook points of this layer and the functions to set there.
 
         A bridge's `hook_resid_mid` is the input of the MLP's norm, so an edit there would not change the stream.
         Therefore resid_mid is edited at the attention output, by the update that leads to the edited value.
         """
         entered: list[Tensor] = []
-        has_middle = self._taps.is_watched(layer, s.RESID_MID)
+        has_middle = self._taps.is_watched(layer, RESID_MID)
 
         def enter(value: Tensor, hook: object) -> Tensor:  # noqa: ARG001  (transformer-lens passes it by name)
-            entered.append(self._taps.through(s.RESID_PRE, layer, value))
+            entered.append(self._taps.through(RESID_PRE, layer, value))
             return entered[-1]
 
         def write(value: Tensor, hook: object) -> Tensor:  # noqa: ARG001  (as above)
-            out = self._taps.through(s.ATTN_OUT, layer, value)
+            out = self._taps.through(ATTN_OUT, layer, value)
             if not has_middle:
                 return out
             mid = entered[-1] + out
-            passed = self._taps.through(s.RESID_MID, layer, mid)
+            passed = self._taps.through(RESID_MID, layer, mid)
             return out if passed is mid and not mid.requires_grad else passed - entered[-1]
 
         for site in self._names:
-            if site in (s.RESID_PRE, s.ATTN_OUT) and (has_middle or self._taps.is_watched(layer, site)):
-                yield site, enter if site == s.RESID_PRE else write
-            elif site != s.RESID_MID and self._taps.is_watched(layer, site):
-                yield site, partial(self._pass_on, site, layer)
-
-    def _pass_on(self, site: s.Site, layer: int, value: Tensor, hook: object) -> Tensor:
-        return self._taps.through(site, layer, value)
+            if site in (RESID_PRE, ATTN_OUT) and (has_middle or self._taps.is_watched(layer, site)):
+                yield site, enter if site == RESID_PRE else write
+            elif site != RESID_MID and self._taps.is_watched(layer, site):
+                yield site, partial(lambda own, value, hook: self._taps.through(own, layer, value), site)  # noqa: ARG005  (as above)
 
     @alone()
     @torch.no_grad()
-    def _disproved(self) -> dict[s.Site, str]:
+    def _disproved(self) -> dict[Site, str]:
         tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
         given: dict[int, Tensor] = {}
 
@@ -177,7 +193,7 @@ class LensModel(Model):
             pattern=partial(self._pattern, passages),
             mid_given=given.get,
         )
-        return disproved(passages, functions, self.spec, tokens.shape[1])
+        return examined(passages, functions, self.spec, tokens.shape[1])[0]
 
     def _parts(self, layer: int, names: Sequence[str], within: str = "") -> list[Any]:
         """The parts of a block with these names, if they exist."""
@@ -195,7 +211,7 @@ class LensModel(Model):
         written: Tensor = out
         return written
 
-    def _normed(self, site: s.Site, x: Float[Tensor, "b p h d"], layer: int) -> Float[Tensor, "b p h d"]:
+    def _normed(self, site: Site, x: Float[Tensor, "b p h d"], layer: int) -> Float[Tensor, "b p h d"]:
         for norm in self._parts(layer, (f"{site.name}_norm",), within="attn"):
             wide = any(p.shape[-1] == x.shape[-1] * x.shape[-2] for p in norm.parameters())
             x = norm(x.flatten(-2)).reshape(x.shape) if wide else norm(x)
@@ -203,7 +219,7 @@ class LensModel(Model):
 
     def _pattern(
         self,
-        passages: Mapping[tuple[s.Site, int], Passage],
+        passages: Mapping[tuple[Site, int], Passage],
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
@@ -213,7 +229,7 @@ class LensModel(Model):
         scores = self.spec.score_scale * scores.float()
         cap = self._lens.cfg.attn_scores_soft_cap
         scores = cap * (scores / cap).tanh() if cap > 0 else scores
-        is_visible = passages[s.PATTERN, layer].arrived[0] > 0  # a sliding window may hide some
+        is_visible = passages[PATTERN, layer].arrived[0] > 0  # a sliding window may hide some
         return scores.masked_fill(~is_visible.tril(), -torch.inf).softmax(-1)
 
 

@@ -19,30 +19,49 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.run import ModelSpec, untrained
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    STATE,
+    TOKEN_EMBEDDINGS,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    W_K,
+    W_O,
+    W_V,
+    K,
+    ModelSpec,
+    Q,
+    Site,
+    Trials,
+    V,
+    Z,
+    untrained,
+)
 from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.adapters.identities import TOLERANCE, sentinel_trials
-from bayesgeom.models.adapters.proof import perturbed_pass
-from bayesgeom.models.base import Model
+from bayesgeom.models.adapters.proof import TOLERANCE, perturbed_pass, sentinel_trials
+from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import MLPBlock, PositionwiseMLP
 from bayesgeom.models.replay.hooked import PrefixReplay
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 
 ResidualModule = PositionwiseMLP | LSTM | Mamba
 
-_STREAM = (s.RESID_PRE, s.RESID_POST)
+_STREAM = (RESID_PRE, RESID_POST)
 _AMOUNT = 0.3  # standard deviations of the noise in the verification
-_HEADS = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.W_K, s.W_V, s.W_O)
+_HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V, W_O)
 _NO_HEADS = "it has no attention heads"
-_ONE_WRITE = "a block of it writes into the stream once, and not by attention"
-_NO_STATE = "an MLP carries nothing from one position to the next"
+_ONE_WRITE = "blocks write once, without attention"
+_NO_STATE = "an MLP carries no state"
 
 
 @final
@@ -60,19 +79,19 @@ class ResidualModel(Model):
         self.module, self.task = module, task
         self._module = module
         self.spec = _spec(module, name or module.config.name, digest)
-        self._points = (*_STREAM, s.MLP_OUT if isinstance(module, PositionwiseMLP) else s.STATE)
+        self._points = (*_STREAM, MLP_OUT if isinstance(module, PositionwiseMLP) else STATE)
         self.withheld: Mapping[Site, str] = self._absent() | self._broken()
 
     @property
     def sites(self) -> frozenset[Site]:
-        return frozenset({*self._points, s.TOKEN_EMBEDDINGS} - self.withheld.keys())
+        return frozenset({*self._points, TOKEN_EMBEDDINGS} - self.withheld.keys())
 
     def point(self, site: Site, layer: int) -> nn.Module:
         return self._module.get_submodule(f"blocks.{layer}.hook_{site.name}")
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        assert site == s.TOKEN_EMBEDDINGS, "no other static site exists"
+        assert site == TOKEN_EMBEDDINGS, "no other static site exists"
         module = self._module
         embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
         return embedded
@@ -92,9 +111,9 @@ class ResidualModel(Model):
         return PrefixReplay(self, tuple(self._module.blocks))
 
     def _absent(self) -> dict[Site, str]:
-        reasons = dict.fromkeys(_HEADS, _NO_HEADS) | dict.fromkeys((s.ATTN_OUT, s.RESID_MID), _ONE_WRITE)
+        reasons = dict.fromkeys(_HEADS, _NO_HEADS) | dict.fromkeys((ATTN_OUT, RESID_MID), _ONE_WRITE)
         is_mlp = isinstance(self._module, PositionwiseMLP)
-        return reasons | ({s.STATE: _NO_STATE} if is_mlp else {s.MLP_OUT: _ONE_WRITE})
+        return reasons | ({STATE: _NO_STATE} if is_mlp else {MLP_OUT: _ONE_WRITE})
 
     @alone()
     @torch.no_grad()
@@ -108,12 +127,13 @@ class ResidualModel(Model):
         for layer in range(n_layers):
             silent = [site for site in self._points if len(passages[site, layer].arrived) != 1]
             if silent:
-                broken |= dict.fromkeys(silent, f"its hook does not fire once in layer {layer}")
+                broken |= dict.fromkeys(silent, f"hook not fired once, layer {layer}")
                 continue
-            pre, wrote = (passages[site, layer].left[0] for site in (s.RESID_PRE, self._points[-1]))
+            pre, wrote = (passages[site, layer].left[0] for site in (RESID_PRE, self._points[-1]))
             total = pre + _written(self._module.blocks[layer], pre, wrote)
-            if not _is_close(total, passages[s.RESID_POST, layer].arrived[0]):
-                reason = f"identity resid_pre + what is written from {self._points[-1].name} = resid_post fails"
+            right = passages[RESID_POST, layer].arrived[0]
+            if not bool((total - right).abs().max() <= TOLERANCE * right.abs().max()):
+                reason = f"identity {RESID_PRE.name} + update by {self._points[-1].name} = {RESID_POST.name} fails"
                 broken |= dict.fromkeys(self._points, f"{reason} in layer {layer}")
         return broken
 
@@ -133,10 +153,6 @@ def _written(
     )
 
 
-def _is_close(left: Float[Tensor, "*axes"], right: Float[Tensor, "*axes"]) -> bool:
-    return bool((left - right).abs().max() <= TOLERANCE * right.abs().max())
-
-
 def _spec(module: ResidualModule, name: str, digest: str | None) -> ModelSpec:
     config, weight = module.config, module.embed.weight
     hidden, d_state = _widths(module)
@@ -145,15 +161,11 @@ def _spec(module: ResidualModule, name: str, digest: str | None) -> ModelSpec:
         name=name,
         architecture=config.name,
         n_layers=config.n_layers,
-        n_heads=0,
-        n_kv_heads=0,
         d_model=config.d_model,
-        d_head=0,
         d_mlp=hidden,
         d_state=d_state,
         d_vocab=config.d_vocab,
         n_ctx=config.n_ctx if has_table else None,
-        score_scale=1.0,
         n_parameters=sum(parameter.numel() for parameter in module.parameters()),
         dtype=str(weight.dtype).removeprefix("torch."),
         device=str(weight.device),

@@ -16,17 +16,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, NonFinite, OutputFault
-from bayesgeom.core.files import apart, atomic_file, is_file, write_arrays
-from bayesgeom.core.reading import read_json
-from bayesgeom.core.run import ModelSpec, is_untrained
-from bayesgeom.core.sites import ALL_SITES, Site
-from bayesgeom.core.text import shown
-from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.base import Model
+from bayesgeom.core.errors import BayesGeomError, CheckpointFault, NonFinite, OutputFault, check_types, shown
+from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
+from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials, concatenate, is_untrained
+from bayesgeom.models.base import PASS_BYTES, Model, Stream, bytes_per_sequence
 from bayesgeom.models.checkpoint_files import config_hash
-from bayesgeom.models.recording import PASS_BYTES, Stream, bytes_per_sequence
 from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel
 
@@ -175,12 +169,9 @@ def site_named(name: str) -> Site:
 
 
 def hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, read in parts."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
-        while part := file.read(_CHUNK):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:

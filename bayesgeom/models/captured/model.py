@@ -1,6 +1,6 @@
 """Reading of captures: a model that runs from files, on the captured sequences only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -10,10 +10,8 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
-from bayesgeom.core.run import Run, untrained
-from bayesgeom.core.sites import ALL_SITES, Site
-from bayesgeom.core.trials import Trials, concatenate
-from bayesgeom.models.base import BaselinePredictives, Model
+from bayesgeom.core.run import ALL_SITES, Run, Site, Trials, concatenate, untrained
+from bayesgeom.models.base import BaselinePredictives, Model, Replayer, Stream, room_for
 from bayesgeom.models.captured.files import (
     ENTROPY,
     LOG_ANSWERS,
@@ -23,8 +21,6 @@ from bayesgeom.models.captured.files import (
     check_shard,
     read_manifest,
 )
-from bayesgeom.models.recording import Stream, room_for
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
@@ -49,7 +45,7 @@ class CapturedModel(Model):
         every = tuple(range(self.spec.n_layers))
         self._layers = self.manifest.sites | self.manifest.static_sites
         self.partial_sites = {site: own for site, own in self._layers.items() if own != every}
-        missing = "it was not captured: capture again with this site and these layers"
+        missing = "not captured; capture it, too"
         self.withheld = dict.fromkeys((site for site in ALL_SITES if self._layers.get(site) != every), missing)
 
     @property
@@ -141,12 +137,11 @@ class CapturedModel(Model):
         seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
         return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
 
-    def _read_static(self, sites: Iterable[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
-        wanted = list(sites)
-        if not wanted:
+    def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
+        if not sites:
             return {}
         shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
-        return {site: shard.of(site.name, None) for site in wanted}
+        return {site: shard.of(site.name, None) for site in sites}
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(

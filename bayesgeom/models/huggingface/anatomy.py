@@ -18,8 +18,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.hooks import Hook, hooked
-from bayesgeom.core.sites import K, Q, Site, V
+from bayesgeom.core.run import K, Q, Site, V
+from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.huggingface.attention import Handed
 
 Layout = Literal["own", "stacked", "grouped", "sharded"]

@@ -1,22 +1,55 @@
-"""Attaching a Hugging Face model: its sites are located and verified on a few tokens."""
+"""Attaching a Hugging Face model: its sizes, its forward pass, and its sites, verified on a few tokens.
 
+The pass has no cache, and logits at the scored positions only. Weights of an untrained network are drawn in CPU memory.
+If the model is spread over devices, the untrained network is spread in the same way. If some weights are on disk, an
+untrained network would not fit in memory, and none is available.
+"""
+
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.errors import InvalidArgument, NonFinite
-from bayesgeom.core.hooks import Hook, hooked, site_hook
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.torch_state import evaluating, lock_of
-from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.adapters.proof import Functions, Passages, Taps, examined, perturbed_pass, tolerance_of
+from bayesgeom.core.errors import InvalidArgument, NoCopy, NonFinite
+from bayesgeom.core.run import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    NORM_WEIGHT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    TOKEN_EMBEDDINGS,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    K,
+    ModelSpec,
+    Q,
+    Site,
+    Trials,
+    V,
+    Z,
+)
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, default_dtype, evaluating, hooked, lock_of, site_hook
+from bayesgeom.models.adapters.proof import (
+    SUM,
+    Functions,
+    Passages,
+    Taps,
+    examined,
+    perturbed_pass,
+    sentinel_trials,
+    tolerance_of,
+)
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
     HeadSizes,
@@ -28,13 +61,156 @@ from bayesgeom.models.huggingface.anatomy import (
     turned_of,
 )
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
-from bayesgeom.models.huggingface.model_parts import Forward, refuse_sharded, sizes_of, spec_of
-from bayesgeom.models.huggingface.site_hooks import By, SiteHooks
-from bayesgeom.models.huggingface.static_sites import StaticSites, call, embedded
-from bayesgeom.models.huggingface.weights import named_faults, unreachable
+from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
+from bayesgeom.models.huggingface.weights import (
+    n_parameters,
+    named_faults,
+    quantization_of,
+    unreachable,
+    weights_identity,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_MLP_WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
+_CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "max_seq_len")
+
+
+def sizes_of(hf: "PreTrainedModel") -> HeadSizes:
+    """Return the numbers of heads and their width; zeros if there are no heads."""
+    config = _config(hf)
+    n_heads = _first(config, _HEADS) or 0
+    is_attention = bool(n_heads) and config.get("model_type") not in ("mamba", "mamba2")
+    if not is_attention:
+        return HeadSizes(n_heads=0, n_kv_heads=0, d_head=0)
+    d_head = config.get("head_dim") or _first(config, _WIDTHS, 0) // n_heads
+    return HeadSizes(n_heads=n_heads, n_kv_heads=_first(config, _KV_HEADS) or n_heads, d_head=d_head)
+
+
+def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
+    """Return the spec; `score_scale` is 1 / √d_head until it is read from the attention.
+
+    Raises:
+        InvalidArgument: The config does not state the number of layers or the width.
+    """
+    config, sizes = _config(hf), sizes_of(hf)
+    n_layers, d_model = _first(config, _LAYERS), _first(config, _WIDTHS)
+    if n_layers is None or d_model is None:
+        raise InvalidArgument(
+            f"the config of {name} does not state the number of layers or the width: its layout is not supported."
+        )
+    if n_layers < 1:
+        raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
+    if min(sizes.n_heads, sizes.n_kv_heads, sizes.d_head) < 0:
+        raise InvalidArgument(
+            f"the config of {name} states {sizes.n_heads} heads, {sizes.n_kv_heads} key-value heads and a width of "
+            f"{sizes.d_head}; none can be negative."
+        )
+    weight = hf.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return ModelSpec(
+        name=name,
+        architecture=str(config.get("model_type", type(hf).__name__)),
+        n_layers=n_layers,
+        n_heads=sizes.n_heads,
+        n_kv_heads=sizes.n_kv_heads,
+        d_model=d_model,
+        d_head=sizes.d_head,
+        d_mlp=_first(config, _MLP_WIDTHS) or 4 * d_model,
+        d_vocab=weight.shape[0],
+        n_ctx=_first(config, _CONTEXTS),
+        score_scale=sizes.d_head**-0.5 if sizes.d_head else 1.0,
+        n_parameters=n_parameters(hf),
+        dtype=str(hf.dtype).removeprefix("torch."),
+        device="cpu" if weight.device.type == "meta" else str(weight.device),
+        weights_hash=digest or weights_identity(hf),
+        quantization=quantization_of(hf),
+    )
+
+
+def _config(hf: "PreTrainedModel") -> dict[str, Any]:
+    config: dict[str, Any] = hf.config.get_text_config(decoder=True).to_dict()
+    return config
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | None = None) -> Any:
+    """The first integer in the config under one of these names."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), otherwise)
+
+
+@final
+class Forward:
+    """Maps tokens to logits, without a padding mask: pad on the right, which causal models do not see."""
+
+    def __init__(self, hf: "PreTrainedModel") -> None:
+        self._hf = hf
+        self._takes = frozenset(inspect.signature(hf.forward).parameters)
+
+    def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
+        """Return the logits at every position, or at those in the option `logits_to_keep`.
+
+        Raises:
+            InvalidArgument: The model returns no logits.
+        """
+        known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
+        output: Mapping[str, Tensor] = self._hf(
+            input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
+        )
+        if "logits" not in output:
+            raise InvalidArgument(
+                f"{type(self._hf).__name__} returns no logits: it is not a causal language model. Load it with "
+                f"AutoModelForCausalLM."
+            )
+        return output["logits"]
+
+    def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        """Return the logits at the scored positions; others are not computed if the model supports it."""
+        if "logits_to_keep" not in self._takes:
+            return trials.at_scored(self.logits(trials.tokens))
+        positions, place = trials.scored_positions().unique(return_inverse=True)
+        logits = self.logits(trials.tokens, logits_to_keep=positions)
+        if len(positions) == trials.n_scored:  # the same positions in every sequence
+            return logits
+        return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))
+
+
+DISK = "disk"
+
+
+def untrained_copy(
+    hf: "PreTrainedModel", seed: int, *, device: str, rebuild: "Callable[[int], PreTrainedModel] | None"
+) -> "PreTrainedModel":
+    """Return a model of the same class with new weights, in evaluation mode, on `device` or spread like `hf`.
+
+    Raises:
+        NoCopy: Part of `hf` is on disk.
+    """
+    places: dict[str, Any] = vars(hf).get("hf_device_map", {})  # from accelerate; empty if there is one device
+    if DISK in places.values():
+        raise NoCopy(
+            f"part of {type(hf).__name__} is on disk, and an untrained network would have to fit in memory: untrained "
+            f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
+        )
+    with PROCESS_STATE, torch.random.fork_rng(), default_dtype(hf.dtype):
+        torch.manual_seed(seed)  # transformers initializes from the global generator
+        copy: PreTrainedModel = (
+            rebuild(seed) if rebuild is not None else type(hf)(deepcopy(hf.config))
+        )  # a copy, because transformers sets the attention implementation in it
+    module: nn.Module = copy.eval()
+    if len({str(place) for place in places.values()}) > 1:
+        import accelerate
+
+        accelerate.dispatch_model(module, device_map=places)
+    else:
+        module.to(device)
+    return copy
+
 
 _FUSED = "grouped_mm"
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
@@ -50,9 +226,9 @@ class Attached:
     forward: Forward
     site_hooks: SiteHooks
     static_sites: StaticSites
-    withheld: Mapping[s.Site, str]
-    layers: Mapping[s.Site, tuple[int, ...]]
-    errors: Mapping[s.Site, float]
+    withheld: Mapping[Site, str]
+    layers: Mapping[Site, tuple[int, ...]]
+    errors: Mapping[Site, float]
 
 
 @torch.no_grad()
@@ -68,7 +244,13 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
         InvalidArgument: Heads are sharded, blocks are not recognized, or the model is not causal.
         NonFinite: Logits are NaN or infinite.
     """
-    refuse_sharded(hf)
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(parameter, DTensor) for parameter in hf.parameters()) or (hf.tp_size or 1) > 1:
+        raise InvalidArgument(
+            f"{type(hf).__name__} is loaded with a tensor-parallel plan, which spreads heads over processes. Load it "
+            f"with device_map='auto', which keeps layers whole."
+        )
     if hf.config.is_encoder_decoder:
         raise InvalidArgument(
             f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder such as "
@@ -107,16 +289,15 @@ class _Attaching:
         passages, functions = self._perturbed(site_hooks)
         static_sites = StaticSites(self.hf, anatomy, self.spec.d_model, 1.0)
         of_weights = static_sites.layers()
-        if site_hooks.layers.get(s.K, ()) == of_weights.get(s.TOKEN_INPUTS):
+        if site_hooks.layers.get(K, ()) == of_weights.get(TOKEN_INPUTS):
             functions = replace(functions, projected=static_sites.projected)
-        found = examined(passages, functions, self.spec, self.tokens.shape[1])
-        withheld = dict(found.broken)
-        scale = self._embedding_scale(passages[s.RESID_PRE, 0].arrived[0])
+        withheld, errors = examined(passages, functions, self.spec, self.tokens.shape[1])
+        scale = self._embedding_scale(passages[RESID_PRE, 0].arrived[0])
         if scale is None:
-            reason = "resid_pre of layer 0 is not the token's embedding plus a function of the position"
-            withheld |= dict.fromkeys((s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS), reason)
-        if (layer := static_sites.misnormed(of_weights.get(s.NORM_WEIGHT, ()))) is not None:
-            withheld[s.NORM_WEIGHT] = f"the input of W_K in layer {layer} is not a norm of the residual stream"
+            reason = f"{RESID_PRE.name} of layer 0 is no embedding"
+            withheld |= dict.fromkeys((TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS), reason)
+        if (layer := static_sites.misnormed(of_weights.get(NORM_WEIGHT, ()))) is not None:
+            withheld[NORM_WEIGHT] = f"W_K of layer {layer} reads no norm"
         self._check_causal(site_hooks, withheld)
         self._check_gated(site_hooks, withheld)
         layers = site_hooks.layers | of_weights
@@ -128,7 +309,7 @@ class _Attaching:
             static_sites=StaticSites(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=absent | withheld,
             layers={site: own for site, own in layers.items() if site not in withheld},
-            errors=found.errors,
+            errors=errors,
         )
 
     def _first_logits(self) -> Float[Tensor, "..."]:
@@ -284,7 +465,7 @@ class _Attaching:
             return 1.0
         return scale if is_close((scale * inside).to(resid.dtype), between.to(resid.dtype)) else None
 
-    def _check_causal(self, site_hooks: SiteHooks, withheld: dict[s.Site, str]) -> None:
+    def _check_causal(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
         """Check causality and the last resid_post: change the last token and negate resid_post of position 0."""
         last = self.spec.n_layers - 1
         tokens = self.tokens.clone()
@@ -293,7 +474,7 @@ class _Attaching:
         def turn(output: Tensor) -> Tensor:
             return torch.cat([-output[:, :1], output[:, 1:]], dim=1)
 
-        hook = site_hook((s.RESID_POST, last), site_hooks.taps.at(s.RESID_POST, last), turn)
+        hook = site_hook((RESID_POST, last), site_hooks.taps.at(RESID_POST, last), turn)
         with hooked(self.hf, [hook], by=self.spec.name), site_hooks.open():
             logits = self.forward.logits(tokens)
         if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
@@ -302,13 +483,13 @@ class _Attaching:
                 f"language model, not an encoder."
             )
         if is_close(logits[:, 0], self.logits[:, 0]):
-            withheld.setdefault(s.RESID_POST, f"an edit in the last layer, {last}, has no effect on the logits")
+            withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")
 
-    def _check_gated(self, site_hooks: SiteHooks, withheld: dict[s.Site, str]) -> None:
+    def _check_gated(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
         """Check, where a gate or a norm follows z, that the input of W_O is zero for heads whose z is zero."""
         anatomy = site_hooks.anatomy
         gated = {layer: p.output for layer, p in enumerate(anatomy.parts) if p.is_gated and p.output is not None}
-        if s.Z in withheld or not gated:
+        if Z in withheld or not gated:
             return
         found = dict[int, float]()
 
@@ -316,17 +497,17 @@ class _Attaching:
             found[layer] = float(args[0].abs().max())
 
         reads = [Hook(part=anatomy.part(i, path), call=partial(watch, i), kind="pre") for i, path in gated.items()]
-        zeros = [site_hook((s.Z, layer), site_hooks.taps.at(s.Z, layer), torch.zeros_like) for layer in gated]
+        zeros = [site_hook((Z, layer), site_hooks.taps.at(Z, layer), torch.zeros_like) for layer in gated]
         with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), site_hooks.open():
             self.forward.logits(self.tokens)
         if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
-            withheld[s.Z] = f"W_O of layer {wrong} reads more than the heads' outputs"
+            withheld[Z] = f"W_O of layer {wrong} reads beyond z"
 
 
 def _turned(
     anatomy: Anatomy,
     late: Sequence[Mapping[str, Sequence[Tensor]]],
-    site: s.Site,
+    site: Site,
     x: Float[Tensor, "batch pos head d"],
     layer: int,
 ) -> Float[Tensor, "batch pos head d"] | None:
@@ -382,7 +563,7 @@ def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer:
     return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))
 
 
-def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
+def _normed(anatomy: Anatomy, site: Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
     """Queries or keys after their norm, which acts per head or on all heads of a position together."""
     parts = anatomy.parts[layer]
     path = parts.late_norms[site][0] if site in parts.late_norms else parts.norms.get(site)
@@ -393,21 +574,21 @@ def _normed(anatomy: Anatomy, site: s.Site, x: Float[Tensor, "batch pos head d"]
     return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
 
 
-def _absent(anatomy: Anatomy, found: Mapping[s.Site, tuple[int, ...]], static_sites: StaticSites) -> dict[s.Site, str]:
+def _absent(anatomy: Anatomy, found: Mapping[Site, tuple[int, ...]], static_sites: StaticSites) -> dict[Site, str]:
     """The reasons for sites that not all layers have."""
     reasons = static_sites.absent()
-    heads = (s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN)
+    heads = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
     if all(parts.output is None for parts in anatomy.parts):
-        reasons |= dict.fromkeys(heads, "it has no attention heads that are known here")
-    elif any(s.K not in parts.projections for parts in anatomy.parts):
-        reasons |= dict.fromkeys((s.Q, s.K), "its queries and keys are projected in a way that is not known here")
+        reasons |= dict.fromkeys(heads, "no known attention heads")
+    elif any(K not in parts.projections for parts in anatomy.parts):
+        reasons |= dict.fromkeys((Q, K), "unknown query and key projections")
     if any(parts.writers is None for parts in anatomy.parts):
-        no_sum = "identity resid_pre + attn_out + mlp_out = resid_post holds for no two parts of a block"
-        reasons |= dict.fromkeys((s.ATTN_OUT, s.MLP_OUT, s.RESID_MID), no_sum)
+        no_sum = f"no two parts with {SUM}"
+        reasons |= dict.fromkeys((ATTN_OUT, MLP_OUT, RESID_MID), no_sum)
     elif any(parts.mid_reader is None for parts in anatomy.parts):
-        reasons[s.RESID_MID] = "attention and MLP work side by side: nothing reads the stream between them"
+        reasons[RESID_MID] = "attention and MLP are parallel"
     for site, own in found.items():
         if len(own) < anatomy.n_layers:
             layers = ", ".join(map(str, own))
-            reasons[site] = f"only layers {layers} have it: the others have no attention, or heads of another width"
+            reasons[site] = f"only in layers {layers}"
     return {site: reason for site, reason in reasons.items() if len(found.get(site, ())) < anatomy.n_layers}

@@ -23,9 +23,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core.sites import K_ROT, PATTERN, Q_ROT, Site, V, Z
+from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Site, V, Z
 from bayesgeom.models.adapters.proof import Taps, per_query_head
-from bayesgeom.models.huggingface.transformers_logging import without_warnings
+from bayesgeom.models.huggingface.weights import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,7 +80,7 @@ def routed(
     if kernel is None or not _register(kernel):
         yield
         return
-    with without_warnings():
+    with quiet():
         hf.set_attn_implementation(_PREFIX + kernel)
     if is_forced and is_eager and hf.config._attn_implementation == former:  # noqa: SLF001
         hf.config._attn_implementation = kernel  # noqa: SLF001
@@ -90,7 +90,7 @@ def routed(
     finally:
         for module in routes:
             _ROUTES.pop(module, None)
-        with without_warnings():
+        with quiet():
             hf.set_attn_implementation(former)
         if hf.config._attn_implementation != former:  # noqa: SLF001
             hf.config._attn_implementation = former  # noqa: SLF001

@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.reading import check_regular, read_json
+from bayesgeom.core.files import check_regular, read_json
 from bayesgeom.core.text import counted
-from bayesgeom.models.checkpoint import Shapes, read_header
+from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG
 from bayesgeom.models.config import shapes_only
 
@@ -80,7 +80,9 @@ def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
         CheckpointFault: The config declares more than the files contain.
         SafetensorError: A file is truncated.
     """
-    shapes = _shapes(path)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        shapes |= read_header(file)[0]
     if not shapes:
         return  # `check_weight_files` reports this
     n_weights = sum(map(math.prod, shapes.values()))
@@ -136,14 +138,6 @@ def check_memory(config: Any, path: Path) -> None:
             f"{path / CONFIG} declares a model of {needed / 1e9:,.1f} GB, but the safetensors in its directory hold "
             f"{there / 1e9:,.3g} GB: they do not belong together. Restore the {CONFIG} that was saved with them."
         )
-
-
-def _shapes(path: Path) -> Shapes:
-    found: dict[str, tuple[int, ...]] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        shapes, _ = read_header(file)
-        found |= shapes
-    return found
 
 
 def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
@@ -261,13 +255,9 @@ def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
 
 def _is_bare(name: object) -> bool:
     """Whether a name is that of a safetensors file without a folder."""
-    return (
-        isinstance(name, str)
-        and name.endswith(_WEIGHTS)
-        and PurePosixPath(name).name == name
-        and "\\" not in name
-        and not name.startswith(".")
-    )
+    if not isinstance(name, str) or name.startswith(".") or not name.endswith(_WEIGHTS):
+        return False
+    return PurePosixPath(name).name == name and "\\" not in name
 
 
 def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -331,7 +321,13 @@ def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> No
     repeated = {_NUMBER.sub(".N", name) for name in modules if _NUMBER.search(name)}
     # Names in files of models without a head lack a prefix.
     spelled = {name: (name, f"{hf.base_model_prefix}.{name}") for name in dropped}
-    own = [name for name, full in spelled.items() if any(_is_of(one, modules, repeated) for one in full)]
+
+    def is_part(name: str) -> bool:
+        """Whether a tensor is part of a module that the model has, or of one more in a list of modules that it has."""
+        ends = [found.end() for found in _NUMBER.finditer(name)]
+        return name.rpartition(".")[0] in modules or any(_NUMBER.sub(".N", name[:end]) in repeated for end in ends)
+
+    own = [name for name, full in spelled.items() if any(map(is_part, full))]
     if own:
         raise CheckpointFault(
             f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
@@ -344,9 +340,3 @@ def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> No
             f"used: {', '.join(dropped[:_SHOWN])}.",
             stacklevel=2,
         )
-
-
-def _is_of(name: str, modules: Collection[str], repeated: Collection[str]) -> bool:
-    """Whether a tensor is part of a module that the model has, or of one more in a list of modules that it has."""
-    ends = [found.end() for found in _NUMBER.finditer(name)]
-    return name.rpartition(".")[0] in modules or any(_NUMBER.sub(".N", name[:end]) in repeated for end in ends)

@@ -16,16 +16,12 @@ from typing import TYPE_CHECKING, final
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
-from bayesgeom.core.run import ModelSpec, untrained
+from bayesgeom.core.run import ModelSpec, Site, Trials, untrained
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import alone, evaluating
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.attach import Attached, attach
-from bayesgeom.models.huggingface.model_parts import untrained_copy
+from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.huggingface.attach import Attached, attach, untrained_copy
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
@@ -55,22 +51,22 @@ class HFModel(Model):
         self._replayer: Replayer | None = None
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
-        self.withheld: Mapping[s.Site, str] = self._attached.withheld
+        self.withheld: Mapping[Site, str] = self._attached.withheld
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
 
     @property
-    def sites(self) -> frozenset[s.Site]:
+    def sites(self) -> frozenset[Site]:
         return frozenset(self._attached.layers).difference(self.partial_sites)
 
-    def proof_errors(self) -> Mapping[s.Site, float]:
+    def proof_errors(self) -> Mapping[Site, float]:
         """Return the largest equation error of each site, relative to the largest entry."""
         return self._attached.errors
 
-    def point(self, site: s.Site, layer: int) -> nn.Module:
+    def point(self, site: Site, layer: int) -> nn.Module:
         return self._attached.site_hooks.taps.at(site, layer)
 
-    def static(self, site: s.Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         return self._attached.static_sites.of(site, tokens, layer)
 
     @alone()
@@ -87,19 +83,13 @@ class HFModel(Model):
 
     @alone()
     def replayer(self) -> Replayer:
-        if self._replayer is None:
-            self._replayer = self._made_replayer()
+        if self._replayer is None:  # prefix reuse if it is exact; otherwise full passes, with a warning
+            self._replayer = replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
+            if (layer := replay.inexact_from()) is not None:
+                self._replayer = PlainLoop(self)
+                warnings.warn(
+                    f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than "
+                    f"the residual stream: every ablation runs a full forward pass.",
+                    stacklevel=2,
+                )
         return self._replayer
-
-    def _made_replayer(self) -> Replayer:
-        """Prefix reuse if it is exact; otherwise full passes, with a warning."""
-        replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
-        layer = replay.inexact_from()
-        if layer is None:
-            return replay
-        warnings.warn(
-            f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than the "
-            f"residual stream: every ablation runs a full forward pass.",
-            stacklevel=3,
-        )
-        return PlainLoop(self)

@@ -16,10 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import is_file
-from bayesgeom.core.reading import read_json
-from bayesgeom.core.text import counted, is_encodable, shown
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, is_encodable, shown
+from bayesgeom.core.files import is_file, read_json
+from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import Shapes, tensor_shapes
 
 _PATTERNS, _KEYED_BY_PATTERN = (
@@ -60,11 +59,6 @@ def check_adapter(stored: Mapping[str, Any], config: Path, weights: Path) -> Non
         )
 
 
-def is_readable_name(base: str) -> bool:
-    """Return whether a text can be the directory or hub name of a base model."""
-    return len(base) <= _LONGEST_NAME and is_encodable(base) and "\0" not in base
-
-
 def _check_sizes(stored: Mapping[str, Any], shapes: Shapes, config: Path) -> None:
     longest = max((size for shape in shapes.values() if math.prod(shape) for size in shape), default=0)
     of_patterns = stored.get("rank_pattern")
@@ -101,7 +95,7 @@ def _fault(pattern: str) -> str:
     except (re.error, RecursionError, OverflowError) as error:
         return f"is no regular expression ({error})"
     if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MOST_REPEATS:
-        return f"repeats a group or has more than {_MOST_REPEATS} repetitions, and could take years to match"
+        return f"repeats a group, or over {_MOST_REPEATS} times"
     return ""
 
 
@@ -122,9 +116,15 @@ def unwrapped(model: Any) -> Any:
         if isinstance(model, OptimizedModule):
             return unwrapped(model._orig_mod)  # noqa: SLF001  (torch has no public way to read it)
     if (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel):
-        if (effect := _beyond_weights(model.active_peft_config)) is not None:
+        config = model.active_peft_config
+        effects = {  # what the model inside, called without PEFT, does not do
+            "prepends learned vectors": config.is_prompt_learning,
+            "adds prompts to the attention": config.is_adaption_prompt,
+            "acts after invocation tokens only": vars(config).get("alora_invocation_tokens"),
+        }
+        if effect := next((effect for effect, is_there in effects.items() if is_there), ""):
             raise InvalidArgument(
-                f"{type(model).__name__} has an adapter of kind {model.active_peft_config.peft_type}, which {effect}; "
+                f"{type(model).__name__} has an adapter of kind {config.peft_type}, which {effect}; "
                 f"only adapters of the weights, such as LoRA, are supported."
             )
         return unwrapped(model.get_base_model())
@@ -136,17 +136,6 @@ def unwrapped(model: Any) -> Any:
                 f"may do nothing. Pass the model before it is compiled; torch.compile(model) leaves it as it is."
             )
     return model
-
-
-def _beyond_weights(config: Any) -> str | None:
-    """What an adapter does that the model inside, called without PEFT, does not do; None for one of the weights."""
-    if config.is_prompt_learning:
-        return "puts learned vectors before the tokens"
-    if config.is_adaption_prompt:
-        return "adds learned prompts to the attention"
-    if vars(config).get("alora_invocation_tokens"):
-        return "acts only after its invocation tokens (activated LoRA)"
-    return None
 
 
 def is_adapter(path: Path) -> bool:
@@ -170,7 +159,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
             f"{path / ADAPTER} names no base model. Write its directory or hub name there as base_model_name_or_path, "
             f"or merge the adapter with peft's merge_and_unload and save the model."
         )
-    if not is_readable_name(base):
+    if len(base) > _LONGEST_NAME or not is_encodable(base):  # a NUL cannot be encoded either
         raise CheckpointFault(f"{path / ADAPTER} names the base model {shown(base)}, which no path can be. Restore it.")
     if revision is not None and not isinstance(revision, str):
         raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text. Restore the file.")
@@ -202,7 +191,7 @@ def with_adapter(hf: Any, path: Path) -> Any:
             f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}. Load it with the base model that "
             f"it was trained on."
         ) from error
-    for tensors, fault in ((absent, "lacks"), (foreign, "holds, for no layer of this model,")):
+    for tensors, fault in ((absent, "lacks"), (foreign, "holds, without a layer,")):
         if tensors:
             raise CheckpointFault(
                 f"the adapter in {path} does not fit {type(hf).__name__}: {ADAPTER_WEIGHTS} {fault} "

@@ -16,8 +16,9 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Shaped
@@ -99,10 +100,21 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
     It packs codes and moves scales then, so that hashes before and after would differ.
     """
     if _library(module) == _BITSANDBYTES and isinstance(module, nn.Linear):
-        logger = logging.getLogger(_REPEATED)
-        if not any(isinstance(own, _Once) for own in logger.filters):
-            logger.addFilter(_Once())
+        _mute_repeats()
         module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+
+
+@cache
+def _mute_repeats() -> None:
+    """Let bitsandbytes' logger pass each message once."""
+    seen = set[object]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        is_known = record.msg in seen
+        seen.add(record.msg)
+        return not is_known
+
+    logging.getLogger(_REPEATED).addFilter(is_new)
 
 
 def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
@@ -133,18 +145,20 @@ def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
         ) from error
 
 
-@final
-class _Once(logging.Filter):
-    """Passes each message once."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars and its messages below errors; bayesgeom reports problems as errors."""
+    from transformers.utils import logging as theirs
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[object] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_new = record.msg not in self._seen
-        self._seen.add(record.msg)
-        return is_new
+    former, was_on = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(former)
+        if was_on:
+            theirs.enable_progress_bar()
 
 
 def _format(hf: "PreTrainedModel") -> tuple[str, int | None]:

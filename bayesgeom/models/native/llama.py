@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import nn
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.native.wrapped import Wrapped
 
 if TYPE_CHECKING:
     import transformers
@@ -29,7 +28,10 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Sizes of a Llama. Each of the `n_kv_heads` keys and values is shared by n_heads / n_kv_heads query heads."""
+    """Sizes of a Llama. Each of the `n_kv_heads` keys and values is shared by n_heads / n_kv_heads query heads.
+
+    Weights are float32, drawn from N(0, 0.02²), with a smaller scale for output projections.
+    """
 
     name: ClassVar[str] = "llama"
     d_vocab: int
@@ -41,10 +43,7 @@ class LlamaConfig(ModelConfig):
     d_mlp: int = 512
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.n_kv_heads, self.d_model, self.d_mlp)
-        if min(sizes) < 1:
-            raise InvalidArgument(f"every size of a Llama must be at least 1, got {self}.")
+        self.check_sizes("a Llama")
         if self.d_model % self.n_heads or self.n_heads % self.n_kv_heads:
             raise InvalidArgument(
                 f"d_model = {self.d_model} must be a multiple of n_heads = {self.n_heads}, and n_heads of n_kv_heads = "
@@ -55,8 +54,19 @@ class LlamaConfig(ModelConfig):
                 f"rotary positions rotate pairs of coordinates: d_head = {self.d_model // self.n_heads} must be even."
             )
 
-    def _build(self, *, seed: int) -> "Llama":
-        return Llama(self, seed=seed)
+    def _build(self, *, seed: int) -> Wrapped:
+        import transformers
+
+        whole = transformers.LlamaForCausalLM(self._theirs())
+        whole.set_attn_implementation("eager")  # the fused backward pass is several times slower on a CPU
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in whole.named_parameters():
+            if parameter.ndim < 2:
+                continue  # norms start at one
+            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = INIT_STD / math.sqrt(2 * self.n_layers) if into_residual else INIT_STD
+            nn.init.normal_(parameter, std=std, generator=generator)
+        return Wrapped(self, whole)
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
@@ -71,59 +81,21 @@ class LlamaConfig(ModelConfig):
         }
 
     def hf_config(self) -> Mapping[str, Any]:
-        return {**_hf_config(self).to_diff_dict(), "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+        return {**self._theirs().to_diff_dict(), "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
 
-
-@final
-class Llama(nn.Module):
-    """A Llama that maps tokens to logits; `whole` is the Hugging Face model with the same parts.
-
-    Weights are float32, drawn from N(0, 0.02²) with the given seed, with a smaller scale for output projections.
-    """
-
-    def __init__(self, config: LlamaConfig, *, seed: int = 0) -> None:
+    def _theirs(self) -> "transformers.LlamaConfig":
         import transformers
 
-        super().__init__()
-        self.config = config
-        whole = transformers.LlamaForCausalLM(_hf_config(config))
-        whole.set_attn_implementation("eager")  # the fused backward pass is several times slower on a CPU
-        self._whole = (whole,)  # in a tuple, so that it is not registered: its parts are, below
-        self.model, self.lm_head = whole.model, whole.lm_head
-        self._initialize(seed)
-
-    @property
-    def whole(self) -> "transformers.LlamaForCausalLM":
-        """The Hugging Face model; it shares every parameter."""
-        return self._whole[0]
-
-    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
-        return logits
-
-    def _initialize(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                continue  # norms start at one
-            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = INIT_STD / math.sqrt(2 * self.config.n_layers) if into_residual else INIT_STD
-            nn.init.normal_(parameter, std=std, generator=generator)
-
-
-def _hf_config(config: LlamaConfig) -> "transformers.LlamaConfig":
-    import transformers
-
-    return transformers.LlamaConfig(
-        vocab_size=config.d_vocab,
-        max_position_embeddings=config.n_ctx,
-        num_hidden_layers=config.n_layers,
-        num_attention_heads=config.n_heads,
-        num_key_value_heads=config.n_kv_heads,
-        hidden_size=config.d_model,
-        intermediate_size=config.d_mlp,
-        rms_norm_eps=EPS,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+        return transformers.LlamaConfig(
+            vocab_size=self.d_vocab,
+            max_position_embeddings=self.n_ctx,
+            num_hidden_layers=self.n_layers,
+            num_attention_heads=self.n_heads,
+            num_key_value_heads=self.n_kv_heads,
+            hidden_size=self.d_model,
+            intermediate_size=self.d_mlp,
+            rms_norm_eps=EPS,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )

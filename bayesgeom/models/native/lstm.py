@@ -28,8 +28,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.stack import ResidualStack
 
@@ -50,9 +48,7 @@ class LSTMConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self)
-        if min(self.d_vocab, self.n_ctx, self.n_layers, self.d_model) < 1:
-            raise InvalidArgument(f"every size of an LSTM must be at least 1, got {self}.")
+        self.check_sizes("an LSTM")
 
     def _build(self, *, seed: int) -> "LSTM":
         return LSTM(self, seed=seed)

@@ -26,8 +26,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types
-from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from bayesgeom.models.native.stack import ResidualStack
@@ -53,10 +51,7 @@ class MambaConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_state, self.d_conv, self.expand)
-        if min(sizes) < 1 or self.dt_rank < 0:
-            raise InvalidArgument(f"every size of a Mamba must be at least 1 (dt_rank: at least 0), got {self}.")
+        self.check_sizes("a Mamba", or_zero="dt_rank")
 
     @property
     def d_inner(self) -> int:

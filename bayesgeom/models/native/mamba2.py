@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.native.wrapped import Wrapped
 
 if TYPE_CHECKING:
     import transformers
@@ -35,7 +33,10 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(ModelConfig):
-    """Sizes of a Mamba-2. `n_ctx` is the training length; the model runs at any length."""
+    """Sizes of a Mamba-2. `n_ctx` is the training length; the model runs at any length.
+
+    Weights are float32, drawn as transformers does. Output projections are divided by √n_layers.
+    """
 
     name: ClassVar[str] = "mamba2"
     d_vocab: int
@@ -49,17 +50,23 @@ class Mamba2Config(ModelConfig):
     chunk_size: int = 16
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_head, self.d_state, self.d_conv)
-        if min(*sizes, self.expand, self.chunk_size) < 1:
-            raise InvalidArgument(f"every size of a Mamba-2 must be at least 1, got {self}.")
+        self.check_sizes("a Mamba-2")
         if self.expand * self.d_model % self.d_head:
             raise InvalidArgument(
                 f"expand · d_model = {self.expand * self.d_model} must be a multiple of d_head = {self.d_head}."
             )
 
-    def _build(self, *, seed: int) -> "Mamba2":
-        return Mamba2(self, seed=seed)
+    def _build(self, *, seed: int) -> Wrapped:
+        import transformers
+
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)  # transformers initializes from the global generator
+            whole = transformers.Mamba2ForCausalLM(self._theirs())
+        with torch.no_grad():
+            for name, parameter in whole.named_parameters():
+                if name.endswith("out_proj.weight"):
+                    parameter.div_(math.sqrt(self.n_layers))
+        return Wrapped(self, whole)
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
@@ -67,63 +74,30 @@ class Mamba2Config(ModelConfig):
         return {"d_model": d_model, "d_head": d_model // 2 if d_model % 2 == 0 else d_model}
 
     def hf_config(self) -> Mapping[str, Any]:
-        ours = _hf_config(self).to_diff_dict()
+        ours = self._theirs().to_diff_dict()
         del ours["time_step_limit"]  # the default is no limit, but JSON has no infinity
         return {**ours, "architectures": ["Mamba2ForCausalLM"], "dtype": "float32"}
 
-
-@final
-class Mamba2(nn.Module):
-    """A Mamba-2 that maps tokens to logits; `whole` is the Hugging Face model with the same parts.
-
-    Weights are float32, drawn from this seed as transformers does. Output projections are divided by √n_layers.
-    """
-
-    def __init__(self, config: Mamba2Config, *, seed: int = 0) -> None:
+    def _theirs(self) -> "transformers.Mamba2Config":
         import transformers
 
-        super().__init__()
-        self.config = config
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)  # transformers initializes from the global generator
-            whole = transformers.Mamba2ForCausalLM(_hf_config(config))
-        self._whole = (whole,)  # in a tuple, so that it is not registered: its parts are, below
-        self.backbone, self.lm_head = whole.backbone, whole.lm_head
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.endswith("out_proj.weight"):
-                    parameter.div_(math.sqrt(config.n_layers))
-
-    @property
-    def whole(self) -> "transformers.Mamba2ForCausalLM":
-        """The Hugging Face model; it shares every parameter."""
-        return self._whole[0]
-
-    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
-        return logits
-
-
-def _hf_config(config: Mamba2Config) -> "transformers.Mamba2Config":
-    import transformers
-
-    return transformers.Mamba2Config(
-        vocab_size=config.d_vocab,
-        hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers,
-        num_heads=config.expand * config.d_model // config.d_head,
-        head_dim=config.d_head,
-        state_size=config.d_state,
-        conv_kernel=config.d_conv,
-        expand=config.expand,
-        chunk_size=config.chunk_size,
-        n_groups=1,
-        layer_norm_epsilon=EPS,
-        initializer_range=INIT_STD,
-        rescale_prenorm_residual=False,  # transformers 5.23 would also rescale the weights of a loaded checkpoint
-        residual_in_fp32=False,
-        tie_word_embeddings=False,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+        return transformers.Mamba2Config(
+            vocab_size=self.d_vocab,
+            hidden_size=self.d_model,
+            num_hidden_layers=self.n_layers,
+            num_heads=self.expand * self.d_model // self.d_head,
+            head_dim=self.d_head,
+            state_size=self.d_state,
+            conv_kernel=self.d_conv,
+            expand=self.expand,
+            chunk_size=self.chunk_size,
+            n_groups=1,
+            layer_norm_epsilon=EPS,
+            initializer_range=INIT_STD,
+            rescale_prenorm_residual=False,  # transformers 5.23 would also rescale the weights of a loaded checkpoint
+            residual_in_fp32=False,
+            tie_word_embeddings=False,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )

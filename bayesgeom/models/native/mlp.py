@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import ModelConfig
 
@@ -51,10 +50,7 @@ class MLPConfig(ModelConfig):
     tied: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.d_model, self.d_mlp)
-        if min(sizes) < 1 or self.d_embed < 0:
-            raise InvalidArgument(f"every size of an MLP must be at least 1 (d_embed: at least 0), got {self}.")
+        self.check_sizes("an MLP", or_zero="d_embed")
         if self.context not in CONTEXTS:
             raise InvalidArgument(f"context must be one of {', '.join(CONTEXTS)}; got {self.context!r}.")
         if self.width != self.d_model and (self.context == "position" or self.tied):

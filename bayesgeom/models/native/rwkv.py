@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
 
-from bayesgeom.core.arguments import check_types
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.native.wrapped import Wrapped
 
 if TYPE_CHECKING:
     import transformers
@@ -35,7 +33,10 @@ EPS = 1e-5
 @final
 @dataclass(frozen=True, kw_only=True)
 class RWKVConfig(ModelConfig):
-    """Sizes of an RWKV-4. `n_ctx` is the training length."""
+    """Sizes of an RWKV-4. `n_ctx` is the training length.
+
+    Weights are float32, drawn as transformers does.
+    """
 
     name: ClassVar[str] = "rwkv"
     d_vocab: int
@@ -45,16 +46,19 @@ class RWKVConfig(ModelConfig):
     d_mlp: int = 768
 
     def __post_init__(self) -> None:
-        check_types(self)
-        if min(self.d_vocab, self.n_ctx, self.d_mlp) < 1:
-            raise InvalidArgument(f"every size of an RWKV must be at least 1, got {self}.")
+        self.check_sizes("an RWKV")
         if min(self.n_layers, self.d_model) < 2:
             raise InvalidArgument(
                 f"an RWKV is initialized with ramps over layers and channels and needs at least 2 of each, got {self}."
             )
 
-    def _build(self, *, seed: int) -> "RWKV":
-        return RWKV(self, seed=seed)
+    def _build(self, *, seed: int) -> Wrapped:
+        import transformers
+
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)  # transformers initializes from the global generator
+            whole = transformers.RwkvForCausalLM(self._theirs())
+        return Wrapped(self, whole)
 
     @classmethod
     def proportions(cls, d_model: int) -> Mapping[str, int]:
@@ -62,50 +66,21 @@ class RWKVConfig(ModelConfig):
         return {"d_model": d_model, "d_mlp": 4 * d_model}
 
     def hf_config(self) -> Mapping[str, Any]:
-        return {**_hf_config(self).to_diff_dict(), "architectures": ["RwkvForCausalLM"], "dtype": "float32"}
+        return {**self._theirs().to_diff_dict(), "architectures": ["RwkvForCausalLM"], "dtype": "float32"}
 
-
-@final
-class RWKV(nn.Module):
-    """An RWKV-4 that maps tokens to logits; `whole` is the Hugging Face model with the same parts.
-
-    Weights are float32, drawn from this seed as transformers does.
-    """
-
-    def __init__(self, config: RWKVConfig, *, seed: int = 0) -> None:
+    def _theirs(self) -> "transformers.RwkvConfig":
         import transformers
 
-        super().__init__()
-        self.config = config
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)  # transformers initializes from the global generator
-            whole = transformers.RwkvForCausalLM(_hf_config(config))
-        self._whole = (whole,)  # in a tuple, so that it is not registered: its parts are, below
-        self.rwkv, self.head = whole.rwkv, whole.head
-
-    @property
-    def whole(self) -> "transformers.RwkvForCausalLM":
-        """The Hugging Face model; it shares every parameter."""
-        return self._whole[0]
-
-    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
-        return logits
-
-
-def _hf_config(config: RWKVConfig) -> "transformers.RwkvConfig":
-    import transformers
-
-    return transformers.RwkvConfig(
-        vocab_size=config.d_vocab,
-        context_length=config.n_ctx,
-        hidden_size=config.d_model,
-        attention_hidden_size=config.d_model,
-        intermediate_size=config.d_mlp,
-        num_hidden_layers=config.n_layers,
-        layer_norm_epsilon=EPS,
-        rescale_every=0,  # otherwise eval() halves weights in place every few layers
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+        return transformers.RwkvConfig(
+            vocab_size=self.d_vocab,
+            context_length=self.n_ctx,
+            hidden_size=self.d_model,
+            attention_hidden_size=self.d_model,
+            intermediate_size=self.d_mlp,
+            num_hidden_layers=self.n_layers,
+            layer_norm_epsilon=EPS,
+            rescale_every=0,  # otherwise eval() halves weights in place every few layers
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )

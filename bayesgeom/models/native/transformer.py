@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.arguments import check_types, checked
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.positions import (
     INIT_STD,
@@ -86,10 +85,7 @@ class TransformerConfig(ModelConfig):
     top_attention_off: int = 0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        sizes = (self.d_vocab, self.n_ctx, self.n_layers, self.n_heads, self.d_model, self.d_mlp)
-        if min(sizes) < 1:
-            raise InvalidArgument(f"every size of a transformer must be at least 1, got {self}.")
+        self.check_sizes("a transformer", or_zero="top_attention_off")
         if self.d_model % self.n_heads:
             raise InvalidArgument(f"d_model = {self.d_model} must be a multiple of n_heads = {self.n_heads}.")
         for field, allowed in (("norm", NORMS), ("positions", POSITIONS)):

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from bayesgeom.core.edits import AtPositions, Reference
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import RESID_PRE, Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.core.run import RESID_PRE, Site, Trials
+from bayesgeom.models.base import BaselinePass, Model, Variant
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
 from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.replay.replayer import BaselinePass, Variant
 
 CARRIED = Site("carried", ("batch", "pos", "d_state"))
 
@@ -61,7 +59,7 @@ class CarriedReplayer:
             stored[CARRIED, layer] = states = states_of(block, resid)
             resid = resid + states[..., : resid.shape[-1]]
         rows = trials.scored_positions()[0]
-        return BaselinePass(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
+        return BaselinePass(trials=trials, rows=rows, stored=stored, logits=_unembedded(self.module, resid[:, rows]))
 
     @torch.no_grad()
     def logits(
@@ -86,15 +84,12 @@ class CarriedReplayer:
         resid = resid + torch.cat(written, dim=1)
         for later in self._blocks()[edit.layer + 1 :]:
             resid = later(resid)
-        return self._logits(resid[:, baseline.rows])
+        return _unembedded(self.module, resid[:, baseline.rows])
 
     def _blocks(self) -> list[LSTMBlock]:
         blocks = [block for block in self.module.blocks if isinstance(block, LSTMBlock)]
         assert len(blocks) == len(self.module.blocks), "an LSTM consists of LSTM blocks"
         return blocks
-
-    def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        return _unembedded(self.module, resid)
 
 
 @torch.no_grad()

@@ -18,14 +18,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.hooks import Change, Hook, SiteLayer, hooked, keeping, site_hook
-from bayesgeom.core.sites import RESID_PRE, Site
-from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.adapters.identities import sentinel_trials
-from bayesgeom.models.base import Model, hooked_sites
+from bayesgeom.core.run import RESID_PRE, Site, Trials
+from bayesgeom.core.torch_state import Change, Hook, SiteLayer, alone, hooked, keeping, site_hook
+from bayesgeom.models.adapters.proof import sentinel_trials
+from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
 from bayesgeom.models.huggingface.anatomy import first_input
-from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Variant, entry
 
 
 @final

@@ -31,7 +31,15 @@ class Scratch:
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
         """Return an uninitialized buffer. The next `take` of the same name returns the same memory."""
-        return self.once((name, shape), lambda: self._grown(name, math.prod(shape), like).view(shape))
+
+        def grown() -> Tensor:
+            stored, size = self._stored.get(name), math.prod(shape)
+            if stored is None or stored.numel() < size:
+                stored = self._stored[name] = like.new_empty(size)
+                self._made.clear()  # views would keep the smaller buffer alive
+            return stored[:size].view(shape)
+
+        return self.once((name, shape), grown)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, cached by key: buffers of this object and views of them."""
@@ -43,13 +51,6 @@ class Scratch:
             self._made.clear()
         self._made[key] = made
         return made
-
-    def _grown(self, name: str, size: int, like: Tensor) -> Float[Tensor, " size"]:
-        stored = self._stored.get(name)
-        if stored is None or stored.numel() < size:
-            stored = self._stored[name] = like.new_empty(size)
-            self._made.clear()  # views would keep the smaller buffer alive
-        return stored[:size]
 
 
 @final

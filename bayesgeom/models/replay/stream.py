@@ -20,11 +20,10 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Edit, Reference, Replace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.sites import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Z
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
+from bayesgeom.models.base import STAGES, BaselinePass, Variant, entry
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.replay.layer import ReplayLayer, Scratch, folded, normed
-from bayesgeom.models.replay.replayer import STAGES, BaselinePass, Variant, entry
 
 
 @final
@@ -33,8 +32,8 @@ class Replay:
 
     def __init__(self, module: Transformer) -> None:
         self.module, self.n_layers = module, module.config.n_layers
-        self._layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
-        self._scratch = Scratch()
+        self.layers = [ReplayLayer(module, layer) for layer in range(self.n_layers)]
+        self.scratch = Scratch()
         self._mid_in_of: weakref.ref[BaselinePass] | None = None
         self._mid_in: dict[int, Tensor] = {}
         output = module.embed if module.config.tied else module.unembed
@@ -59,14 +58,14 @@ class Replay:
         stored: dict[tuple[Site, int], Tensor] = {}
         mid_ins: dict[int, Tensor] = {}
         resid = self.module.embedded(tokens)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             stored[RESID_PRE, index] = resid
-            stored[Z, index] = layer.z(resid, None, self._scratch).clone()
-            stored[ATTN_OUT, index] = layer.attn_out(stored[Z, index], self._scratch).clone()
+            stored[Z, index] = layer.z(resid, None, self.scratch).clone()
+            stored[ATTN_OUT, index] = layer.attn_out(stored[Z, index], self.scratch).clone()
             stored[RESID_MID, index] = resid + stored[ATTN_OUT, index]
             # Use the product from which edits of heads start, so that an edit without effect is bit-exact.
             mid_ins[index] = layer.mid_in(stored[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
-            stored[MLP_OUT, index] = layer.mlp_out_of(stored[RESID_MID, index], mid_ins[index], self._scratch).clone()
+            stored[MLP_OUT, index] = layer.mlp_out_of(stored[RESID_MID, index], mid_ins[index], self.scratch).clone()
             stored[RESID_POST, index] = resid = stored[RESID_MID, index] + stored[MLP_OUT, index]
         mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
         baseline = BaselinePass(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
@@ -89,7 +88,7 @@ class Replay:
         return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        x = normed(resid, self.module.config, self._scratch)
+        x = normed(resid, self.module.config, self.scratch)
         return x @ self._output if self._output_bias is None else x @ self._output + self._output_bias
 
     def mid_in(self, baseline: BaselinePass, index: int) -> Float[Tensor, "batch pos d_mlp"]:
@@ -103,20 +102,11 @@ class Replay:
             mid = baseline.stored[RESID_MID, index]
             if index == self.n_layers - 1:
                 mid = mid.index_select(1, baseline.rows)
-            self._mid_in[index] = self._layers[index].mid_in(mid, self._wide_buffer(f"mid_in {index}", mid))
+            self._mid_in[index] = self.layers[index].mid_in(mid, self._wide_buffer(f"mid_in {index}", mid))
         return self._mid_in[index]
 
     def _wide_buffer(self, name: str, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
-        return self._scratch.take(name, (len(resid), resid.shape[1], self.module.config.d_mlp), resid)
-
-    def layer(self, index: int) -> ReplayLayer:
-        """Return the arithmetic of one layer."""
-        return self._layers[index]
-
-    @property
-    def scratch(self) -> Scratch:
-        """Buffers shared by all replays."""
-        return self._scratch
+        return self.scratch.take(name, (len(resid), resid.shape[1], self.module.config.d_mlp), resid)
 
 
 @final
@@ -147,7 +137,7 @@ class _Batch:
         self, index: int, resid: Float[Tensor, "stacked pos d_model"]
     ) -> Float[Tensor, "stacked query_pos d_model"]:
         """Compute one full layer; the last one at scored rows only. Overwrites `resid`."""
-        layer, scratch, rows = self.replay.layer(index), self.replay.scratch, self._rows(index)
+        layer, scratch, rows = self.replay.layers[index], self.replay.scratch, self._rows(index)
         resid = self._edited(RESID_PRE, index, resid, is_whole=True)
         mid = self._at(rows, "queries of resid", resid)
         if self._is_replaced(ATTN_OUT, index):
@@ -162,7 +152,7 @@ class _Batch:
 
     def _after_mid(self, index: int, mid: Float[Tensor, "stacked pos d_model"]) -> Float[Tensor, "stacked pos d_model"]:
         """Apply the MLP's part of a layer, in place."""
-        layer, scratch = self.replay.layer(index), self.replay.scratch
+        layer, scratch = self.replay.layers[index], self.replay.scratch
         if self._is_replaced(MLP_OUT, index):
             mid.add_(self._edited(MLP_OUT, index, scratch.take("mlp_out", tuple(mid.shape), mid)))
         elif (MLP_OUT, index) in self.places:
@@ -173,7 +163,7 @@ class _Batch:
 
     def _after_heads(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
         """The layer's output with some heads' z replaced, by updates of rank d_head to the residual and MLP input."""
-        layer, reference = self.replay.layer(index), _Cut(self.reference, self._rows(index))
+        layer, reference = self.replay.layers[index], _Cut(self.reference, self._rows(index))
         z, mid = self._base(Z, index), self._stacked(RESID_MID, index)
         mid_in, scratch = self.replay.mid_in(self.baseline, index), self.replay.scratch
         for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
@@ -185,7 +175,7 @@ class _Batch:
     def _mid(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
         if stage == STAGES[RESID_MID]:
             return self._edited(RESID_MID, index, self._stacked(RESID_MID, index))
-        layer, base = self.replay.layer(index), self._base
+        layer, base = self.replay.layers[index], self._base
         mid = self._stacked(RESID_MID, index)
         for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
             at_z = [edit for edit in variant if (edit.site, edit.layer) == (Z, index)]
@@ -269,13 +259,10 @@ class _Batch:
         return torch.index_select(values, 1, rows, out=out)
 
     def _stacked(self, site: Site, index: int, *, cut: bool = True) -> Float[Tensor, "stacked pos *rest"]:
-        return self._repeated(site.name, self._base(site, index) if cut else self.baseline.stored[site, index])
-
-    def _repeated(self, name: str, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "stacked pos *rest"]:
         """One copy per variant."""
-        stacked = self.replay.scratch.take(
-            f"stacked {name}", (len(self.variants) * len(values), *values.shape[1:]), values
-        )
+        values = self._base(site, index) if cut else self.baseline.stored[site, index]
+        shape = (len(self.variants) * len(values), *values.shape[1:])
+        stacked = self.replay.scratch.take(f"stacked {site.name}", shape, values)
         stacked.unflatten(0, (len(self.variants), -1)).copy_(values.expand(len(self.variants), *values.shape))
         return stacked
 

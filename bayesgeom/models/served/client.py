@@ -6,97 +6,23 @@ them; it is dropped, because it differs from call to call and is no bound for th
 go to no other host, and there is one deadline for a whole reply.
 """
 
-import functools
-import http.client
-import io
+import asyncio
+import http
 import json
 import math
+import os
 import re
-import socket
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from bayesgeom.core.errors import InvalidArgument, ServerFault
-from bayesgeom.core.reading import once
-from bayesgeom.core.text import is_whole
+import httpx
 
-
-@functools.cache
-def opener() -> urllib.request.OpenerDirector:
-    """Return an opener whose timeout is that of the whole reply. A reply of status 3xx is an `HTTPError`.
-
-    urllib sends a request that is redirected with all headers, and thus the key, to the other host. Its own timeout
-    starts anew with every received byte.
-    """
-    return urllib.request.build_opener(_NoRedirect, _Http, _Https)
-
-
-@final
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: Any, **_options: Any) -> None:
-        return None
-
-
-@final
-class _Within(io.RawIOBase):
-    """The bytes of a socket until a deadline, after which reading raises `TimeoutError`."""
-
-    def __init__(self, sock: socket.socket, limit_s: float) -> None:
-        super().__init__()
-        self._raw = sock.makefile("rb", buffering=0)  # keeps the socket open after the connection is closed
-        self._sock, self._end = sock, time.monotonic() + limit_s
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self._sock.settimeout(left)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-        super().close()
-
-
-@final
-class _Response(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        if (limit_s := sock.gettimeout()) is not None:
-            self.fp.close()
-            self.fp = io.BufferedReader(_Within(sock, limit_s))
-
-
-@final
-class _Connection(http.client.HTTPConnection):
-    response_class = _Response
-
-
-@final
-class _SecureConnection(http.client.HTTPSConnection):
-    response_class = _Response
-
-
-@final
-class _Http(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, req)
-
-
-@final
-class _Https(urllib.request.HTTPSHandler):
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_SecureConnection, req)
-
+from bayesgeom.core.errors import InvalidArgument, ServerFault, is_whole
+from bayesgeom.core.files import once
 
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
@@ -244,33 +170,32 @@ class Client:
 
     def _reply(self, path: str, body: Mapping[str, Any] | None) -> Any:
         """The parsed reply; attempts that time out or meet a busy server are repeated."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        content = None if body is None else json.dumps(body).encode()
+        request = httpx.Request("GET" if body is None else "POST", self.url + path, headers=headers, content=content)
         reason, status = "", None
         for attempt in range(self.attempts):
             if attempt:
                 time.sleep(_WAIT_S * 2 ** (attempt - 1))
-            request = urllib.request.Request(self.url + path, data=data, headers=headers)  # noqa: S310  (checked: http)
             try:
-                with opener().open(request, timeout=self.timeout_s) as response:
-                    return self._parsed(path, _content(response))
-            except urllib.error.HTTPError as error:
-                reason, status = f"status {error.code} ({self.quoted(_text_of(error))})", error.code
-                if 300 <= error.code < 400:
-                    other = self.quoted(error.headers.get("Location", "?"))
-                    raise ServerFault(
-                        f"{self.url}{path} is redirected to {other}, where the key is not sent. Pass the server's own "
-                        f"address.",
-                        status=status,
-                    ) from None
-                if error.code not in _RETRIED:
-                    raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status) from None
-            except ServerFault:  # also an OSError
-                raise
-            except (OSError, http.client.HTTPException) as error:
-                cause = error.reason if isinstance(error, urllib.error.URLError) else error
-                reason, status = self.quoted(str(cause) or type(error).__name__), None
+                status, other, reply = _fetched(request, self.timeout_s)
+            except (OSError, httpx.HTTPError) as error:
+                reason, status = self.quoted(_reason(error)), None
+                continue
+            if status < 300:
+                return self._parsed(path, reply)
+            if status < 400:
+                raise ServerFault(
+                    f"{self.url}{path} is redirected to {self.quoted(other)}, where the key is not sent. Pass the "
+                    f"server's own address.",
+                    status=status,
+                )
+            # The end of a longer text could be a part of the key.
+            text = reply.decode("utf-8", "replace") if len(reply) <= _MOST else http.HTTPStatus(status).phrase
+            reason = f"status {status} ({self.quoted(text)})"
+            if status not in _RETRIED:
+                raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status)
         raise ServerFault(
             f"{self.url}{path} gave no reply in {self.attempts} attempts of {self.timeout_s:g} s: {reason}. Check the "
             f"address, and that the server runs.",
@@ -374,21 +299,38 @@ def _first(items: Any) -> Any:
     return items[0] if isinstance(items, list) and items else None
 
 
-def _content(response: http.client.HTTPResponse) -> bytes:
-    """The body; one byte more than the limit if it is longer. A body that ends early raises `HTTPException`."""
-    try:
-        content = response.read(_MOST + 1)
-    except ValueError as error:  # a chunk of a negative length
-        raise http.client.HTTPException(str(error)) from error
-    if len(content) <= _MOST and response.length:
-        raise http.client.IncompleteRead(content, response.length)
-    return content
+def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, str, bytes]:
+    """The status, the address of a redirect, and the body of a reply; of a long body one byte more than the limit.
+
+    A redirect is not followed, because the key would go to the other host. The limit is that of the whole reply. A
+    thread of its own runs it, because notebooks run a loop of events in theirs.
+    """
+
+    async def exchanged() -> tuple[int, str, bytes]:
+        async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113  (the limit is below)
+            response = await client.send(request, stream=True)
+            content = b""
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > _MOST:
+                    break
+            await response.aclose()
+            return response.status_code, response.headers.get("Location", "?"), content
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(asyncio.run, asyncio.wait_for(exchanged(), limit_s)).result()
+        except TimeoutError:
+            pass
+    raise TimeoutError("timed out")
 
 
-def _text_of(error: urllib.error.HTTPError) -> str:
-    try:
-        content = error.read(_MOST + 1)
-    except (OSError, ValueError, http.client.HTTPException):
-        return str(error.reason)
-    # The end of a longer text could be a part of the key.
-    return content.decode("utf-8", "replace") if len(content) <= _MOST else str(error.reason)
+def _reason(error: BaseException) -> str:
+    """Why a request failed, from the first of the exceptions that led to this one."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    if isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)
+    return str(error) or type(error).__name__

@@ -10,13 +10,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument, NoCopy, ServerFault
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import ALL_SITES, Site
+from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import alone
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
-from bayesgeom.models.replay.replayer import Replayer
+from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
 
 SERVER = ("server_key", "top")  # options of `load`
@@ -44,10 +41,7 @@ class ServedModel(Model):
             name=client.model,
             architecture="served",  # language: quoted
             n_layers=0,
-            n_heads=0,
-            n_kv_heads=0,
             d_model=0,
-            d_head=0,
             d_mlp=0,
             d_vocab=n_ids,
             n_ctx=None,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.columns import fitted
 from bayesgeom.core.text import number_text, percent_text
-from bayesgeom.models.native.state_size import state_floats
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
@@ -30,6 +29,7 @@ from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
 from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
 from examples.replication.comparison.cell import Cell, cell
 from examples.replication.comparison.scores import CONTEXT_FREE, Scores
+from examples.replication.comparison.state_size import state_floats
 from examples.replication.comparison.verdict import (
     LIMITED,
     NOT_TESTABLE,

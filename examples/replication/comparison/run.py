@@ -12,7 +12,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.progress import bar
 from bayesgeom.executors import Executor
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import provenance
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.recipes import Recipe, recipe_from_dict

@@ -12,19 +12,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.models.base import Model
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import KNOWN_BITS, entropy_bits
-from bayesgeom.stats.memory import (
-    TRANSPORT_WINDOW,
-    WindowScores,
-    effective_memory,
-    joined,
-    wider_window,
-    window_name,
-    window_scores,
-)
+from bayesgeom.stats.memory import TRANSPORT_WINDOW, effective_memory, joined, wider_window, window_name, window_scores
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.tasks.bijection import Bijection, shown_before, uniform_on

@@ -14,12 +14,11 @@ from jaxtyping import Float, Int
 
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
-from bayesgeom.core.arguments import checked
-from bayesgeom.core.columns import fitted
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.models.provenance import provenance
+from bayesgeom.models.base import provenance
+from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
-from bayesgeom.core.columns import fitted
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
+from bayesgeom.report.columns import fitted
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.publish import as_duration
 from bayesgeom.training.recipes import Recipe

@@ -47,11 +47,6 @@ def test_copies_are_spread_as_the_model_is(
     assert torch.equal(copy.logits(text()), load(folder("llama")).untrained_copy(0).logits(text()))
 
 
-def test_a_model_on_one_device_of_a_map_has_copies(folder: Callable[[str], Path], tmp_path: Path) -> None:
-    model = spread(folder("llama"), ON_CPU, tmp_path / "offload")
-    assert torch.equal(model.untrained_copy(3).logits(text()), load(folder("llama")).untrained_copy(3).logits(text()))
-
-
 def test_a_model_that_is_partly_on_disk_has_none_and_the_report_says_so(
     folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -12,9 +12,9 @@ from gguf import GGUFWriter, quants
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.gguf_file import blocks_of, gguf_in
+from bayesgeom.models.huggingface.loading import storage_of
 
 D, D_MLP, N_VOCAB, N_LAYERS, N_HEADS = 64, 96, 37, 2, 2
 
@@ -94,14 +94,6 @@ def test_it_can_be_saved_and_copied(tiny: tuple[Path, dict[str, np.ndarray]], tm
     assert not torch.equal(_logits(model), _logits(fresh))
 
 
-def test_provenance_states_the_bits(tiny: tuple[Path, dict[str, np.ndarray]]) -> None:
-    model = bayesgeom.load(tiny[0])
-    report = bayesgeom.diagnose(
-        model, bayesgeom.tasks.Bijection(n_values=5, n_pairs=4), probes="calibration", n=3, n_untrained=1
-    )
-    assert report.provenance["model"]["quantization"].startswith("dequantized from 4 bits")
-
-
 def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     write_tiny(tmp_path / "a.gguf")
     write_tiny(tmp_path / "b.gguf", seed=1)
@@ -109,21 +101,7 @@ def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     hashes.append(bayesgeom.load(tmp_path / "a.gguf", dtype="bfloat16").spec.weights_hash)
     assert len({*hashes}) == 3
     write_tiny(tmp_path / "c.gguf", kind=Kind.Q8_0)
-    assert blocks_of(tmp_path / "c.gguf").described().startswith("dequantized from 8 bits")
-
-
-def test_a_quantization_type_that_gguf_does_not_know_is_named(tmp_path: Path) -> None:
-    """The file was called incomplete, which a newer download does not change."""
-    write_tiny(tmp_path / "new.gguf")
-    content, name = bytearray((tmp_path / "new.gguf").read_bytes()), b"blk.0.ffn_up.weight"
-    at = content.index(name) + len(name)
-    n_axes = int.from_bytes(content[at : at + 4], "little")
-    kind = at + 4 + 8 * n_axes
-    content[kind : kind + 4] = (251).to_bytes(4, "little")
-    (tmp_path / "new.gguf").write_bytes(content)
-    expected = r"that gguf \S+ can read \(.*251.* is not a valid GGMLQuantizationType\).*-U gguf"
-    with pytest.raises(CheckpointFault, match=expected):
-        bayesgeom.load(tmp_path / "new.gguf")
+    assert storage_of(tmp_path / "c.gguf").startswith("dequantized from 8 bits")
 
 
 def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +121,6 @@ def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else known(name))
     with pytest.raises(InvalidArgument, match=r"not installed: pip install 'bayesgeom\[gguf\]'"):
         bayesgeom.load(tmp_path / "whole.gguf")
-
-
-def test_a_directory_with_a_config_is_no_gguf(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "a.gguf")
-    (tmp_path / "config.json").write_text("{}")
-    assert gguf_in(tmp_path) is None
-    assert gguf_in(tmp_path / "a.gguf") == tmp_path / "a.gguf"
-    assert gguf_in(tmp_path / "absent") is None
 
 
 def _logits(model: Model) -> torch.Tensor:

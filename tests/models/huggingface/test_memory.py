@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 import bayesgeom
-from bayesgeom.core import sites as s
-from bayesgeom.models.base import Model
+from bayesgeom.core import run as s
+from bayesgeom.models.base import Model, bytes_of_pass
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.native.llama import LlamaConfig
-from bayesgeom.models.recording import bytes_of_pass
 from bayesgeom.models.resolve import load, of_module
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import ATTENTION, D_VOCAB

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bayesgeom
 from bayesgeom.ablations.batteries import every_head, everything
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.diagnosis.measuring import within
@@ -74,7 +74,7 @@ def test_attention_in_some_layers_only(kind: str) -> None:
     hf = built(kind, **own)
     model = HFModel(hf)
     assert model.sites >= SUMS and not HEADS & model.sites, model.withheld
-    assert model.withheld[s.K] == "only layers 2 have it: the others have no attention, or heads of another width"
+    assert model.withheld[s.K] == "only in layers 2"
     assert {s.K, s.K_ROT, s.Q_ROT, s.TOKEN_KEYS, s.W_K} <= model.partial_sites.keys()
     assert set(model.partial_sites.values()) == {(2,)} and model.layers_of(s.K, s.RESID_PRE) == (2,)
     run = model.run([text()], record=SUMS, n_recorded=5)
@@ -145,11 +145,6 @@ def test_a_capture_of_a_hybrid_holds_the_layers_of_every_site(tmp_path: Path) ->
         assert_alike(direct[name], found[name])
 
 
-def test_masks_by_keyword() -> None:
-    model = HFModel(built("Doge"))  # its residual stream is scaled entry by entry: no sum of two writes
-    assert HEADS | {s.RESID_PRE, s.RESID_POST} <= model.sites, model.withheld
-
-
 def test_blocks_that_give_lists() -> None:
     hf = small(
         "OpenAIGPTLMHeadModel",
@@ -170,12 +165,6 @@ def test_blocks_that_give_lists() -> None:
     handle.remove()
     baseline = model.replayer().baseline(text())
     assert torch.equal(baseline.logits, intact)
-
-
-def test_heads_of_several_widths_are_withheld() -> None:
-    sizes = {"head_dim": 10, "layer_types": ["sliding_attention"] * 2 + ["full_attention"], "sliding_window": 5}
-    model = HFModel(built("Gemma4UnifiedText", **sizes))
-    assert model.sites >= SUMS and s.Z not in model.sites and s.Z in model.withheld
 
 
 def test_queries_that_are_clipped_in_place_are_not_believed() -> None:
@@ -246,12 +235,10 @@ def test_experts_that_do_not_run_fused_run_one_by_one() -> None:
     ("kind", "message"),
     [
         ("meta", r"model\.embed_tokens\.weight of LlamaForCausalLM is on torch's meta device: .* Load its weights"),
-        ("LlamaModel", r"LlamaModel returns no logits: it is not a causal language model\. Load it with"),
         (
             "LlamaForSequenceClassification",
             r"is not a causal language model: for 2 sequences of 7 tokens and 97 ids it",
         ),
-        ("LlamaForTokenClassification", r"returns logits of shape \(2, 7, 2\)"),
         ("T5ForConditionalGeneration", r"is an encoder with a decoder, not a causal language model\. Pass a decoder"),
         ("BertForMaskedLM", r"BertForMaskedLM is not causal"),
     ],
@@ -336,7 +323,7 @@ def test_a_gate_with_a_bias_withholds_the_heads(monkeypatch: pytest.MonkeyPatch)
     norm = hf.model.layers[1].self_attn.attn_sub_norm
     own = norm.forward
     monkeypatch.setattr(norm, "forward", lambda x: own(x) + 0.1)
-    assert HFModel(hf).withheld[s.Z] == "W_O of layer 1 reads more than the heads' outputs"
+    assert HFModel(hf).withheld[s.Z] == "W_O of layer 1 reads beyond z"
 
 
 def test_heads_of_some_layers_are_ablated_and_edited() -> None:
@@ -362,7 +349,7 @@ def test_heads_of_some_layers_are_ablated_and_edited() -> None:
     run = model.run(task.stream(8, seed=0), record=(s.Z,), n_recorded=8)
     points = Sample(model=model, run=run, place=place, seed=0).points(2)
     torch.testing.assert_close(points, run.at(s.Z)[0].flatten(0, 1).flatten(1).double())
-    with pytest.raises(MissingSite, match=r"requires site 'z', .*only layers 2 have it"):
+    with pytest.raises(MissingSite, match=r"requires site 'z', .*only in layers 2"):
         InterventionSite(s.Z, layers=(1, 2)).check_in(model)
-    with pytest.raises(MissingSite, match=r"only layers 2 have it"):
+    with pytest.raises(MissingSite, match=r"only in layers 2"):
         InterventionSite(s.Z).check_in(model)

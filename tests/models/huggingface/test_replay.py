@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.edits import Edit, Replace
+from bayesgeom.models.base import BaselinePass, entry
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
-from bayesgeom.models.replay.replayer import BaselinePass, entry
 from bayesgeom.models.resolve import as_model, load
 from tests.families import ATTENTION, N_LAYERS, RECURRENT, each
 from tests.models.huggingface.test_sites import text

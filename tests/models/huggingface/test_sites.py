@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
-from bayesgeom.core.trials import Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each
@@ -219,7 +219,7 @@ def test_recurrent_models_offer_the_stream(name: str, folder: Callable[[str], Pa
     torch.testing.assert_close(run.at(s.RESID_PRE), torch.stack(given), atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(run.at(s.RESID_POST), torch.stack(gave), atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(model.logits(trials), logits, atol=ATOL, rtol=ATOL)
-    with pytest.raises(MissingSite, match=r"site 'k', which .* does not provide \(it has no attention heads"):
+    with pytest.raises(MissingSite, match=r"site 'k', which .* does not provide \(no known attention heads"):
         model.run([trials], record=(s.K,))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, each
 from tests.models.huggingface.test_sites import ATOL, plain, text

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torchao import quantization
 
 import bayesgeom
-from bayesgeom.core import sites as s
+from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.models.huggingface import loading
 from bayesgeom.models.huggingface.model import HFModel
@@ -129,15 +129,6 @@ def rewritten(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def test_directories_that_differ_in_lora_alpha_have_different_hashes(tmp_path: Path) -> None:
-    folder = saved(tmp_path, lora_alpha=2)
-    first = bayesgeom.load(folder)
-    rewritten(folder / "adapter_config.json", lora_alpha=64)
-    second = bayesgeom.load(folder)
-    assert (first.logits(text()) - second.logits(text())).abs().max() > 0.1
-    assert first.spec.weights_hash != second.spec.weights_hash
-
-
 @pytest.mark.parametrize(
     ("renamed", "fault"),
     [
@@ -157,7 +148,7 @@ def test_an_adapter_of_a_deeper_model_is_refused(tmp_path: Path) -> None:
     tensors = load_file(file)
     deeper = {name.replace("layers.1.", "layers.11."): tensor.clone() for name, tensor in tensors.items()}
     save_file({**tensors, **deeper}, file)
-    with pytest.raises(CheckpointFault, match=r"holds, for no layer of this model, \d+ tensors?: .*layers\.11\."):
+    with pytest.raises(CheckpointFault, match=r"holds, without a layer, \d+ tensors?: .*layers\.11\."):
         bayesgeom.load(file.parent)
 
 
@@ -206,14 +197,14 @@ def test_an_adapter_without_base_model_or_package_is_named(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("config", "effect"),
     [
-        (lambda: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"), "puts learned vectors before"),
+        (lambda: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"), "prepends learned vectors"),
         (
             lambda: peft.AdaptionPromptConfig(adapter_len=3, adapter_layers=1, task_type="CAUSAL_LM"),
-            "learned prompts to",
+            "adds prompts to",
         ),
         (
             lambda: peft.LoraConfig(alora_invocation_tokens=[1], target_modules=["q_proj"], task_type="CAUSAL_LM"),
-            "acts only after its invocation tokens",
+            "acts after invocation tokens only",
         ),
     ],
     ids=["prompt tuning", "adaption prompt", "activated LoRA"],

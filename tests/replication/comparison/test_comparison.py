@@ -15,7 +15,6 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.models.capacity import n_parameters
-from bayesgeom.models.native.state_size import state_floats
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.theme import DARK
@@ -29,6 +28,7 @@ from examples.replication.comparison.cell import cell
 from examples.replication.comparison.report import ComparisonReport, comparison_report
 from examples.replication.comparison.run import compare, plan_comparison, plan_replication, replicate
 from examples.replication.comparison.scores import CONTEXT_FREE, Scores, check_counts, context_aware
+from examples.replication.comparison.state_size import state_floats
 from examples.replication.comparison.verdict import (
     NOT_TESTABLE,
     cell_verdict,

@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 import torch
 
-from bayesgeom.core.run import Run
-from bayesgeom.core.sites import PATTERN
+from bayesgeom.core.run import PATTERN, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate, of_untrained
 from bayesgeom.report.panels import Panel

@@ -8,13 +8,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.sites import Site
-from bayesgeom.core.trials import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.core.run import ModelSpec, Site, Trials
+from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.replay.replayer import Replayer
 from bayesgeom.tasks.base import WindTunnel
 
 

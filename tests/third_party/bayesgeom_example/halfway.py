@@ -7,7 +7,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from bayesgeom.core.edits import AblationMode, Reference
-from bayesgeom.core.sites import Site
+from bayesgeom.core.run import Site
 
 
 @final

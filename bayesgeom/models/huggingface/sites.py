@@ -1,0 +1,382 @@
+"""The sites of a Hugging Face model: hooks that route activations through taps, and sites that are read from weights.
+
+PyTorch hooks are set on entry for hooked sites, and only these are removed on exit. Weights are not accessed, so this
+works with weights that accelerate keeps on another device or on disk.
+
+Static sites are computed with the model's own modules instead of reading parameters. A matrix is a module's output for
+the unit vectors minus its output for zero. A norm's weight is half the difference of its outputs for x and −x. This is
+correct for any layout, for quantized modules, for norms that multiply by one plus their parameter, and for weights that
+accelerate keeps elsewhere.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor, nn
+
+from bayesgeom.core.run import (
+    ALL_SITES,
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    NORM_WEIGHT,
+    PATTERN,
+    Q_ROT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    TOKEN_EMBEDDINGS,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    W_K,
+    W_K_GRAM,
+    W_O,
+    W_V,
+    K,
+    Q,
+    Site,
+    V,
+    Z,
+)
+from bayesgeom.core.torch_state import Hook, hooked
+from bayesgeom.models.adapters.proof import Taps
+from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_input, is_close
+from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
+_INTERFACE = (Q_ROT, K_ROT, PATTERN)
+
+
+@final
+class SiteHooks:
+    """The taps of one model and the hooks that route activations through them.
+
+    `route` says where attention is reached: in Hugging Face's interface, in torch's functions, or in modules. Of
+    modules the pattern is read at the attention's dropout, and the scores use the projected queries and keys.
+    """
+
+    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, route: By) -> None:
+        self.anatomy, self.route = anatomy, route
+        self._attentions: dict[int, nn.Module] = {
+            layer: anatomy.part(layer, parts.attention)
+            for layer, parts in enumerate(anatomy.parts)
+            if parts.attention is not None
+        }
+        self._hf = hf
+        found: dict[Site, list[int]] = {}
+        for layer in range(anatomy.n_layers):
+            for site in self.possible(layer):
+                found.setdefault(site, []).append(layer)
+        self.layers = {site: tuple(layers) for site, layers in found.items()}
+        self.taps = Taps(self.layers, anatomy.n_layers)
+        self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
+        self._entered: Tensor | None = None  # input of the running block
+
+    def possible(self, layer: int) -> list[Site]:
+        """Return the sites that this layer has."""
+        parts = self.anatomy.parts[layer]
+        found = [RESID_PRE, RESID_POST]
+        if parts.writers is not None:
+            found += [ATTN_OUT, MLP_OUT] + [RESID_MID] * (parts.mid_reader is not None)
+        if parts.output is None:
+            return found
+        found += [Z, *(site for site in (Q, K) if site in parts.projections)]
+        if self.route != "modules":
+            return [*found, V, *_INTERFACE]
+        found += [PATTERN] * (parts.dropout is not None)
+        return [*found, *parts.projections.keys() & {V}, *({Q_ROT, K_ROT} if Q in found else ())]
+
+    @contextlib.contextmanager
+    def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
+        """Route activations through every hooked tap inside the block; `is_witnessed` fills `handed`."""
+        self.handed = [[] for _ in self.anatomy.blocks]
+        layers = range(self.taps.n_layers)
+        hooks = [hook for layer in layers for hook in (*self._on_block(layer), *self._on_attention(layer))]
+        # Calls are counted at the taps; these hooks only lead to them.
+        with hooked(self._hf, hooks, by="this model", times=None), self._interface(is_witnessed):
+            try:
+                yield
+            finally:
+                self._entered = None
+
+    @contextlib.contextmanager
+    def _interface(self, is_witnessed: bool) -> Iterator[None]:
+        layers = range(self.taps.n_layers)
+        gated = [layer for layer in layers if self.anatomy.parts[layer].is_gated]
+        if self.route == "modules" or not (
+            is_witnessed
+            or any(self.taps.is_watched(layer, *_INTERFACE, V) for layer in layers)
+            or any(self.taps.is_watched(layer, Z) for layer in gated)
+        ):
+            yield
+            return
+        routes = {
+            part: Route(
+                taps=self.taps,
+                layer=layer,
+                has_z=self.anatomy.parts[layer].is_gated,
+                handed=self.handed[layer] if is_witnessed else None,
+            )
+            for layer, part in self._attentions.items()
+        }
+        is_eager = is_witnessed or any(self.taps.is_watched(layer, PATTERN) for layer in layers)
+        with contextlib.ExitStack() as stack:
+            if self.route == "interface":
+                stack.enter_context(routed(self._hf, routes, is_eager=is_eager))
+            else:
+                if is_eager:
+                    stack.enter_context(routed(self._hf, {}, is_eager=True, is_forced=True))
+                stack.enter_context(watched_functions(routes, self.anatomy.sizes.n_kv_heads))
+            yield
+
+    def _on_block(self, layer: int) -> Iterator[Hook]:
+        taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
+        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT):
+            yield Hook(part=block, call=self._enter(layer), kind="pre", with_kwargs=True)
+        if writers is not None and taps.is_watched(layer, ATTN_OUT, RESID_MID):
+            yield Hook(part=self.anatomy.part(layer, writers[0]), call=self._attention_writes(layer))
+        if writers is not None and taps.is_watched(layer, MLP_OUT):
+            part = self.anatomy.part(layer, writers[1])
+            yield Hook(part=part, call=self._output(lambda x: self._mlp_writes(layer, x)))
+        if taps.is_watched(layer, RESID_POST):
+            yield Hook(part=block, call=self._output(lambda x: taps.through(RESID_POST, layer, x)))
+
+    def _on_attention(self, layer: int) -> Iterator[Hook]:
+        taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
+        if parts.output is not None and not parts.is_gated and taps.is_watched(layer, Z):
+            yield Hook(part=anatomy.part(layer, parts.output), call=self._z(layer), kind="pre")
+        for site, projection in parts.projections.items():
+            through = self._projected_sites(site)
+            if taps.is_watched(layer, *through):
+                part = anatomy.part(layer, projection.path)
+                yield Hook(part=part, call=self._projects(layer, site, through))
+        if self.route == "modules" and parts.dropout is not None and taps.is_watched(layer, PATTERN):
+            part = anatomy.part(layer, parts.dropout)
+            yield Hook(part=part, call=self._output(lambda x: taps.through(PATTERN, layer, x)))
+
+    def _projected_sites(self, site: Site) -> tuple[Site, ...]:
+        """The sites that are read at the projection of this one."""
+        if self.route != "modules":
+            return () if site == V else (site,)
+        return {Q: (Q, Q_ROT), K: (K, K_ROT)}.get(site, (site,))
+
+    def _enter(self, layer: int) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+        def enter(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            given = first_input(args, kwargs)
+            assert given is not None, "the block ran, and was seen to, when the model was attached"
+            self._entered = entered = self.taps.through(RESID_PRE, layer, given)
+            return ((entered, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": entered})
+
+        return enter
+
+    def _attention_writes(self, layer: int) -> Callable[[nn.Module, object, Any], Any]:
+        scale = self.anatomy.parts[layer].write_scale
+
+        def write(given: Tensor) -> Tensor:
+            written = _times(given, scale)
+            out = self.taps.through(ATTN_OUT, layer, written)
+            if not self.taps.is_watched(layer, RESID_MID):
+                return self._given_back(given, written, out, scale)
+            assert self._entered is not None, "the block was entered before"
+            entered = self._entered.to(out.device)  # accelerate moves it inside the block, after the pre-hook
+            mid = entered + out
+            passed = self.taps.through(RESID_MID, layer, mid)
+            # The block adds its input again, so subtract it to arrive at the edited resid_mid.
+            if passed is mid and not mid.requires_grad:
+                return self._given_back(given, written, out, scale)
+            return _times(passed - entered, 1 / scale)
+
+        return self._output(write)
+
+    def _mlp_writes(self, layer: int, given: Shaped[Tensor, "*flat d_model"]) -> Shaped[Tensor, "*flat d_model"]:
+        assert self._entered is not None, "the block was entered before"
+        scale = self.anatomy.parts[layer].write_scale
+        written = _times(given, scale).reshape(self._entered.shape)
+        passed = self.taps.through(MLP_OUT, layer, written)
+        return self._given_back(given, written, passed, scale).reshape(given.shape)
+
+    @staticmethod
+    def _given_back(
+        given: Shaped[Tensor, "..."], written: Shaped[Tensor, "..."], passed: Shaped[Tensor, "..."], scale: float
+    ) -> Shaped[Tensor, "..."]:
+        """The output of the part: bit-identical unless a hook changed it or a gradient is taken."""
+        return given if passed is written and not passed.requires_grad else _times(passed, 1 / scale)
+
+    def _z(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        n_heads = self.anatomy.sizes.n_heads
+
+        def pass_on(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            z = args[0].unflatten(-1, (n_heads, -1))
+            return (self.taps.through(Z, layer, z).flatten(-2), *args[1:])
+
+        return pass_on
+
+    def _projects(self, layer: int, site: Site, through: tuple[Site, ...]) -> Callable[[nn.Module, object, Any], Any]:
+        projection = self.anatomy.parts[layer].projections[site]
+
+        def pass_on(output: Tensor) -> Tensor:
+            before = values = projection.take(output)
+            for tapped in through:
+                values = self.taps.through(tapped, layer, values)
+            return output if values is before and not torch.is_grad_enabled() else projection.put(output, values)
+
+        return self._output(pass_on)
+
+    @staticmethod
+    def _output(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, object, Any], Any]:
+        """A forward hook that changes a part's output, or the first of several outputs."""
+
+        def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
+            match output:
+                case tuple():
+                    return (change(output[0]), *output[1:])
+                case list():
+                    return [change(output[0]), *output[1:]]
+                case _:
+                    return change(output)
+
+        return hook
+
+
+def _times(x: Shaped[Tensor, "..."], factor: float) -> Shaped[Tensor, "..."]:
+    """x times the factor; `x` itself if the factor is 1."""
+    return x if factor == 1 else x * factor
+
+
+_LARGE = 64.0  # root mean square at which the ε of a norm is negligible
+
+
+@final
+class StaticSites:
+    """Embeddings, normed embeddings, and matrices. `scale` multiplies embeddings before the first block."""
+
+    def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, d_model: int, scale: float) -> None:
+        self._hf, self._anatomy, self._d_model, self._scale = hf, anatomy, d_model, scale
+
+    def absent(self) -> dict[Site, str]:
+        """Return the static sites that some layer lacks, each with the reason in the first such layer."""
+        reasons = dict[Site, str]()
+        for layer, parts in enumerate(self._anatomy.parts):
+            for site, reason in _absent_in(parts).items():
+                reasons.setdefault(site, f"{reason}, in layer {layer}")
+        return reasons
+
+    def layers(self) -> dict[Site, tuple[int, ...]]:
+        """Return the layers that have each static site, without sites that no layer has."""
+        absent = [_absent_in(parts) for parts in self._anatomy.parts]
+        static = (site for site in ALL_SITES if site.is_static)
+        found = {site: tuple(i for i, own in enumerate(absent) if site not in own) for site in static}
+        return {site: layers for site, layers in found.items() if layers}
+
+    @torch.no_grad()
+    def of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        """Return a site of one layer, for these token ids."""
+        anatomy, d_model, parts = self._anatomy, self._d_model, self._anatomy.parts[layer]
+        if site in (W_K, W_V):
+            kind = K if site == W_K else V
+            found = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
+        elif site == W_O:
+            assert parts.output is not None, "it is absent otherwise"
+            part, heads = anatomy.part(layer, parts.output), anatomy.sizes
+            wide = self._matrix(lambda x: call(part, x), heads.n_heads * (heads.d_value or heads.d_head))
+            found = (parts.write_scale * wide).unflatten(0, (heads.n_heads, -1))
+        elif site == NORM_WEIGHT:
+            found = self._norm_weight(layer)
+        else:
+            found = self._of_tokens(site, tokens, layer)[0]
+        return found.to(tokens.device).float()
+
+    def inputs(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos d_model"]:
+        """Return the residual stream after the norm, as the input of W_K."""
+        path = self._anatomy.parts[layer].key_input
+        return call(self._anatomy.part(layer, path), resid) if path else resid
+
+    def projected(
+        self, site: Site, resid: Float[Tensor, "batch pos d_model"], layer: int
+    ) -> Float[Tensor, "batch pos kv_head d_head"]:
+        """Return the keys or values of a residual stream, before rotation and norm."""
+        return self._projected(site, self.inputs(resid, layer), layer)
+
+    @torch.no_grad()
+    def misnormed(self, layers: Iterable[int]) -> int | None:
+        """Return the first of these layers where the input of W_K is not a norm times a weight plus a bias."""
+        x = 3 * torch.randn(1, 5, self._d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
+            self._hf.dtype
+        )
+        centered = x - x.mean(dim=-1, keepdim=True)
+        normed = [part * part.float().square().mean(dim=-1, keepdim=True).rsqrt() for part in (x, centered)]
+        for layer in layers:
+            odd = (self.inputs(x, layer) - self.inputs(-x, layer)).float() / 2
+            weight = self._norm_weight(layer).to(odd.device)
+            expected = [weight * part.to(odd) for part in (normed if self._anatomy.parts[layer].key_input else [x])]
+            if not any(is_close(odd.to(x.dtype), part) for part in expected):  # to the model's own rounding
+                return layer
+        return None
+
+    def _of_tokens(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "batch token *rest"]:
+        embeddings = embedded(self._hf, tokens[None]) * self._scale
+        if site == TOKEN_EMBEDDINGS:
+            return embeddings
+        return self.inputs(embeddings, layer) if site == TOKEN_INPUTS else self.projected(K, embeddings, layer)
+
+    def _projected(
+        self, site: Site, x: Float[Tensor, "batch pos d"], layer: int
+    ) -> Float[Tensor, "batch pos kv_head d_head"]:
+        projection = self._anatomy.parts[layer].projections[site]
+        return projection.take(call(self._anatomy.part(layer, projection.path), x))
+
+    def _norm_weight(self, layer: int) -> Float[Tensor, " d_model"]:
+        """Half the difference of the norm's outputs for x and −x, divided by x / rms, for an x of mean zero."""
+        if not self._anatomy.parts[layer].key_input:
+            return torch.ones(self._d_model)
+        x = torch.ones(self._d_model, dtype=torch.float64)
+        x[self._d_model // 2 :] = -1
+        x = x - x.mean()
+        x = (_LARGE * x / x.square().mean().sqrt()).to(self._hf.dtype)
+        odd = (self.inputs(x[None, None], layer) - self.inputs(-x[None, None], layer)).float()[0, 0] / 2
+        return odd * _LARGE / x.to(odd)
+
+    def _matrix(self, part: Callable[[Tensor], Tensor], width: int) -> Float[Tensor, "width *out"]:
+        unit = torch.eye(width + 1, width)[None]  # the last row is zero
+        rows = part(unit.to(self._hf.dtype))[0].float()
+        return rows[:-1] - rows[-1]
+
+
+def _absent_in(parts: Parts) -> dict[Site, str]:
+    """The static sites that one block does not provide, each with the reason."""
+    reasons = dict[Site, str]()
+    if parts.key_input is None or K not in parts.projections:
+        read = (TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_V)
+        reasons |= dict.fromkeys(read, "no key projection or input")
+    if K not in parts.projections:
+        reasons |= dict.fromkeys((W_K, W_K_GRAM), "no key projection found")
+    if V not in parts.projections:
+        reasons.setdefault(W_V, "no value projection found")
+    if parts.output is None or parts.writers is None:
+        reasons[W_O] = "no writer of its heads"
+    elif parts.is_gated:
+        reasons[W_O] = "gate or norm before W_O"
+    elif not parts.is_plain_write:
+        reasons[W_O] = "norm after W_O"
+    return reasons
+
+
+def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:
+    """Return the token embeddings alone."""
+    return call(hf.get_input_embeddings(), tokens)
+
+
+def call(part: nn.Module, x: Tensor) -> Float[Tensor, "..."]:
+    """Return the output of a part for `x`, on the part's device."""
+    device = next((p.device for p in part.parameters() if p.device.type != "meta"), x.device)
+    output: Tensor = part(x.to(device))
+    return output
