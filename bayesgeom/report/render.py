@@ -110,7 +110,7 @@ def summary(
     from rich.table import Table
 
     console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
-    console.print(title)
+    console.print(textwrap.shorten(title, 2 * WIDTH, placeholder=" …"))
     if answer is not None and answer.verdict:
         console.print(f"{verdict_text(answer.verdict)}: {answer_text(answer)}")
     has_names = len({name for name, _ in lines}) > 1
@@ -119,7 +119,7 @@ def summary(
         table.add_column(heading, no_wrap=heading in ("value", "95 % interval"))
     for at, (name, line) in enumerate(lines[:ROWS]):
         if has_names and name not in [other for other, _ in lines[:at]]:
-            table.add_row(name)
+            table.add_row(shortened(name, LABEL))
         level = f"{line.levels[0].bound}{number_text(line.baseline)} {line.baseline_name}" if line.levels else "–"
         label = Padding(shortened(line.label, LABEL), (0, 0, 0, 2 * has_names))
         table.add_row(label, line.value_text, interval_cell(line), shortened(level, LABEL), line.verdict or "–")

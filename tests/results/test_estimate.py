@@ -25,11 +25,11 @@ from bayesgeom.report.estimate import (
     with_ceiling,
     within,
 )
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import estimate_of, estimate_parts
 from bayesgeom.report.tables import Headline
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
-from bayesgeom.report.panels import Panel
 
 UNIFORM = Baseline.of("chance", "uniform", 0.5, low=0.4, high=0.6)
 SHUFFLED = Baseline.of("permutation", "shuffled", 0.1)

@@ -202,9 +202,10 @@ def assert_equal(one: Result, other: Result) -> None:
 def test_every_model_is_resolved_once(
     request: pytest.FixtureRequest, result: Result, resolutions: dict[str, Counter[str]]
 ) -> None:
-    found = resolutions[request.node.callspec.params["result"]]
-    assert set(found.values()) <= {1}, found
-    assert len(found) >= N_MODELS.get(request.node.callspec.params["result"], 1), found
+    found = resolutions[name := request.node.callspec.params["result"]]
+    twice = name == "length_generalization"  # the sizes of all are checked before the first is measured
+    assert set(found.values()) <= {1 + twice}, found
+    assert len(found) >= N_MODELS.get(name, 1), found
 
 
 def test_summary_and_repr_are_short(result: Result) -> None:
@@ -214,7 +215,8 @@ def test_summary_and_repr_are_short(result: Result) -> None:
     headlines = [own[1] if isinstance(own, tuple) else own for own in result.headlines()]
     assert headlines and all(isinstance(own, Headline) and own.label for own in headlines)
     for own in reports_of(result).values():
-        assert own.answer() in own.headlines() and own.panels() and own.about and "Fields" not in own.about
+        assert str(own.answer()) in map(str, own.headlines())
+        assert own.panels() and own.about and "Fields" not in own.about
 
 
 def test_it_is_a_table_a_dataset_and_a_figure(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
