@@ -25,7 +25,7 @@ from bayesgeom.core.text import counted, number_text, shortened, with_minus
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.tables import Headline, Reported, model_name
+from bayesgeom.report.tables import Headline, Reported, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
         return ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
-    return f"{name}{about} on {task}, {sections[0]['n']}"
+    return ", ".join(filter(None, (f"{name}{about} on {task}", sections[0]["n"], settings_of(provenance))))
 
 
 def _drawn(own: Panel, identifier: str) -> Drawn:
