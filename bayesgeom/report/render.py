@@ -112,7 +112,8 @@ def summary(
     console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
     console.print(textwrap.shorten(title, 2 * WIDTH, placeholder=" …"))
     if answer is not None and answer.verdict:
-        console.print(f"{verdict_text(answer.verdict)}: {answer_text(answer)}")
+        why = f" ({answer.why})" if answer.why else ""
+        console.print(f"{verdict_text(answer.verdict)}{why}: {answer_text(answer)}")
     has_names = len({name for name, _ in lines}) > 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
     for heading in ("measured", "value", "95 % interval", "baseline", "verdict"):
