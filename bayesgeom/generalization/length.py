@@ -327,7 +327,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         threshold_bits=setting.threshold_bits,
         models=_distinct([model.name for model in models]),
         position_kinds=tuple(model.position_kind for model in models),
-        untrained_rows=np.array([model.untrained_rows for model in models]),
+        unreached_rows=np.array([model.untrained_rows for model in models]),
         weights_hashes=tuple(model.weights_hash for model in models),
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,

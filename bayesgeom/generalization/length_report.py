@@ -39,7 +39,7 @@ class LengthReport(Report):
     Fields: errors of every model on the same sequences; entry i of a curve belongs to `at[i]`.
 
     `at` holds scored positions counted from 1 or, if length means distance, numbers of filler tokens (see `unit`).
-    `position_kinds` states how each model encodes positions, and `untrained_rows` which positions of a learned table
+    `position_kinds` states how each model encodes positions, and `unreached_rows` which positions of a learned table
     were never trained, first and last; −1 if all were.
     `errors` are the KL and the entropy error: at every position (`error_bits`), as means over whole sequences of each
     length (`whole_error_bits`), and their discontinuity at the training length (`discontinuity_bits`).
@@ -57,7 +57,7 @@ class LengthReport(Report):
     threshold_bits: float
     models: tuple[str, ...]
     position_kinds: Annotated[tuple[str, ...], "model"]
-    untrained_rows: Annotated[Int[np.ndarray, "model side"], Unit("1")]
+    unreached_rows: Annotated[Int[np.ndarray, "model side"], Unit("1")]
     weights_hashes: Annotated[tuple[str, ...], "model"]
     lengths: tuple[str, ...]
     at: Annotated[Int[np.ndarray, " position"], Unit("scored positions or filler tokens, as the attribute unit states")]
@@ -165,7 +165,7 @@ class LengthReport(Report):
                 self.models,
                 (self.effective_memory_symbols[i] for i in range(len(self.models))),
                 self.transports,
-                self.untrained_rows.tolist(),
+                self.unreached_rows.tolist(),
                 strict=True,
             )
         ]

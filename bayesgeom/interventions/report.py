@@ -95,7 +95,7 @@ class InterventionReport(Report):
       subspace; and share of the subspace inside the span of the hypothesis tokens' embeddings. The last is NaN outside
       the residual stream; its baseline is mean and maximum of 1,000 random subspaces.
     - `against_use`, `against_disuse`: the first obstacle to the verdicts "used" and "not used", a code of
-      `interventions.verdicts.Obstacle`. `n_matched`: number of distinct subspaces with the same share of variance.
+      `interventions.verdicts.Obstacle`. `controls_found`: number of distinct subspaces with the same share of variance.
     """
 
     name: ClassVar[str] = "intervention"
@@ -121,7 +121,7 @@ class InterventionReport(Report):
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
     against_use: Annotated[tuple[str, ...], "layer"]
     against_disuse: Annotated[tuple[str, ...], "layer"]
-    n_matched: Annotated[Int[np.ndarray, " layer"], Unit("1")]
+    controls_found: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     n: int
 
     def effect(self, name: str) -> Estimate:
@@ -243,7 +243,13 @@ class InterventionReport(Report):
         erased = fitted([holds, *map(self._erased, self.layers)])
         codes = [("layer", "verdict", "against use", "against disuse", "matched controls")]
         codes += [
-            (str(at), self.verdict_by_layer[at], self.against_use[at], self.against_disuse[at], str(self.n_matched[at]))
+            (
+                str(at),
+                self.verdict_by_layer[at],
+                self.against_use[at],
+                self.against_disuse[at],
+                str(self.controls_found[at]),
+            )
             for at in self._judged
         ]
         title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}"

@@ -131,7 +131,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         verdict_by_layer=tuple("" if own is None else str(own.verdict) for own in judged),
         against_use=tuple("" if own is None else str(own.against_use) for own in judged),
         against_disuse=tuple("" if own is None else str(own.against_disuse) for own in judged),
-        n_matched=np.array([matched[at].n_distinct if at in matched else 0 for at in layers]),
+        controls_found=np.array([matched[at].n_distinct if at in matched else 0 for at in layers]),
         n=n,
     )
 

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, final
 import plotly.graph_objects as go
 
 from bayesgeom.core.plugins import Contained, discover, is_foreign
-from bayesgeom.core.text import counted, number_text, with_minus
+from bayesgeom.core.text import counted, number_text, shortened, with_minus
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.tables import Headline, Reported, model_name
+from bayesgeom.report.tables import Headline, Reported, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
-ROWS = 16  # of what `print(result)` shows
+ROWS, NOTES, LABEL = 16, 6, 70  # of what `print(result)` shows, and letters of a label
 DIGITS = 5  # significant digits of a plotted number
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
@@ -106,20 +106,24 @@ def summary(
         where: Where to find what is left out; "" for the methods that return it.
     """
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
 
     console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
-    console.print(title)
+    console.print(textwrap.shorten(title, 2 * WIDTH, placeholder=" …"))
     if answer is not None and answer.verdict:
-        console.print(f"{verdict_text(answer.verdict)}: {answer_text(answer)}")
+        why = f" ({answer.why})" if answer.why else ""
+        console.print(f"{verdict_text(answer.verdict)}{why}: {answer_text(answer)}")
     has_names = len({name for name, _ in lines}) > 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
-    for heading in (*["report"] * has_names, "measured", "value", "95 % interval", "baseline", "verdict"):
-        table.add_column(heading, no_wrap=heading in ("value", "95 % interval", "report"))
-    for name, line in lines[:ROWS]:
+    for heading in ("measured", "value", "95 % interval", "baseline", "verdict"):
+        table.add_column(heading, no_wrap=heading in ("value", "95 % interval"))
+    for at, (name, line) in enumerate(lines[:ROWS]):
+        if has_names and name not in [other for other, _ in lines[:at]]:
+            table.add_row(shortened(name, LABEL))
         level = f"{line.levels[0].bound}{number_text(line.baseline)} {line.baseline_name}" if line.levels else "–"
-        cells = (line.label, line.value_text, interval_cell(line), level, line.verdict or "–")
-        table.add_row(*[name] * has_names, *cells)
+        label = Padding(shortened(line.label, LABEL), (0, 0, 0, 2 * has_names))
+        table.add_row(label, line.value_text, interval_cell(line), shortened(level, LABEL), line.verdict or "–")
     console.print()
     console.print(table)
     if len(lines) > ROWS:
@@ -128,8 +132,10 @@ def summary(
         notes = [*notes, "the interval of a largest or smallest entry allows for its choice"]
     if notes:
         console.print()
-    for note in notes:
+    for note in notes[:NOTES]:
         console.print(textwrap.shorten(note, 2 * WIDTH, placeholder=" …"))
+    if len(notes) > NOTES:
+        console.print(f"… and {len(notes) - NOTES} more notes: {where or 'see skipped'}")
     return "\n".join(text.rstrip() for text in console.file.getvalue().rstrip().split("\n"))  # type: ignore[attr-defined]
 
 
@@ -254,7 +260,7 @@ def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
         return ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
-    return f"{name}{about} on {task}, {sections[0]['n']}"
+    return ", ".join(filter(None, (f"{name}{about} on {task}", sections[0]["n"], settings_of(provenance))))
 
 
 def _drawn(own: Panel, identifier: str) -> Drawn:

@@ -25,7 +25,7 @@ from bayesgeom.core.text import shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
 from bayesgeom.report.storage import ALONE, parts_of, quantities_of, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, frame, model_name, records_of
+from bayesgeom.report.tables import Headline, frame, model_name, records_of, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,8 @@ class Report(ABC):
         from bayesgeom.report.render import summary
 
         lines = [("", line) for line in self.headlines()]
-        return summary(f"{self._subject()}{self.title}", self.answer(), lines, [], where)
+        settings = [own for own in (settings_of(self.provenance),) if own]
+        return summary(f"{self._subject()}{self.title}", self.answer(), lines, settings, where)
 
     @final
     def __str__(self) -> str:

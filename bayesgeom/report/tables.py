@@ -156,6 +156,12 @@ def model_name(provenance: Mapping[str, Any]) -> str:
     return str(provenance.get("recipe", {}).get("name", name)) if name.startswith("step-") else name
 
 
+def settings_of(provenance: Mapping[str, Any]) -> str:
+    """Return the arguments that name something, such as "kind=swap, site=resid_pre"; "" without any."""
+    arguments = provenance.get("arguments", {})
+    return ", ".join(f"{name}={value}" for name, value in arguments.items() if isinstance(value, str))
+
+
 def headline_of(
     report: Reported,
     metric: str,

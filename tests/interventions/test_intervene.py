@@ -65,14 +65,14 @@ def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: Interventi
     assert swapped.verdict_by_layer == ("undecided",) * 2 and swapped.against_use == (Obstacle.MATCHED_REACHES,) * 2
     np.testing.assert_allclose(swapped.movement.value[:, 0], 1, atol=1e-3)
     assert (swapped.n, list(swapped.rank)) == (N, [5, 5])
-    assert swapped.n_matched.tolist() == [20, 20], "19 from the whole site, and the whole complement"
+    assert swapped.controls_found.tolist() == [20, 20], "19 from the whole site, and the whole complement"
 
 
 def test_a_whole_complement_that_is_the_only_control_is_counted_once() -> None:
     """Twelve of thirteen dimensions hold nearly all of the variance."""
     most = Subspace("all but one", coordinates(*range(12)))
     report = intervene(planted_model(), subspace=most, n=N, kind=replace(FEW, n_matched=20))
-    assert report.n_matched.tolist() == [1, 1] and report.verdict_by_layer == ("undecided", "undecided")
+    assert report.controls_found.tolist() == [1, 1] and report.verdict_by_layer == ("undecided", "undecided")
 
 
 @pytest.mark.parametrize("kind", ["swap", "remove"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, final
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
@@ -26,6 +25,7 @@ from bayesgeom.report.estimate import (
     with_ceiling,
     within,
 )
+from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import estimate_of, estimate_parts
 from bayesgeom.report.tables import Headline
@@ -189,17 +189,17 @@ def test_a_ceiling_is_no_baseline_to_beat() -> None:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Accuracies(Report):
+    """For tests."""
+
     name: ClassVar[str] = "accuracies"
     title: ClassVar[str] = "Accuracies"
-    about: ClassVar[str] = "For tests."
-
     accuracy: Annotated[Estimate, Share("layer")]
 
     def headlines(self) -> Sequence[Headline]:
         return ()
 
-    def plot(self) -> go.Figure:
-        return go.Figure()
+    def panels(self) -> Sequence[Panel]:
+        return ()
 
 
 def test_intervals_of_a_report_end_at_the_range_of_their_quantity() -> None:

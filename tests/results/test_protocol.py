@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ import xarray as xr
 from IPython.core.interactiveshell import InteractiveShell
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report import diagnosis as module
 from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.diagnosis import Diagnosis, load_report
-from bayesgeom.report.findings import verdict_word
-from bayesgeom.report.render import LINES, summary
+from bayesgeom.report.render import NOTES, ROWS, interval_cell, summary
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import write_run
-from bayesgeom.report.tables import Headline
+from bayesgeom.report.tables import Headline, Level
 from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
 from tests.pages import READINGS
 from tests.reports import as_in_another_process
@@ -54,69 +53,37 @@ def strict(found: dict[str, Any]) -> Any:
     return json.loads(json.dumps(found, allow_nan=False))
 
 
-def _shows(shown: list[go.Figure]) -> Callable[[go.Figure], None]:
-    def show(self: go.Figure) -> None:
-        shown.append(self)
-
-    return show
-
-
-def assert_fits_the_terminal(text: str) -> None:
-    lines = text.splitlines()
-    assert len(lines) <= LINES == 24 and max(map(len, lines)) <= WIDTH == 100
-
-
-@pytest.mark.parametrize("verdict", ["", "It is. " * 99])
 @pytest.mark.parametrize("n_lines", [1, 15, 50])
-def test_what_is_printed_fits_the_terminal(n_lines: int, verdict: str, report: PlantedReport) -> None:
-    long = replace(report, n_lines=n_lines, tail=LONG, verdict=verdict)
-    assert_fits_the_terminal(str(long))
+def test_what_is_printed_fits_the_terminal(n_lines: int, report: PlantedReport) -> None:
+    long = replace(report, n_lines=n_lines, tail=LONG)
     many = Diagnosis(
         reports={f"{index}{LONG}": long for index in range(n_lines)},
         skipped=dict.fromkeys(map(str, range(n_lines)), LONG),
         provenance={**SOURCE, "task_label": LONG},
         inapplicable={LONG: LONG},
     )
-    assert_fits_the_terminal(str(many))
-    assert ("more: see to_pandas()" in str(many)) == (n_lines > 1), "what is left out is counted"
+    for text in (str(long), str(many)):
+        assert max(map(len, text.splitlines())) <= WIDTH == 100 and len(text.splitlines()) < 5 * ROWS
+    assert ("more: see to_pandas()" in str(long)) == (2 * n_lines > ROWS), "what is left out is counted"
+    assert ("more notes: see skipped" in str(many)) == (n_lines + 1 > NOTES)
+    assert "more: see report.html" in replace(report, n_lines=50).summary("see report.html")
 
 
-def test_what_is_left_out_is_pointed_to_where_a_reader_can_find_it(report: PlantedReport) -> None:
-    """The command line once named methods of Python."""
-    many = Diagnosis(
-        reports={f"n{index}": replace(report, n_lines=15, verdict="It is. " * 33) for index in range(15)},
-        skipped=dict.fromkeys(map(str, range(15)), "no texts"),
-        provenance=SOURCE,
-    )
-    in_python = ("see conclusion()", "see to_pandas()", "see headlines(), skipped, inapplicable")
-    for text, pointers in ((many.summary(), in_python), (many.summary("see report.html"), ("see report.html",) * 3)):
-        assert_fits_the_terminal(text)
-        counted = [line.partition(" more")[2] for line in text.splitlines() if line.startswith("… and ")]
-        assert counted == [
-            f"{what}: {where}" for what, where in zip((" verdicts", "", " notes"), pointers, strict=True)
-        ]
-
-
-@pytest.mark.parametrize("n_words", [60, 120])
-def test_a_verdict_is_printed_to_its_end(n_words: int, report: PlantedReport) -> None:
-    """Sentences on swaps once ended after three lines."""
-    verdict = " ".join(f"variance-matched-{index}" for index in range(n_words // 3))
-    for printed in (str(replace(report, verdict=verdict)), str(Diagnosis.of(replace(report, verdict=verdict)))):
-        assert_fits_the_terminal(printed)
-        assert verdict in " ".join(printed.split()) and "…" not in printed.partition("measured")[0]
-
-
-def test_a_report_prints_its_verdict_and_its_headlines(report: PlantedReport) -> None:
-    lines = str(replace(report, verdict="It is.")).splitlines()
-    assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", "It is.", ""]
+def test_a_report_prints_its_answer_and_its_headlines(report: PlantedReport) -> None:
+    lines = str(report).splitlines()
+    answer = "beats every baseline: how deep 0.3 bits (95 % interval 0.25 … 0.5); ≤ 0.21 (random, mean 0.2)"
+    assert lines[:3] == ["tiny on Bijection(n=11): Planted: is it?", answer, ""]
     assert lines[3].split()[:2] == ["measured", "value"]
-    assert " ".join(lines[5].split()) == "how deep 0.3 bits 0.25 … 0.5 ≤ 0.21 random yes"
-    assert lines[6].split() == ["missing", *"––––"] and len(lines) == 7, "a dash in every cell without an entry"
+    assert " ".join(lines[4].split()) == "how deep 0.3 bits 0.25 … 0.5 ≤ 0.21 random yes"
+    assert lines[5].split() == ["missing", *"––––"] and len(lines) == 6, "a dash in every cell without an entry"
 
 
 def test_a_diagnosis_prints_what_was_skipped(diagnosis: Diagnosis) -> None:
     lines = str(diagnosis).splitlines()
-    assert lines[0] == "tiny on Bijection(n=11)" and sum(line.startswith(("planted ", "other ")) for line in lines) == 2
+    assert lines[0] == "tiny on Bijection(n=11)" and [line for line in lines if line in ("planted", "other")] == [
+        "planted",
+        "other",
+    ]
     assert lines[-2:] == ["skipped em: no <b>", "not applicable to this task: groups"]
 
 
@@ -151,14 +118,6 @@ def test_ipython_displays_table_and_figure_without_a_network(
     displayed.clear()
     shell.display_formatter.format(replace(diagnosis, reports={}))
     assert [list(own) for own in displayed] == [["text/html", "text/plain"]]
-
-
-def test_show_shows_the_figure(report: PlantedReport, diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[go.Figure] = []
-    monkeypatch.setattr(go.Figure, "show", _shows(shown))
-    report.show()
-    diagnosis.show()
-    assert shown == [report.plot()] * 2
 
 
 def test_a_diagnosis_without_reports_still_prints(diagnosis: Diagnosis) -> None:
@@ -328,7 +287,7 @@ def test_a_provenance_without_model_or_task_is_refused(
 
 
 def test_a_changed_copy_keeps_its_provenance(report: PlantedReport) -> None:
-    assert replace(report, verdict="It is.").provenance == SOURCE
+    assert replace(report, tail=" again").provenance == SOURCE
 
 
 def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Diagnosis) -> None:
@@ -359,65 +318,16 @@ def test_a_kind_that_is_not_known_is_refused(
         load_report(str(tmp_path / "nowhere"))
 
 
-def test_a_row_that_a_rule_decides_is_not_left_empty() -> None:
-    """Without a verdict against baselines the cell was empty, also where the report has a verdict by rule."""
-    judged = Headline(metric="a", label="KL", value=0.5, verdict="undecided", caveat="heads differ")
-    ruled = Headline(metric="b", label="share closed", value=0.25, ruling="not decided (realized)")
+def test_each_row_has_its_verdict_interval_and_baseline() -> None:
+    judged = Headline(metric="a", label="KL", value=0.5, verdict="undecided", reason=Reason.HEAVY_TAIL)
+    level = Level(name="random subspaces", value=1.0, bound="≤ ", mean=0.9)
+    ruled = Headline(metric="b", label="share", value=0.25, low=0.0, high=0.5, levels=(level,), verdict="used")
     plain = Headline(metric="c", label="tokens", value=3.0)
-    table, notes = summary("title", (), [("", judged), ("", ruled), ("", plain)]).split("─\n")[1].split("\n\n")
-    assert [row.split()[-1] for row in table.splitlines()] == ["?*", "(realized)", "–"]
-    assert notes.splitlines() == ["*: heads differ"], "an interval is not why heads differ"
-    beats = summary("title", (), [("", replace(judged, verdict="yes", caveat="")), ("", ruled)])
-    assert [row.split()[-1] for row in beats.splitlines()[-2:]] == ["beats", "(realized)"]
-    assert beats.splitlines()[2].endswith("verdict")
-    only = summary("title", (), [("", ruled)])
-    assert "verdict" in only and "not decided (realized)" in only and "beats" not in only
-    assert "verdict" not in summary("title", (), [("", judged)])
-
-
-def test_what_is_printed_is_the_verdict_of_the_page() -> None:
-    """Layer 0 was printed as undecided where the page said "by construction"."""
-    own = Headline(metric="a", label="movement", value=1.0, verdict="undecided", ruling="by construction")
-    compared = Headline(metric="b", label="shift", value=0.5, verdict="yes")
-    printed = summary("title", (), [("", own), ("", compared)])
-    by_label = {line.split()[0]: line for line in printed.splitlines() if line}
-    assert by_label["movement"].endswith("by construction") and by_label["shift"].endswith("beats")
-    assert "?" not in printed and verdict_word(own) == own.ruling
-
-
-def test_a_long_label_leaves_room_for_the_name_of_the_baseline() -> None:
-    """Rows of interventions read "≤ 0.008337 …", because labels kept twice the width of baselines."""
-    label = "movement in layer 1 toward the donor's belief, covariance (belief)"
-    line = Headline(metric="a", label=label, value=0.9697, low=0.9159, high=1.024, baseline=0.008337, verdict="yes")
-    rows = [("", replace(line, bound="≤ ", baseline_name="random subspaces")) for _ in range(30)]
-    printed = summary("title", (), rows, (), "there").splitlines()
-    assert printed[4].startswith("movement in layer 1") and printed[4].endswith("≤ 0.008337 random subspaces  yes")
-
-
-def test_the_end_of_a_range_is_printed_with_a_sign() -> None:
-    """It was once printed as "random subspaces, most, with mean 0.9"."""
-    names = "random subspaces, mean 0.9; 0.1 (x)"
-    line = Headline(metric="a", label="R²", value=0.5, baseline=1.0, bound="≤ ", baseline_name=names)
-    assert summary("title", (), [("", line)]).endswith("–              ≤ 1 random subspaces  –")
-
-
-def test_a_verdict_is_not_cut_where_numbers_are_long() -> None:
-    """A verdict "costs no more than chance" was printed as "costs n", "more" and "chanc"."""
-    line = Headline(
-        metric="a",
-        label="increase of KL, remove decoder (entropy), layer 3",
-        value=-4.758123e-6,
-        unit="bits",
-        low=-8.844e-7,
-        high=-2.165e-5,
-        baseline=0.004669,
-        bound="≤ ",
-        baseline_name="orthogonal random subspaces, mean 0.1",
-        ruling="costs no more than chance",
-    )
-    printed = summary("title", (), [("joint_intervention", line), ("other", replace(line, ruling="used"))])
-    assert_fits_the_terminal(printed)
-    assert [row.rsplit("  ", maxsplit=1)[-1] for row in printed.splitlines()[4:6]] == [
-        "costs no more",
-        "than chance",
+    table = summary("title", judged, [("", judged), ("", ruled), ("", plain)], (), "").splitlines()
+    assert table[:2] == ["title", "undecided: KL 0.5"]
+    assert [" ".join(row.split()) for row in table[4:]] == [
+        "KL 0.5 – (heavy tail) – undecided",
+        "share 0.25 0 … 0.5 ≤ 1 random subspaces used",
+        "tokens 3 – – –",
     ]
+    assert interval_cell(replace(ruled, reason=Reason.CONSERVATIVE)) == "≥ 0 … 0.5"

@@ -29,7 +29,7 @@ from bayesgeom.report.storage import (
     read_parts,
     units_of,
 )
-from bayesgeom.report.tables import Headline, Record, _of_estimate, headline_of, records_of
+from bayesgeom.report.tables import Headline, Level, Record, _of_estimate, headline_of, records_of
 from tests.reports import write_resealed
 from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
@@ -197,14 +197,10 @@ def test_a_headline_is_an_entry_with_its_baselines(rng: np.random.Generator) -> 
         unit="bits",
         low=0.25,
         high=0.5,
-        baseline=0.21,
-        bound="≤ ",
-        baseline_name="random, mean 0.2; 0.125 (uniform)",
+        levels=(Level(name="random", value=0.21, bound="≤ ", mean=0.2), Level(name="uniform", value=0.125)),
         verdict="yes",
     )
-    assert str(first) == (
-        "how deep 0.3 bits [0.25 … 0.5]; ≤ 0.21 (random, mean 0.2); 0.125 (uniform); beats every baseline: yes"
-    )
+    assert str(first) == ("how deep 0.3 bits [0.25 … 0.5]; ≤ 0.21 (random, mean 0.2); 0.125 (uniform); verdict: yes")
     assert str(second) == "missing –" and second.verdict == "" and math.isnan(second.baseline)
 
 
@@ -221,7 +217,7 @@ def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) 
     value = float(report.overlap.value[-1, 0])
     line = headline_of(report, "overlap", (-1, 0))
     assert (line.label, line.value, line.low, line.high) == ("overlap", value, value - 1, value + 1)
-    assert line.baseline == value - 3 and line.baseline_name.endswith("; 0.25 (flat)"), "the least of its range decides"
+    assert line.baseline == value - 3 and line.baselines[1] == "0.25 (flat)", "the least of its range decides"
     line = headline_of(report, "by_set", (1, 2, 4), "by one set")
     assert (line.label, line.value, line.unit) == ("by one set", report.by_set.value[1, 2, 4], "nats")
     assert (line.baseline, line.baseline_name, line.verdict) == (11.0, "shuffled", "undecided") and math.isnan(line.low)
@@ -243,7 +239,7 @@ def test_a_withheld_interval_says_why(reason: Reason | None, rng: np.random.Gene
         (Headline(metric="x", label="x", value=0.00012345, unit="bits"), ("0.0001234 bits", "", "")),
         (Headline(metric="x", label="x", value=1.0, low=-0.5, high=1.5), ("1", "−0.5 … 1.5", "")),
         (
-            Headline(metric="x", label="x", value=1.0, baseline=-1e-7, baseline_name="flat"),
+            Headline(metric="x", label="x", value=1.0, levels=(Level(name="flat", value=-1e-7),)),
             ("1", "", "−1e−7 (flat)"),
         ),
     ],
@@ -251,7 +247,7 @@ def test_a_withheld_interval_says_why(reason: Reason | None, rng: np.random.Gene
 def test_cells_leave_out_what_is_not_known(line: Headline, cells: tuple[str, str, str]) -> None:
     assert (line.value_text, line.interval, "; ".join(line.baselines)) == cells
     value, interval, baseline = cells
-    assert str(line).startswith(f"x {value}") and "beats" not in str(line)
+    assert str(line).startswith(f"x {value}") and "verdict" not in str(line)
     assert (f"[{interval}]" in str(line)) == bool(interval) and (f"; {baseline}" in str(line)) == bool(baseline)
 
 

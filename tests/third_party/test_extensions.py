@@ -115,8 +115,8 @@ def test_diagnose_measures_saves_and_loads_the_probe_and_draws_the_chart(folder:
     assert isinstance(restored, Diagnosis) and list(restored) == list(diagnosis)
     probe_contract.assert_equal_reports(restored["attention_sink"], diagnosis["attention_sink"])
     page = page_in(folder / "run")
-    assert '<section id="attention_sink">' in page and 'id="attention_sink-1"' in page
-    assert "<h3>Attention sink of every head</h3>" in page and 'id="attention_sink-2"' in page
+    assert 'id="attention_sink-1"' in page and 'id="attention_sink-2"' in page
+    assert "Attention sink of every head" in page
 
 
 def test_without_the_package_the_rest_of_a_diagnosis_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_ablation_mode_lies_between_none_and_mean(folder: Path, capsys: pyte
     assert AblationReport.load(folder / "half").mode == "halfway"
     assert "<h3>Heads, halfway ablation" in page_in(folder / "half")
     assert main(["ablate", "tiny", "--battery", "heads", "--mode", "halfway", "--n", "9", "--out", "run"]) == 0
-    assert "KL increase" in capsys.readouterr().out
+    assert "mode=halfway" in capsys.readouterr().out
     assert Diagnosis.load(folder / "run")["ablation"].to_dict()["mode"] == "halfway"
     assert "<h3>Heads, halfway ablation" in page_in(folder / "run")
 
@@ -205,7 +205,7 @@ def test_the_subspace_is_intervened_on(folder: Path) -> None:
     assert main(["intervene", "tiny", "--subspace", "token_difference:3,5", *swap]) == 0
     for kind in ("remove", "swap"):
         assert "token 3 − token 5" in str(bayesgeom.load_report(folder / kind).to_dict())
-        assert 'id="intervention-1"' in page_in(folder / kind)
+        assert f"kind={kind}, subspace=token 3 − token 5, site=resid_pre" in page_in(folder / kind)
 
 
 @pytest.mark.parametrize(
