@@ -180,7 +180,7 @@ class Estimate:
         resampled: str = "sequences",
         n: int = 0,
         baselines: Sequence[Baseline] = (),
-        reason: Reason | Codes | None = None,
+        reason: Reason | int | np.integer | Codes | None = None,
     ) -> Self:
         """Return an estimate of numbers or arrays; interval ends and baselines are broadcast to the value's shape.
 
