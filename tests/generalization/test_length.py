@@ -100,7 +100,7 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
     assert found.critical_length.value[0] == 8 and found.entry_layer[0] == 0
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
-    assert found.untrained_rows.tolist() == [[TASK.n_pos + 1, 61]]
+    assert found.unreached_rows.tolist() == [[TASK.n_pos + 1, 61]]
     assert f"{TASK.n_pos + 1}–61" in found.table() and found.answer().verdict == Verdict.DISCONTINUITY
 
 
@@ -108,7 +108,7 @@ def test_without_a_break_nothing_is_called_one() -> None:
     found = length_generalization(small("none"), lengths=[19], n=61)
     assert (
         found.discontinuity_bits.ends[0][0, 0] < 0.05
-        and found.untrained_rows.tolist() == [[-1, -1]]
+        and found.unreached_rows.tolist() == [[-1, -1]]
         and found.entry_layer[0] == -1
     )
 
@@ -154,7 +154,7 @@ def test_the_break_at_a_distance_is_that_of_the_first_distance_beyond(
 def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> None:
     task = AssociativeRecall(n_pairs=2, n_keys=3, n_values=5, n_queries=2, n_filler=3)
     found = length_generalization(small("learned", task=task), lengths=[5], n=3)
-    assert found.untrained_rows.tolist() == [[task.n_pos, 61]]
+    assert found.unreached_rows.tolist() == [[task.n_pos, 61]]
 
 
 def test_silenced_attention_is_attention_that_writes_nothing() -> None:
@@ -281,7 +281,7 @@ def test_a_table_is_continued_by_rows_that_no_gradient_reached() -> None:
         torch.testing.assert_close(longer.logits(trials), model.logits(trials), atol=0, rtol=0)
     rows = longer.module.get_submodule("pos_embed").weight[TASK.n_pos :]
     assert float(rows.detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert length_generalization(longer, lengths=[19], n=5).untrained_rows.tolist() == [
+    assert length_generalization(longer, lengths=[19], n=5).unreached_rows.tolist() == [
         [TASK.n_pos + 1, len(rows) + TASK.n_pos]
     ]
     roomy = small("learned")
