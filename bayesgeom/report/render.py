@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
-ROWS, NOTES, LABEL = 16, 6, 70  # of what `print(result)` shows, and letters of a label
+ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label
 DIGITS = 5  # significant digits of a plotted number
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}

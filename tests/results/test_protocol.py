@@ -63,7 +63,7 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, report: PlantedReport) 
         inapplicable={LONG: LONG},
     )
     for text in (str(long), str(many)):
-        assert max(map(len, text.splitlines())) <= WIDTH == 100 and len(text.splitlines()) < 5 * ROWS
+        assert max(map(len, text.splitlines())) <= WIDTH == 100 and len(text.splitlines()) < 6 * ROWS
     assert ("more: see to_pandas()" in str(long)) == (2 * n_lines > ROWS), "what is left out is counted"
     assert ("more notes: see skipped" in str(many)) == (n_lines + 1 > NOTES)
     assert "more: see report.html" in replace(report, n_lines=50).summary("see report.html")
