@@ -886,6 +886,7 @@ def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
     call.__doc__ = command.__doc__
     call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     vars(call)["__signature__"] = inspect.Signature(list(parameters.values()))
+    vars(call).pop("__wrapped__", None)  # under run-time checks of annotations; tyro would read those of what is inside
     return described(call)
 
 

@@ -112,7 +112,7 @@ def comparing(on: dict[str, Any]) -> dict[str, Call]:
         ),
         "compare": (
             bayesgeom.compare,
-            {"models": [on["model"]] * 2, "task": TASK, "n": 4, "seed": 0, "probes": "calibration"},
+            {"models": [on["model"]] * 2, "task": TASK, "n": 12, "seed": 0, "probes": "calibration"},
         ),
     }
 

@@ -88,7 +88,7 @@ def label(path: Path) -> str:
 def words(text: str) -> list[str]:
     """What is left of a text without numbers, rules, spacing, verdicts and their notes; baselines in one order."""
     text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
-    text = re.sub(r"(?m) +(?:yes|no)\*?$", "", text)  # the last column of a table
+    text = re.sub(r"(?m) +(?:yes|no)\*?$|^(?:beats|does not beat) every baseline", "", text)  # verdicts
     text = re.sub(r"(?m)^\*: .*$", "", text)  # untrained stand-ins give answers half of their probability
     bare = re.sub(r"[-+−]?\d[\d.,]*(?:e[-+−]?\d+)?|nan|[─…–,]", " ", text)
     return re.sub(r"\(([^()]*;[^()]*)\)", lambda baselines: _in_one_order(baselines[1]), bare).split()

@@ -5,7 +5,7 @@ page of the documentation that lists them, `docs/codes.md`, is made of these tex
 """
 
 from enum import IntEnum, StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsInt
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -142,7 +142,7 @@ class Reason(IntEnum):
     """The numbers behind it are means whose sequences are not resampled here."""
 
     @classmethod
-    def of(cls, number: int) -> "Reason":
+    def of(cls, number: SupportsInt) -> "Reason":
         """Return the code of a number."""
         return list(cls)[int(number)]
 

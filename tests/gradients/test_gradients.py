@@ -100,7 +100,7 @@ def test_the_command_prints_and_writes(
     out = tmp_path / "laws"
     assert cli.main(["gradients", "hmm-s5", "--n", "3", "--targets", "exact", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "Gradient laws" in printed and "3 sequences, exact targets" in printed
+    assert "Gradient laws" in printed and "targets=exact" in printed
     again = Diagnosis.load(out)["gradients"]
     assert isinstance(again, GradientReport) and again.n == 3 and again.targets == "exact"
     table = Diagnosis.load(out).to_pandas()

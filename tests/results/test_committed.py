@@ -54,4 +54,4 @@ def test_intervals_contain_their_estimates() -> None:
             if ((own < low) | (own > high)).any():
                 outside.append(f"{where}.{metric}")
     assert outside == []
-    assert n_intervals > 30_000
+    assert n_intervals > 20_000
