@@ -124,7 +124,7 @@ def _reader(file: Path) -> Any:
 
     @final
     class Bounded(GGUFReader):
-        def _get(self, offset: int, dtype: Any, count: int = 1, *options: Any, **named: Any) -> Any:
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, *options: Any, **named: Any) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError("it ends early")
             return super()._get(offset, dtype, count, *options, **named)

@@ -302,6 +302,7 @@ class Shifts(Report):
     """One estimate by layer and component, beside a number without baselines."""
 
     name: ClassVar[str] = "p"
+    title: ClassVar[str] = "Shifts"
     components: tuple[str, ...]
     shift: Annotated[Estimate, Quantity("layer component", better="higher")]
     k: float
