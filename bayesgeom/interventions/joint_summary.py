@@ -101,8 +101,9 @@ def _estimate(
 ) -> Estimate:
     """Return means over sequences with their intervals for every set."""
     counts, n = scores.counts[:, None].astype(float), int(scores.counts.sum())
-    ends = np.array([tuple(ratio_interval(own, counts, seed=context.seed)) for own in sums])
-    return Estimate.of([own.sum(axis=0) / n for own in sums], (ends[:, 0], ends[:, 1]), n=n, baselines=baselines)
+    found = [ratio_interval(own, counts, seed=context.seed) for own in sums]
+    low, high, reason = (np.stack(parts) for parts in zip(*((own.lo, own.hi, own.code) for own in found), strict=True))
+    return Estimate.of([own.sum(axis=0) / n for own in sums], (low, high), n=n, baselines=baselines, reason=reason)
 
 
 def _order(scores: Scores, firsts: Sequence[int], context: JointContext) -> Estimate:
