@@ -43,7 +43,6 @@ class Odd:
         raise AttributeError(name)
 
 
-READINGS = Path(__file__).parents[1] / "examples" / "replication" / "results"
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 

@@ -109,13 +109,6 @@ class Exact:
         return scored
 
 
-def scores_of(
-    logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
-) -> Float[np.ndarray, "metric sequence position"]:
-    """Return the scores of one batch of logits."""
-    return Exact.of(trials).scores(logits)
-
-
 def batches(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
     """Cut a block into batches of at least two sequences whose activations fit the processor's cache.
 

@@ -140,7 +140,7 @@ class AblationReport(Report):
             self._largest(),
             *map(self._effect, self.ranked()[1:N_LISTED]),
             *self._picked(),
-            headline_of(self, "top_to_second_ratio"),  # language: quoted
+            headline_of(self, "top_to_second_ratio"),
             Headline.computed("share_above_half_of_top", share, self.share_above_half_of_top),
             headline_of(self, "unablated_kl_bits"),
             *([headline_of(self, "attribution_rank_correlation")] if is_known else []),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Report)
 HEADLINES_SHOWN = 2  # of each report, in the summary
-SERVED = "served"  # key of the provenance: what the replies of a server left open; language: quoted
+SERVED = "served"  # key of the provenance: what the replies of a server left open
 LAYERS = "layers"  # key of the provenance: the measured layers of each report that does not have all
 STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
 

@@ -64,7 +64,7 @@ _PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is pr
     **dict.fromkeys(("arguments", "recipe", "task"), Mapping[str, Any]),
     "foreign_hooks": tuple[str, ...],
     "layers": Mapping[str, tuple[int, ...]],
-    **dict.fromkeys(("served", "streamed"), Mapping[str, float]),  # language: quoted
+    **dict.fromkeys(("served", "streamed"), Mapping[str, float]),
 }
 _OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report

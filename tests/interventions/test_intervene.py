@@ -272,9 +272,6 @@ class Alone(Echo):  # type: ignore[misc]
         raise NotImplementedError
 
 
-FRAME, AXIS = fits.frame("keys", head=0), fits.entropy_axis()
-
-
 def unknown_kind() -> object:
     return past_type_checks(Design(), kind="twist").__post_init__()
 

@@ -28,7 +28,6 @@ MANIFEST, STATIC = "capture.json", "static.safetensors"
 SCHEMA = 3  # 3: a hash over the manifest itself
 _HASH = "hash"
 _MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
-_CHUNK = 2**22  # bytes hashed at once
 
 
 @final

@@ -39,7 +39,7 @@ class ServedModel(Model):
         self.tokenizer: Tokenizer | None = tokenizer
         self.spec = ModelSpec(
             name=client.model,
-            architecture="served",  # language: quoted
+            architecture="served",
             n_layers=0,
             d_model=0,
             d_mlp=0,

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 SEEDS = (42, 2024, 1337, 7777, 9999)
 CHAINS = (StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated"))
 _BASE, _EM = ([condition.name for condition in CONDITIONS].index(name) for name in (BASELINE, EM_LIKE))
-_EM_SHORT = EM_LIKE.partition(":")[0]
 _BEATS, _DOES_NOT = "beats controls", "does not beat controls"
 TRAINED, HELD_OUT = 0, 1  # along the axis `sequence`
 _CONDITIONS, _FEW = "sequence chain condition", "chain condition"
