@@ -24,7 +24,8 @@ from bayesgeom.interventions._evidence import Erasure, Read, erasure
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
 from bayesgeom.interventions.matching import matched_subspaces
-from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
+from bayesgeom.interventions.report import STAGES, OnwardsReport
+from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
@@ -330,7 +331,7 @@ def _report(
         erasures = list(scrubbed.erasures.values())
         r2[:, first] = erasures[0].before, max(each.after for each in erasures)
         excess[first] = max(each.after - max(each.permuted, 0.0) for each in erasures)
-        verdicts[first] = verdict_onwards(
+        verdicts[first] = onwards_verdict(
             (low[first], high[first]),
             ceiling[first],
             own_kl,

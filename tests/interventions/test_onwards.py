@@ -8,7 +8,8 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
-from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
+from bayesgeom.interventions.report import OnwardsReport
+from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.base import InterventionSite
@@ -115,7 +116,7 @@ def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
 def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], text: str) -> None:
     """`holds`: whether the quantity is clearly decodable before erasure, and whether it is identified."""
     is_decodable, is_identified = holds
-    found = verdict_onwards(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
+    found = onwards_verdict(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
     assert found == text
 
 
