@@ -83,9 +83,9 @@ class Intervention:
         fit.check(Setting(model=model, place=place, trials=one))
         has_donors = design.kind == "swap" or isinstance(fit, TrainedSwap)
         donors = _donors_of(task, fit, design, seed) if has_donors else ""
-        found = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
-        found.positions.check(one)
-        return found
+        checked = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
+        checked.positions.check(one)
+        return checked
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -416,35 +416,30 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     Raises:
         InvalidArgument: The task draws no pairs, or its pairs cannot be swapped.
     """
-    if design.donors == "independent":
-        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
-        return "independent"
-    try:
-        originals, donors = task.sample_pair(N_COMPARED, seed=seed)
-    except NotImplementedError as error:
-        if design.donors == "paired":
-            raise InvalidArgument(
-                f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
-            ) from error
-        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
-        return "independent"
-    _check_pairs(task, originals, donors)
-    if design.donors == "paired":
-        return "paired"
-    own, other = (fit.about.quantity.exact(trials) for trials in (originals, donors))
-    spread = float((own - own.mean(dim=(0, 1))).square().sum())
-    return "paired" if float((own - other).square().sum()) > _SAME * spread else "independent"
-
-
-def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
-    originals, donors = (task.sample(n, seed=derived_seed(seed, _DONORS, i), device=device) for i in range(2))
-    return originals, donors
-
-
-def _check_pairs(task: WindTunnel, originals: Trials, donors: Trials) -> None:
+    chosen: str = design.donors
+    originals, donors = _independent(task, 2, seed, "cpu")
+    if chosen != "independent":
+        try:
+            pairs = task.sample_pair(N_COMPARED, seed=seed)
+            own, other = map(fit.about.quantity.exact, pairs)
+            spread = float((own - own.mean(dim=(0, 1))).square().sum())
+            differ = own.shape == other.shape and float((own - other).square().sum()) > _SAME * spread
+            if design.donors == "paired" or differ:
+                chosen, (originals, donors) = "paired", pairs
+        except NotImplementedError as error:
+            if design.donors == "paired":
+                raise InvalidArgument(
+                    f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
+                ) from error
     same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
     if originals.tokens.shape != donors.tokens.shape or not all(same):
         raise InvalidArgument(
             f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped. Use kind "
             f"'remove' or 'keep'."
         )
+    return "paired" if chosen == "paired" else "independent"
+
+
+def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
+    originals, donors = (task.sample(n, seed=derived_seed(seed, _DONORS, i), device=device) for i in range(2))
+    return originals, donors

@@ -226,11 +226,13 @@ class InterventionReport(EditReport):
         else:
             lines.append(ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"))
         lines.append(headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})"))
-        metric, row, name = ("indirect_movement", (), "movement")
-        if not self.is_swap:
-            metric, row, name = "change_bits", (INDIRECT_KL,), "KL increase"
-        later = [self._line(metric, (*row, at, 0), f"layer {at}: {name} without the direct path") for at in self.layers]
-        return *lines, *(own for own in later if not math.isnan(own.value))
+        for at in self.layers:
+            if self.is_swap:
+                lines.append(self._line("indirect_movement", (at, 0), f"layer {at}: movement without the direct path"))
+            else:
+                label = f"layer {at}: KL increase without the direct path"
+                lines.append(self._line("change_bits", (INDIRECT_KL, at, 0), label))
+        return [own for own in lines if own.verdict or not math.isnan(own.value)]
 
     def _line(self, metric: str, at: tuple[int, ...], label: str) -> Headline:
         """Return an entry, without a verdict of its own if the swap in its layer is an identity."""
@@ -239,7 +241,8 @@ class InterventionReport(EditReport):
 
     def _judgment(self, layer: int) -> Headline:
         """Return the effect in one layer, with its verdict and what stands against another one."""
-        metric, at, label = "change_bits", (KL, layer, 0), f"KL increase, layer {layer}, {self.subspace}"
+        metric, label = "change_bits", f"KL increase, layer {layer}, {self.subspace}"
+        at: tuple[int, ...] = KL, layer, 0
         if self.is_swap:
             metric, at, label = "movement", (layer, 0), f"layer {layer}: movement toward the donor's {self.quantity}"
         verdict, own, count = self.verdict_by_layer[layer], self.estimate(metric)[at], 1

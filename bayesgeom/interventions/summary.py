@@ -144,10 +144,10 @@ class _Scores:
             mean, least, largest = (place(part) for part in (own.mean(1), own.min(1), own.max(1)))
             levels.append(Baseline.of("chance", name, mean, low=least, high=largest))
             most += [Baseline.of("chance", name_most, place(later.max(1)))] if has_path else []
-        own = self._estimate(ratio, OWN, CEILING, levels)
+        effect = self._estimate(ratio, OWN, CEILING, levels)
         if has_path:
-            return own, self._estimate(ratio, at, None, most)
-        return own, Estimate.of(np.full_like(own.value, np.nan), n=self.context.n)
+            return effect, self._estimate(ratio, at, None, most)
+        return effect, Estimate.of(np.full_like(effect.value, np.nan), n=self.context.n)
 
     @cached_property
     def removal(self) -> Estimate:
