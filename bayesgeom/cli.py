@@ -714,9 +714,13 @@ def selftest() -> int:
 
     Takes about ten seconds on two CPU cores.
     """
-    from bayesgeom.selftest.run import selftest
+    from bayesgeom.report.columns import fitted
+    from bayesgeom.selftest.run import ControlResult, planted_tables, selftest
 
     verdicts = selftest()
+    for table in planted_tables():
+        tell("\n".join([table.title, *fitted([table.head, *table.rows])]) + "\n")
+        verdicts.append(ControlResult(probe=table.probe, control=table.title, passed=table.passed))
     for verdict in verdicts:
         tell(f"{'ok    ' if verdict.passed else 'FAILED'}  {verdict.probe}: {verdict.control}")
     failed = sum(not verdict.passed for verdict in verdicts)

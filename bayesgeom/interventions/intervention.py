@@ -36,9 +36,9 @@ from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.subspace import covariance, random_subspaces
-from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.subspaces.erasers import Eraser, NothingLeft
-from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
+from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
@@ -46,6 +46,7 @@ N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on
 N_COMPARED = 32  # pairs for the share outside a subspace
 _PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
+_OUTSIDE = 0.1  # length that a direction of a code keeps outside the subspace
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
 
 
@@ -121,13 +122,21 @@ class Intervention:
         matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
-        main = self.scored(self.n, self._main_conditions(sample, subspaces), sample, means=means, ceiling_at=1)
-        conditions = dict[int, list[Edit]]()
+        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials))
+        given, by_code = self._given(sample), self._by_code(sample, code, subspaces)
+        conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
         for at, own in subspaces.items():
-            edits = self.conditions(sample, at)
+            edits, removal = self.conditions(sample, at), self.conditions(sample, at, "remove")
             alike = edits.filling(matched[at].bases, design.n_matched)
-            conditions[at] = [edits.ceiling(), *edits.controls(random[at], own), *alike]
-        control = self.scored(min(self.n, design.n_control), conditions, sample, means=means)
+            conditions[at] = [edits.own(own), edits.ceiling()]
+            controls[at] = [edits.ceiling(), *edits.controls(random[at], own), *alike]
+            if design.kind == "swap":
+                held = [edits.own(other.get(at, own)) for other in (given, by_code)]
+                conditions[at] += [removal.own(own), removal.ceiling(), *held]
+                controls[at] += removal.controls(random[at])
+        main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
+        paths = range(1, 1 + design.n_random + design.n_matched)
+        control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
         r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT)
@@ -135,7 +144,7 @@ class Intervention:
         erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=seed)
         overlap = overlaps(self._setting(sample), sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
         outside, untrained = self.outside_shares(subspaces), self.untrained_shares() if is_identified else {}
-        whole = self._whole(sample) if is_identified and self._claims_the_quantity else {}
+        whole = self._whole(sample) if is_identified and design.kind == "swap" and about.at_scored else {}
         donors = f"; donors: {self.donors}" if design.kind == "swap" else ""
         context = Context(
             design=design,
@@ -155,14 +164,16 @@ class Intervention:
                     outside_share=outside[at],
                     untrained_share=untrained.get(at, float("nan")),
                     whole=whole.get(at, ()),
+                    has_given=at in given,
+                    has_code=at in by_code,
                 )
                 for at, own in subspaces.items()
             },
             empty=tuple(empty),
             is_identified=is_identified,
             is_readout=about.is_readout,
-            claims_the_quantity=self._claims_the_quantity,
-            follows_answer=about.quantity.name != "entropy" and not self.place.score_after,
+            holds=self._holds,
+            code=code,
             n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
@@ -225,24 +236,31 @@ class Intervention:
             seed=self.seed,
         )
 
-    def _main_conditions(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """Return subspace and ceiling; under a swap also their removal, and the erasure of the quantity."""
-        found: dict[int, list[Edit]] = {}
-        erasers: Mapping[int, Subspace] = subspaces
-        if self._claims_the_quantity and not isinstance(self.fit, Eraser):
-            erasers = Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
-        for layer, own in subspaces.items():
-            conditions = self.conditions(sample, layer)
-            found[layer] = [conditions.own(own), conditions.ceiling()]
-            if self.design.kind == "swap":
-                removal = self.conditions(sample, layer, "remove")
-                found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
-        return found
-
     @property
-    def _claims_the_quantity(self) -> bool:
-        """Whether the subspace claims to hold the quantity, so that erasing the quantity tests the claim."""
-        return self.design.kind == "swap" and self.fit.about.at_scored
+    def _holds(self) -> tuple[str, ...]:
+        """The quantities that a swap of this subspace also holds fixed: a belief goes with the answer by definition."""
+        if self.design.kind != "swap" or not isinstance(self.fit, Eraser) or self.fit.given:
+            return ()
+        return ("position", "answer") if self.fit.quantity.name == "entropy" else ("position",)
+
+    def _given(self, sample: Sample) -> dict[int, Subspace]:
+        """Return the subspaces with position and answer held fixed, in layers where something is left."""
+        if not self._holds or not isinstance(self.fit, Eraser):
+            return {}
+        return fitted_where_possible(replace(self.fit, given=self._holds), sample, self.layers)
+
+    def _by_code(self, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:
+        """Return what covaries with a code outside each subspace, where that is at most half of the site."""
+        found = dict[int, Subspace]()
+        for layer, own in subspaces.items() if code and self.design.kind == "swap" else ():
+            points = sample.points(layer)
+            with contextlib.suppress(InvalidArgument):  # the code and the site do not covary
+                whole = covariance_subspace(f"{code} code", JointMoments.of(points, sample.confounds((code,))))
+                taken = span(own.name, torch.cat([own.basis, own.reads], dim=1).to(points)).basis
+                left, size, _ = torch.linalg.svd(whole.basis - taken @ (taken.T @ whole.basis), full_matrices=False)
+                if whole.rank <= whole.width // 2 and bool((is_left := size > _OUTSIDE).any()):
+                    found[layer] = Subspace(whole.name, left[:, is_left])
+        return found
 
     def controls(
         self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
@@ -259,16 +277,17 @@ class Intervention:
         *,
         means: Means | None = None,
         ceiling_at: int = 0,
+        paths: Sequence[int] | None = None,
     ) -> Totals:
-        """Score every condition on `n` pairs: where the site allows it, also without their direct paths.
+        """Score every condition on `n` pairs: where the site allows it, some also without their direct paths.
 
-        If the ceiling is first, these are all other conditions, and the controls of a subspace. Else it is the first.
+        By default these are all others if the ceiling is first, else the first one.
         """
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(self.task.sample(1, seed=self.seed))
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
         n_edits, chosen = len(next(iter(conditions.values()))), tuple[int, ...]()
         if self.place.is_residual and RESID_POST in self.model.sites:
-            chosen = (0,) if ceiling_at else tuple(range(1, n_edits))
+            chosen = tuple(paths or ((0,) if ceiling_at else range(1, n_edits)))
 
         def variants(batch: PairPass) -> list[Variant]:
             mask, found = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()

@@ -39,7 +39,7 @@ LINES = (
         levels=(Level(name="flat", value=2.0), Level(name="<random>", value=0.01, bound="≤ ", mean=0.005)),
         verdict="undecided",
     ),
-    Headline(metric="y", label="second", value=7.0, low=6.0, high=9.0, reason=Reason.CONSERVATIVE, verdict="used"),
+    Headline(metric="y", label="second", value=7.0, low=6.0, high=9.0, reason=Reason.CONSERVATIVE, verdict="causal"),
     Headline(metric="z", label="third", value=0.5, reason=Reason.HEAVY_TAIL),
 )
 

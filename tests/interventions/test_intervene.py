@@ -61,8 +61,8 @@ def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: Interventi
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
     # The subspace holds most of the variance, so that every control with as much holds most of it, too, and moves the
-    # answer nearly as far: see `test_planted` for "used".
-    assert swapped.verdict_by_layer == ("undecided",) * 2 and swapped.against_use == (Obstacle.MATCHED_REACHES,) * 2
+    # answer nearly as far: see `test_planted` for "causal".
+    assert swapped.verdict_by_layer == ("undecided",) * 2 and swapped.against_causal == (Obstacle.MATCHED_REACHES,) * 2
     np.testing.assert_allclose(swapped.movement.value[:, 0], 1, atol=1e-3)
     assert (swapped.n, list(swapped.rank)) == (N, [5, 5])
     assert swapped.controls_found.tolist() == [20, 20], "19 from the whole site, and the whole complement"
@@ -80,7 +80,7 @@ def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: st
     report = intervene(planted_model(), subspace=UNUSED, kind=kind, n=N)
     assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.change_bits.ceiling[KL, :, 0].min()
     assert report.verdict_by_layer == ("undecided", "undecided")
-    assert report.against_disuse == (Obstacle.STILL_DECODABLE,) * 2
+    assert report.against_inert == (Obstacle.STILL_DECODABLE,) * 2
     assert report.r2.value[AFTER].min() > 0.99, "the belief lies elsewhere"
 
 
@@ -252,7 +252,8 @@ def test_fits_have_names_on_the_command_line() -> None:
     ):
         fits.fit_from_text("covariance:surprise")
     with pytest.raises(
-        UnknownName, match=r"no quantity to hold fixed named 'length'\. There are: answer, known, position"
+        UnknownName,
+        match=r"no quantity to hold fixed named 'length'\. There are: answer, category, known, position, previous, token",
     ):
         fits.fit_from_text("covariance:entropy,given=length")
 
@@ -339,7 +340,7 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
     report = intervene(lively(), subspace=fits.random(3), kind=FEW, sites=InterventionSite(RESID_POST), n=1)
     shift = report.effect("answer shift")
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
-    assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_use) == {Obstacle.FEW_SEQUENCES}
+    assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_causal) == {Obstacle.FEW_SEQUENCES}
     assert report.table() and report.plot().data
 
 
