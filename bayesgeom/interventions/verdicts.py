@@ -64,6 +64,8 @@ class Obstacle(StrEnum):
     """A verdict needs at least 20 subspaces with the same share of variance that differ from one another."""
     ONLY_REMOVAL = "only removal shows inertness"
     """Other kinds of edits cannot show that nothing depends on a subspace."""
+    NOT_DECODABLE = "not decodable"
+    """The quantity cannot be decoded at the site, so no linear function of it goes with the quantity."""
     READ_OUT = "read-out weights"
     """Decoder weights are only a read-out: the quantity may lie in other directions, and a swap may move others."""
     HARDLY_DECODABLE = "hardly decodable"
@@ -198,6 +200,8 @@ def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
         return
     if evidence.is_readout:
         yield Obstacle.READ_OUT
+    if not evidence.erasure.has_quantity:
+        yield Obstacle.NOT_DECODABLE
     movement, whole = evidence.movement, evidence.movement.baseline(WHOLE)
     direct = Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES
     yield from _within_controls(movement, direct, is_matched=evidence.is_matched)

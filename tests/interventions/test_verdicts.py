@@ -114,6 +114,11 @@ CASES: dict[str, tuple[Evidence, str, str]] = {  # with the obstacle that a case
         "causal",
         "",
     ),
+    "nothing is decodable": (
+        replace(CAUSAL, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)),
+        "undecided",
+        Obstacle.NOT_DECODABLE,
+    ),
     "direct path alone": (
         replace(CAUSAL, indirect=later(0.0, -0.01, 0.01, -1.0, -1.0)),
         "undecided",
