@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import final
 
+import numpy as np
+
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions._evidence import SLACK, Erasure
 from bayesgeom.interventions.design import ERASED, LEAST_CONTROLS, MATCHED, RANDOM
@@ -74,6 +76,8 @@ class Obstacle(StrEnum):
     """After the removal, R² is still more than 0.01 above that of shuffled values."""
     KL_OF_CEILING = "KL beyond the ceiling's"
     """The upper end of the KL increase exceeds 1 % of that of replacing the whole activation by its mean."""
+    NO_ERASURES = "no random erasures"
+    """The file was written by another version, which did not erase random subspaces."""
     KL_OF_RANDOM = "KL beyond random erasures"
     """The upper end of the KL increase exceeds the median of random erasures of the same rank."""
 
@@ -249,8 +253,10 @@ def against_cheap(increase: Estimate) -> list[Obstacle]:
     high = increase.ends[1]
     if increase.value == 0 and high == 0:
         return []  # the logits are bit-identical
+    random = next((own.value for own in increase.baselines if own.name == ERASED), np.asarray(np.nan))
     found = [Obstacle.KL_OF_CEILING] if not high <= CEILING_SHARE * increase.ceiling else []
-    return found if high <= increase.baseline(ERASED).value else [*found, Obstacle.KL_OF_RANDOM]
+    found += [Obstacle.NO_ERASURES] if np.isnan(random) else []
+    return found if np.isnan(random) or high <= random else [*found, Obstacle.KL_OF_RANDOM]
 
 
 def survival_of(movement: Estimate, given: Estimate | None, code: str, by_code: Estimate | None) -> Survival:
