@@ -99,9 +99,10 @@ class InterventionReport(EditReport):
     at least 20 variance-matched ones, of which no two have 99 % of their variance in common. The movement is at least
     0.1 of that of swapping the whole activation, whose interval must lie above zero. Where the site has a direct path
     to the output, the movement without that path lies above zero and above that of every control without its own. The
-    quantity is decodable at the site (R² more than 0.01 above that of shuffled values). The verdict does not say that the model computes the quantity: a look-up table of categories is causal, too. So each causal
-    layer states whether the movement survives with position and answer held fixed, and whether the rest of the
-    strongest correlated code moves the value as well ("goes with the category code").
+    quantity is decodable at the site (R² more than 0.01 above that of shuffled values). The verdict does not say that
+    the model computes the quantity: a look-up table of categories is causal, too. So each causal layer states whether
+    the movement survives with position and answer held fixed, and whether the rest of the strongest correlated code
+    moves the value as well ("goes with the category code").
 
     Inert (linearly, at this site and these positions): before removal, R² of a linear map is at least 0.1 above that
     of shuffled values; after it, at most 0.01 above. The upper end of the KL increase is at most 1 % of that of

@@ -253,7 +253,7 @@ def test_fits_have_names_on_the_command_line() -> None:
         fits.fit_from_text("covariance:surprise")
     with pytest.raises(
         UnknownName,
-        match=r"no quantity to hold fixed named 'length'\. There are: answer, category, known, position, previous, token",
+        match=r"no quantity to hold fixed named 'length'\. There are: answer, category, known, position, previous",
     ):
         fits.fit_from_text("covariance:entropy,given=length")
 
