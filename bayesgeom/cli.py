@@ -41,9 +41,8 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown
-from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.text import WIDTH, counted, number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
-from bayesgeom.report.columns import WIDTH
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch

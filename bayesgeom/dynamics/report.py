@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.text import counted, fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.dynamics.threshold_steps import NEARBY
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

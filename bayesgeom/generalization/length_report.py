@@ -8,11 +8,10 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.generalization.model_errors import EARLIER
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

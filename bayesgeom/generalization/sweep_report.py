@@ -8,10 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.run import Behavior
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

@@ -11,12 +11,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Trials, at_scored
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable, times_later
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.tally import OTHER, layer_tally
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

@@ -8,10 +8,9 @@ import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.gradients.capture import Targets
 from bayesgeom.gradients.tally import BIN_EDGES, IDENTITIES, OTHER, LayerTally
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

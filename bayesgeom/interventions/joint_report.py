@@ -10,10 +10,9 @@ from typing import Annotated, ClassVar, final
 
 import numpy as np
 
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import RANDOM
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

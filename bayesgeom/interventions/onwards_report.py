@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions._evidence import SLACK
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM_MOST
@@ -15,7 +15,6 @@ from bayesgeom.interventions.verdicts import (
     CEILING_SHARE,
     OWN_KL_SHARE,
 )
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import AtMostOne, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
