@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.stats.observers import Beliefs, Filter, full_support
+from bayesgeom.stats.observers import Beliefs, Filter, exact_beliefs, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
 
@@ -182,10 +182,8 @@ class HMM(SymmetricTask, DynamicTask):
         body = torch.stack([step_marker, symbols + self._first_symbol], dim=2).flatten(1)
         entries = [matrix.flatten(1) - self._floor_steps for matrix in (transition, emission)]
         tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
-        at, n_pos = slice(self.header_length + 1, None, 2), tokens.shape[1]
-        # Integers would divide into float32.
-        moves, shows = transition.double() / self._steps, emission.double() / self._steps
-        predictive = only_at(at, forward_filter(moves, shows, symbols), n_pos, torch.nan)
+        at, n_pos, observers = slice(self.header_length + 1, None, 2), tokens.shape[1], self.observers(tokens)
+        predictive = only_at(at, exact_beliefs(observers.filter, *symbols.shape), n_pos, torch.nan)
         return Trials(
             tokens=tokens,
             scored=is_at(at, tokens),
@@ -195,11 +193,11 @@ class HMM(SymmetricTask, DynamicTask):
             labels=only_at(at, states + self._first_answer, n_pos, NO_LABEL),
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
             relations=Relations(draw=self._relations, of=symbols),
-            observers=self.observers(tokens),
+            observers=observers,
         )
 
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """Return the filter of `forward_filter`; a window's first symbol has no transition before it."""
+        """Return the filter from a uniform initial state; a window's first symbol has no transition before it."""
         transition, emission, symbols = self._read(tokens)
         likelihood = _likelihoods(emission, symbols)
         uniform = torch.full((self.n_states,), 1 / self.n_states, dtype=torch.float64, device=tokens.device)
@@ -208,7 +206,7 @@ class HMM(SymmetricTask, DynamicTask):
             return belief * likelihood[:, first : first + belief.shape[1]]
 
         return Filter(
-            priors={"uniform": uniform[None], "stationary": full_support(stationary_rows(transition, uniform))},
+            priors={"initial": uniform[None], "uniform": uniform[None], "stationary": full_support(stationary_rows(transition, uniform))},
             weighed=weighed,
             moved=lambda belief, first: weighed(belief @ transition, first),
             answers=lambda belief: belief,
@@ -333,22 +331,6 @@ class HMM(SymmetricTask, DynamicTask):
 
 
 SLOW = HMM(n_states=3, n_symbols=3, length=64, floor=0.01, stay=0.96)
-
-
-def forward_filter(
-    transition: Float64[Tensor, "batch state state"],
-    emission: Float64[Tensor, "batch state symbol"],
-    symbols: Int64[Tensor, "batch step"],
-) -> Float64[Tensor, "batch step state"]:
-    """Return P(s_t | o_0 … o_t) for every t, from a uniform initial state."""
-    likelihood = _likelihoods(emission.double(), symbols)
-    belief = likelihood[:, 0] / likelihood[:, 0].sum(-1, keepdim=True)
-    beliefs = [belief]
-    for step in range(1, symbols.shape[1]):
-        belief = torch.einsum("br,brs->bs", belief, transition.double()) * likelihood[:, step]
-        belief = belief / belief.sum(-1, keepdim=True)
-        beliefs.append(belief)
-    return torch.stack(beliefs, dim=1)
 
 
 def _likelihoods(

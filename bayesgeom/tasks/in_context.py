@@ -115,7 +115,7 @@ class BoundInContext(WindTunnel):
 
     @property
     def n_pos(self) -> int:
-        return self._length(self._places(self.task.sample(1, seed=0)))
+        return int(self._places(self.task.sample(1, seed=0))[-1]) + 1
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         return self.rendered(self.task.draw(n, generator))
@@ -127,7 +127,7 @@ class BoundInContext(WindTunnel):
     def rendered(self, trials: Trials) -> Trials:
         """Render sequences of the wind tunnel in symbols. Inserted tokens are neither scored nor evidence."""
         places = self._places(trials)
-        width, ids = self._length(places), torch.tensor(self.symbol_ids, device=trials.tokens.device)
+        width, ids = int(places[-1]) + 1, torch.tensor(self.symbol_ids, device=trials.tokens.device)
 
         def spread(values: Tensor, fill: float | bool, *, last: bool = False) -> Tensor:
             """Move the position axis of `values`, the second or the last, to the rendered positions."""
@@ -152,7 +152,7 @@ class BoundInContext(WindTunnel):
 
     def unrendered(self, trials: Trials) -> Trials:
         """Return the wind tunnel's own sequences: the inverse of `rendered`."""
-        places = self._places_in(trials)
+        places = self._places(self.task.sample(1, seed=0, device=trials.tokens.device))
         known, order = torch.tensor(self.symbol_ids, device=trials.tokens.device).sort()
 
         def own(ids: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
@@ -193,15 +193,3 @@ class BoundInContext(WindTunnel):
         before[0] = False
         inserted = before.long().cumsum(0) if self.separator_ids else torch.zeros_like(scored, dtype=torch.int64)
         return torch.arange(len(scored), device=scored.device) + inserted + len(self.prefix)
-
-    def _places_in(self, trials: Trials) -> Int64[Tensor, " pos"]:
-        """Return the rendered positions, read from rendered sequences."""
-        is_separator = torch.zeros_like(trials.scored[0])
-        if self.separator_ids:
-            is_separator[:-1] = trials.scored[0, 1:]
-            is_separator[: len(self.prefix)] = False
-        places = (~is_separator).nonzero()[:, 0]
-        return places[len(self.prefix) :]
-
-    def _length(self, places: Int64[Tensor, " pos"]) -> int:
-        return int(places[-1]) + 1

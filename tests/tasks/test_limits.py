@@ -97,9 +97,11 @@ def test_whole_numbers_beyond_64_bits_are_refused_without_printing_them(value: i
     assert len(str(raised.value)) < 200
 
 
-@pytest.mark.parametrize("grid", [1e-320, float("nan"), -0.0])
-def test_grids_without_steps_are_refused(grid: float) -> None:
-    with pytest.raises(InvalidArgument, match=r"grid must divide 1"):
+@pytest.mark.parametrize(
+    ("grid", "message"), [(1e-320, "divide 1"), (float("nan"), "be a number, got nan"), (-0.0, "divide 1")]
+)
+def test_grids_without_steps_are_refused(grid: float, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"grid must {message}"):
         tasks.HMM(grid=grid)
 
 
