@@ -41,7 +41,6 @@ MOST_BYTES, MOST_SECONDS = 4e9, 600.0
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
 _LABEL_BYTES = 100  # per id: its label in tables and plots
 _BYTES_PER_SECOND, _STEP_SECONDS = 2e8, 2e-4
-_UNITS = ((3.156e7, "years"), (86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def block_size(n_pos: int) -> int:
@@ -87,21 +86,10 @@ def check_affordable(
         return
     given = ", ".join(f"{name}={getattr(task, name)}" for name in on)
     raise InvalidArgument(
-        f"task {task.name!r} with {given} needs about {_gigabytes(n_bytes)} of memory and {_time(seconds)} to draw one "
-        f"block of sequences ({n}); the limits are {_gigabytes(MOST_BYTES)} and {_time(MOST_SECONDS)}. Choose a "
-        f"smaller task."
+        f"task {task.name!r} with {given} needs about {n_bytes / 1e9:.3g} GB of memory and {seconds / 60:.3g} minutes "
+        f"to draw one block of sequences ({n}); the limits are {MOST_BYTES / 1e9:.3g} GB and {MOST_SECONDS / 60:.3g} "
+        f"minutes. Choose a smaller task."
     )
-
-
-def _gigabytes(n_bytes: float) -> str:
-    """Format an amount of memory for a message."""
-    return "more than a million GB" if n_bytes > 1e15 else f"{n_bytes / 1e9:,.3g} GB"
-
-
-def _time(seconds: float) -> str:
-    """Format a duration for a message, in the largest unit that gives at least 1."""
-    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
-    return "more than 1,000 years" if seconds > 1_000 * _UNITS[0][0] else f"{seconds / size:.3g} {unit}"
 
 
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
@@ -250,8 +238,8 @@ class WindTunnel(ABC):
         available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
         if n_bytes > available:
             raise InvalidArgument(
-                f"{n:,} sequences need about {_gigabytes(n_bytes)} of memory; this machine has "
-                f"{_gigabytes(available)}. Lower n, or draw them in blocks with stream(n, seed=…)."
+                f"{n:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has "
+                f"{available / 1e9:.3g} GB. Lower n, or draw them in blocks with stream(n, seed=…)."
             )
 
 

@@ -83,14 +83,16 @@ class Bijection(SymmetricTask):
         return 2 * self.n_pairs - 1
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        value_of_key = self._permutations(n, generator)
+        value_of_key = random_order(n, self.n_values, generator)
         keys = self._keys(n, generator)
         return self.trials(keys, value_of_key.gather(1, keys))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs of sequences with the same keys in the same order, under two independent permutations."""
         keys = self._keys(n, generator)
-        original, donor = (self.trials(keys, self._permutations(n, generator).gather(1, keys)) for _ in range(2))
+        original, donor = (
+            self.trials(keys, random_order(n, self.n_values, generator).gather(1, keys)) for _ in range(2)
+        )
         return original, donor
 
     def trials(self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]) -> Trials:
@@ -143,17 +145,14 @@ class Bijection(SymmetricTask):
     def token_labels(self) -> Sequence[str]:
         return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]
 
-    def _permutations(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch value"]:
-        return random_order(n, self.n_values, generator)
-
     def _keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
         if self.pooled_keys:
             pool_size = torch.randint(2, self.n_values + 1, (n, 1), generator=generator, device=generator.device)
             drawn = torch.rand(n, self.n_pairs, generator=generator, dtype=torch.float64, device=generator.device)
-            return self._permutations(n, generator).gather(1, (drawn * pool_size).long())
+            return random_order(n, self.n_values, generator).gather(1, (drawn * pool_size).long())
         if self.repeats:
             return torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=generator.device)
-        return self._permutations(n, generator)[:, : self.n_pairs]
+        return random_order(n, self.n_values, generator)[:, : self.n_pairs]
 
     def _posterior(
         self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]

@@ -19,7 +19,7 @@ References:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -114,13 +114,6 @@ class LabeledEvidence(TextTask):
 
     def __post_init__(self) -> None:
         check_parameters(self)
-        if self.style not in get_args(Style):
-            raise InvalidArgument(f"style must be one of {', '.join(get_args(Style))}, got {self.style!r}.")
-        if self.query not in get_args(Query) or self.control not in get_args(Evidence):
-            raise InvalidArgument(
-                f"query takes {', '.join(get_args(Query))} and control takes {', '.join(get_args(Evidence))}, "
-                f"got {self.query!r} and {self.control!r}."
-            )
         if not 0.5 < self.reliability < 1:
             raise InvalidArgument(f"reliability must lie between 0.5 and 1, both excluded, got {self.reliability}.")
         if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):
@@ -320,17 +313,13 @@ class BoundEvidence(WindTunnel):
 
     def _typical(self, k: int) -> float:
         """Return the larger exact probability in the prompt of median certainty, over all draws of k labels."""
-        r, weighted = self.reliability, list[tuple[float, float]]()
-        for m in range(k + 1):
-            weight = math.comb(k, m) * (r**m * (1 - r) ** (k - m) + (1 - r) ** m * r ** (k - m)) / 2
-            belief = self._belief(torch.tensor([[[float(m), float(k - m)]]], dtype=torch.float64))
-            weighted.append((float(self._answer(belief).max()), weight))
-        below = 0.0
-        for certainty, weight in sorted(weighted):
-            below += weight
-            if below >= 0.5 - 1e-12:
-                return certainty
-        raise AssertionError("weights sum to one")
+        first = torch.arange(k + 1, dtype=torch.float64)
+        rates = torch.tensor([[self.reliability], [1 - self.reliability]], dtype=torch.float64)
+        weights = torch.distributions.Binomial(k, rates).log_prob(first).exp().mean(dim=0)
+        certainty, order = (
+            self._answer(self._belief(torch.stack([first, k - first], dim=1)[None]))[0].amax(dim=1).sort()
+        )
+        return float(certainty[weights[order].cumsum(0) >= 0.5 - 1e-12][0])
 
     def _relations(self, n: int, at: Int64[Tensor, " query_pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark earlier labels (or their replacements), the latest of these, and the words before the query's."""

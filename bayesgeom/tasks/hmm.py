@@ -206,7 +206,11 @@ class HMM(SymmetricTask, DynamicTask):
             return belief * likelihood[:, first : first + belief.shape[1]]
 
         return Filter(
-            priors={"initial": uniform[None], "uniform": uniform[None], "stationary": full_support(stationary_rows(transition, uniform))},
+            priors={
+                "initial": uniform[None],
+                "uniform": uniform[None],
+                "stationary": full_support(stationary_rows(transition, uniform)),
+            },
             weighed=weighed,
             moved=lambda belief, first: weighed(belief @ transition, first),
             answers=lambda belief: belief,
