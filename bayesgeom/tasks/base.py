@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import (
@@ -32,7 +32,7 @@ from bayesgeom.core.errors import (
     unknown_name,
 )
 from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.run import Trials, checked
+from bayesgeom.core.run import NO_LABEL, Trials, checked
 from bayesgeom.core.tokenizer import Tokenizer
 
 BLOCK = 128  # sequences drawn and run at a time
@@ -438,20 +438,31 @@ def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor,
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
 
 
-def only_at(
-    at: slice | Int64[Tensor, " place"], values: Shaped[Tensor, "batch place *rest"], n_pos: int, other: float
-) -> Shaped[Tensor, "batch pos *rest"]:
-    """Return these values at some of `n_pos` positions, and another value at the others."""
-    full = values.new_full((len(values), n_pos, *values.shape[2:]), other)
-    full[:, at] = values
-    return full
+def trials_at(
+    at: slice | Int64[Tensor, " place"],
+    tokens: Int64[Tensor, "batch pos"],
+    *,
+    predictive: Float64[Tensor, "batch place answer"],
+    belief: Float64[Tensor, "batch place hypothesis"] | None = None,
+    labels: Int64[Tensor, "batch place"],
+    **others: Any,
+) -> Trials:
+    """Build sequences that are scored at positions `at`, from the values there; `belief` defaults to `predictive`."""
 
+    def spread(values: Shaped[Tensor, "batch place *rest"], other: float) -> Shaped[Tensor, "batch pos *rest"]:
+        full = values.new_full((*tokens.shape, *values.shape[2:]), other)
+        full[:, at] = values
+        return full
 
-def is_at(at: slice | Int64[Tensor, " place"], tokens: Int64[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
-    """Return true at some positions of every sequence."""
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    found[:, at] = True
-    return found
+    exact = spread(predictive, torch.nan)
+    return Trials(
+        tokens=tokens,
+        scored=spread(torch.ones_like(labels, dtype=torch.bool), other=False),
+        predictive=exact,
+        belief=exact if belief is None else spread(belief, torch.nan),
+        labels=spread(labels, NO_LABEL),
+        **others,
+    )
 
 
 def checked_seed(seed: Any) -> int:

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at, random_order
+from bayesgeom.core.run import Relations, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, random_order, trials_at
 
 _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 
@@ -104,16 +104,13 @@ class Bijection(SymmetricTask):
         """
         n, n_pairs, v = len(keys), keys.shape[1], self.n_values
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
-        at, n_pos = slice(0, None, 2), tokens.shape[1]
-        predictive = only_at(at, self._posterior(keys, values), n_pos, torch.nan)
         key_ids = torch.arange(v, device=tokens.device)
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        return trials_at(
+            slice(0, None, 2),
+            tokens,
             answers=key_ids + v,
-            predictive=predictive,
-            belief=predictive,
-            labels=only_at(at, values + v, n_pos, NO_LABEL),
+            predictive=self._posterior(keys, values),
+            labels=values + v,
             token_sets={"hypotheses": key_ids + v, "inputs": key_ids},
             relations=Relations(draw=self._relations, of=keys),
         )

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
 from bayesgeom.tasks.base import (
     TextTask,
@@ -34,9 +34,8 @@ from bayesgeom.tasks.base import (
     candidates,
     check_affordable,
     check_parameters,
-    is_at,
-    only_at,
     random_order,
+    trials_at,
 )
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
@@ -217,12 +216,12 @@ class BoundEvidence(WindTunnel):
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         y = torch.randint(2, (n,), generator=generator, device=generator.device)
-        return self.trials(self._words(n, generator), y, self._labels(y, generator))
+        return self.trials(random_order(n, len(self.word_ids), generator), y, self._labels(y, generator))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs with the same words and opposite y, each with its own labels."""
         y = torch.randint(2, (n,), generator=generator, device=generator.device)
-        words = self._words(n, generator)
+        words = random_order(n, len(self.word_ids), generator)
         original, donor = (self.trials(words, latent, self._labels(latent, generator)) for latent in (y, 1 - y))
         return original, donor
 
@@ -242,13 +241,13 @@ class BoundEvidence(WindTunnel):
         shown = torch.nn.functional.one_hot(labels, 2).double().cumsum(1)
         counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, queried]
         belief = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        return trials_at(
+            at,
+            tokens,
             answers=label_ids,
-            predictive=only_at(at, self._answer(belief), self.n_pos, torch.nan),
-            belief=only_at(at, belief, self.n_pos, torch.nan),
-            labels=only_at(at, targets, self.n_pos, NO_LABEL),
+            predictive=self._answer(belief),
+            belief=belief,
+            labels=targets,
             token_sets={"hypotheses": label_ids, "inputs": torch.tensor(self.word_ids, device=device)},
             relations=self._relations(n, at),
         )
@@ -277,9 +276,6 @@ class BoundEvidence(WindTunnel):
     def token_labels(self) -> Sequence[str]:
         names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)
         return labeled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
-
-    def _words(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch word"]:
-        return random_order(n, len(self.word_ids), generator)
 
     def _labels(self, y: Int64[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch line"]:
         size = (len(y), max(self.ks) + 1)

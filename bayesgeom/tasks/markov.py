@@ -281,13 +281,15 @@ class MarkovProcess(DynamicTask):
 
 
 def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> None:
-    """Check that one block of a process can be drawn.
+    """Check the length of a process, and that one block can be drawn.
 
     The cost includes every combination of symbol and next state at each position.
 
     Raises:
-        InvalidArgument: The block is too large.
+        InvalidArgument: The block is too large, or has no symbols.
     """
+    if task.length < 1:
+        raise InvalidArgument(f"length, the number of symbols, must be at least 1, got {task.length}.")
     ways = float(task.d_vocab) * n_states
     check_affordable(
         task,

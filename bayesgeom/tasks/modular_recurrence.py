@@ -33,8 +33,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Relations, Trials
-from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, is_at, only_at, random_order
+from bayesgeom.core.run import Relations, Trials
+from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, random_order, trials_at
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
 _HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN
@@ -167,15 +167,14 @@ class ModularRecurrence(WindTunnel):
             tokens = torch.cat([first, order, last, order.gather(1, tokens) + p], dim=1)
             labels, predictive = order.gather(1, labels) + p, self._as_symbols(predictive, order)
             sets, ids = {"header": ids, "inputs": ids + p}, ids + p
-        tokens, header = tokens.contiguous(), self.n_header
-        at, shown = slice(header + self._scored.start, header + self._scored.stop), self._scored
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        tokens, header, shown = tokens.contiguous(), self.n_header, self._scored
+        return trials_at(
+            slice(header + shown.start, header + shown.stop),
+            tokens,
             answers=ids,
-            predictive=only_at(at, predictive[:, shown], tokens.shape[1], torch.nan),
-            belief=only_at(at, belief[:, shown], tokens.shape[1], torch.nan),
-            labels=only_at(at, labels[:, shown], tokens.shape[1], NO_LABEL),
+            predictive=predictive[:, shown],
+            belief=belief[:, shown],
+            labels=labels[:, shown],
             token_sets=sets,
             relations=Relations(draw=functools.partial(_relations, header=header, scored=shown), of=tokens),
         )

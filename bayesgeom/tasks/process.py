@@ -65,7 +65,6 @@ class Process(MarkovProcess):
         object.__setattr__(self, "transition_tensors", stored)
         object.__setattr__(self, "initial", tuple(_numbers("initial", self.initial, n_axes=1).tolist()))
         check_parameters(self)
-        _check_length(self.length)
         n_symbols, n_states, n_next = tensors.shape
         if n_symbols == 0 or n_states == 0 or n_next != n_states:
             raise InvalidArgument(
@@ -149,7 +148,6 @@ class Mess3(MarkovProcess):
 
     def __post_init__(self) -> None:
         check_parameters(self)
-        _check_length(self.length)
         if not (0 <= self.x <= 0.5 and 0 <= self.a <= 1):
             raise InvalidArgument(f"Mess3 needs 0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x={self.x}, a={self.a}.")
         check_process(self, n_states=3, on=("length",))
@@ -181,8 +179,3 @@ def _numbers(name: str, values: Any, *, n_axes: int) -> Float[np.ndarray, "..."]
             f"axes; got another {type(values).__name__}."
         )
     return found
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise InvalidArgument(f"length, the number of symbols, must be at least 1, got {length}.")

@@ -184,7 +184,7 @@ def test_impossible_starts_are_refused(initial: tuple[float, ...]) -> None:
         (Mess3, {"x": 0.6}, r"0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x=0\.6"),
         (Mess3, {"a": float("nan")}, r"a must be a number, got nan"),
         (Mess3, {"length": 0}, r"at least 1, got 0"),
-        (StickyMarkov, {"n_states": 1}, r"n_states ≥ 2 and length ≥ 1, got 1 and 20"),
+        (StickyMarkov, {"n_states": 1}, r"n_states ≥ 2, got 1"),
         (StickyMarkov, {"self_probability": 1.1}, r"probabilities, got 1\.1 and 0\.3"),
         (StickyMarkov, {"noise": -0.1}, r"probabilities, got 0\.8 and -0\.1"),
     ],
