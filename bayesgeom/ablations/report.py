@@ -28,6 +28,7 @@ from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
+_N_LINES, _HEIGHT = 5, 460  # of panels
 NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
@@ -172,22 +173,31 @@ class AblationReport(Report):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.ablations.drawing import forest_panel, head_panel, position_panel
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.heads import add_heads
+        from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line
+        from bayesgeom.report.theme import SERIES, at_least, label_axes
 
-        by_head, drawn = self.kl_increase_bits_by_head, list[Panel]()
+        unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
-            drawn.append(head_panel(by_head, self.mode))
-        groups = {
-            title: found
-            for title, kinds in _ALIKE.items()
-            if (found := [i for i in self.ranked() if self.kinds[i] in kinds])
-        }
-        for title, found in groups.items():
-            labels = [self.ablations[i] for i in found[:N_SHOWN]]
-            drawn.append(forest_panel(title, labels, self.kl_increase_bits[found[:N_SHOWN]], len(found)))
+            panels.append(Panel.blank(f"Heads, {self.mode} ablation (baseline: 0)", height=_HEIGHT))
+            add_heads(panels[-1].figure, by_head, unit=unit, baseline=0.0)
+        alike = {title: [i for i in self.ranked() if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
+        groups = {title: found for title, found in alike.items() if found}
+        for title, found in groups.items():  # each kind has its own axis, as blocks cost more than heads
+            own, labels = self.kl_increase_bits[found[:N_SHOWN]], [self.ablations[i] for i in found[:N_SHOWN]]
+            panels.append(Panel.blank(f"{_few(title, N_SHOWN, len(found))}, largest first", height=_HEIGHT))
+            add_forest(panels[-1].figure, labels, own.value, own.ends, unit=unit, baseline=0.0)
         title, found = next(iter(groups.items()))
-        labels, by_position = [self.ablations[i] for i in found], self.kl_increase_bits_by_position[found]
-        return *drawn, position_panel(title, labels, by_position, len(found))
+        along = Panel.blank(f"{_few(title, _N_LINES, len(found))}, along the sequence", height=_HEIGHT)
+        scored = range(1, self.kl_increase_bits_by_position.shape[1] + 1)
+        add_baseline(along.figure, scored, 0.0, name="baseline: no effect")
+        for i, color in zip(found[:_N_LINES], SERIES, strict=False):
+            increase = self.kl_increase_bits_by_position[i]
+            add_line(along.figure, scored, increase, name=self.ablations[i], color=color)
+        at_least(along.figure, LEAST_BITS)
+        label_axes(along.figure, "scored position (1 is the first)", unit)
+        return *panels, along
 
     def table(self, *, most: int = N_SHOWN) -> str:
         """Return the ranked list with ratios of KL and changes of the entropy error."""
@@ -305,3 +315,8 @@ def _rank_correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " a"]) ->
     from bayesgeom.stats.regression import spearman
 
     return float(spearman(x, y)) if len(x) > 2 else math.nan
+
+
+def _few(title: str, shown: int, n: int) -> str:
+    """Return the title of a panel that shows some of a group."""
+    return title if n <= shown else f"{title}, {shown} of {n}"

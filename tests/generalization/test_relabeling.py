@@ -14,8 +14,15 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import NO_LABEL, Run, Trials
 from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
-from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport, Scored, relabeling_report, verdict
+from bayesgeom.generalization.relabeling import (
+    STUCK,
+    RelabelingReport,
+    Renaming,
+    Scored,
+    relabeling_invariance,
+    relabeling_report,
+    verdict,
+)
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis

@@ -12,8 +12,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.text import number_text
 from bayesgeom.generalization import sweeps
-from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
-from bayesgeom.generalization.sweeps import Vocabulary, sweep, varied_task
+from bayesgeom.generalization.sweeps import SHORTCUT, SweepReport, Vocabulary, sweep, varied_task
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
