@@ -38,15 +38,6 @@ _AXES = {"L": "layer", "H": "head"}
 _SAME = 1e-5  # rounding moves means of the exact predictive (bits, or a share) by less
 _UNIFORM = "uniform"
 _DRAWN = 24  # rows of differences in the figure
-# Label, unit and better direction of each of `SCORES`.
-_LABELS = (
-    ("KL(exact ‖ model)", "bits", "lower"),
-    ("entropy error", "bits", "lower"),
-    ("total variation from the exact predictive", "", "lower"),
-    ("off-answer probability", "", "lower"),
-    ("cross-entropy on the labels", "bits", "lower"),
-    ("accuracy", "", "higher"),
-)
 _EXACT_IS_0 = SCORES[:2]  # scores whose exact value is 0, so that a share of the gap to it can be closed
 
 
@@ -240,6 +231,9 @@ def _subject(value: ModelLike | Diagnosis) -> Model | Diagnosis:
 
 Scored = Float64[np.ndarray, "sequence score"]
 Key = tuple[Any, ...]  # the class of a report, a metric, and where in it: an index or a name by axis
+_SCORED = quantities_of(CalibrationReport) | {
+    "cross_entropy_bits": Quantity(unit="bits", better="lower", label="cross-entropy on the labels")
+}
 _SCORE_KEYS: list[Key] = [
     (CalibrationReport, name, *((("source", "model"),) if name == "accuracy" else ())) for name in SCORES
 ]
@@ -404,8 +398,9 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         if side.scores is None or not any(side.pairs_with(own) for own in sides if own is not side):
             continue
         scores = mean_estimate(side.scores, seed=resamples)
-        for index, (key, (label, unit, better)) in enumerate(zip(_SCORE_KEYS, _LABELS, strict=True)):
-            rows[key] = _Row(label=f"{prefix}{label}", unit=unit, better=better)
+        for index, key in enumerate(_SCORE_KEYS):
+            own = _SCORED[key[1]]
+            rows[key] = _Row(label=f"{prefix}{own.label}", unit=own.unit, better=own.better)
             values[at][key] = scores[index]
     for side in sides:
         rows |= {key: row for key, (row, _) in side.estimates.items() if key not in rows}

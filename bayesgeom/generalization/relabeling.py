@@ -10,8 +10,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
-from bayesgeom.core.run import Run, Trials
+from bayesgeom.core.run import Behavior, Run, Trials
 from bayesgeom.core.verdict import Verdict
+from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
@@ -205,13 +206,9 @@ class Renaming:
         stuck = predicted_behavior(after.trials, given)
         entropies_bits = before.behavior.exact_entropy_bits[: len(given)]
         report = relabeling_report(
-            _scored(before, given),
-            _scored(after, _with_first_names(after.log_answers.exp(), names)),
-            Scored(
-                kl_bits=stuck.kl_bits,
-                entropy_error_bits=np.abs(stuck.model_entropy_bits - stuck.exact_entropy_bits),
-                answers=_with_first_names(given, names).cpu().numpy(),
-            ),
+            _scored(before.behavior, given),
+            _scored(after.behavior, _with_first_names(after.log_answers.exp(), names)),
+            _scored(stuck, _with_first_names(given, names)),
             uniform_kl_bits=float(np.log2(given.shape[-1]) - entropies_bits.mean(dtype=np.float64)),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
@@ -235,13 +232,11 @@ class Renaming:
         return drawn.argsort(dim=1).to(self.model.spec.device)
 
 
-def _scored(run: Run, answers: Tensor) -> Scored:
-    own, first = run.behavior, slice(len(answers))
-    return Scored(
-        kl_bits=own.kl_bits[first].astype(np.float64),
-        entropy_error_bits=np.abs(own.model_entropy_bits[first].astype(np.float64) - own.exact_entropy_bits[first]),
-        answers=answers.cpu().numpy(),
-    )
+def _scored(behavior: Behavior, answers: Tensor) -> Scored:
+    first = slice(len(answers))
+    errors = entropy_errors(behavior)[first]
+    kl_bits = behavior.kl_bits[first].astype(np.float64)
+    return Scored(kl_bits=kl_bits, entropy_error_bits=errors, answers=answers.cpu().numpy())
 
 
 def _with_first_names(answers: Tensor, names: Int64[Tensor, "batch name"]) -> Tensor:

@@ -1,21 +1,21 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, checked
-from bayesgeom.core.run import NO_LABEL, Behavior, Trials, WindowScores
+from bayesgeom.core.run import NO_LABEL, Behavior, Run, Trials
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
-from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
+from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
 from bayesgeom.report.columns import fitted
@@ -104,16 +104,11 @@ class SweepReport(Report):
         steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)
         for index, label in enumerate(self.values):
             style = series(index)
-            add_reference(
-                curves.figure,
-                steps,
-                self.exact_entropy_bits[index],
-                name=f"{self.vary}={label}, exact",
-                color=style["color"],
-            )
+            exact, model, name = self.exact_entropy_bits[index], self.model_entropy_bits[index], f"{self.vary}={label}"
+            add_reference(curves.figure, steps, exact, name=f"{name}, exact", color=style["color"])
             curves.figure.data[-1].showlegend = False  # it has the color of the model's curve
-            if np.isfinite(self.model_entropy_bits[index]).any():
-                add_line(curves.figure, steps, self.model_entropy_bits[index], name=f"{self.vary}={label}", **style)
+            if np.isfinite(model).any():
+                add_line(curves.figure, steps, model, name=name, **style)
         label_axes(curves.figure, "scored position (1 is the first)", "entropy (bits)")
         at_least(curves.figure, LEAST_BITS)
         x, is_ordinal = _places(self.values)
@@ -164,24 +159,14 @@ class SweepReport(Report):
 class Value:
     """The measurements at one value of the parameter; without a model `own` is None, and `note` may state why.
 
-    `wider` holds mean KL and mean entropy error of the window observer that joins the predictors, by name, if any.
+    `shortcut` is the name of the predictor with the lowest mean KL, its mean KL and its mean entropy error.
     """
 
     label: str
     note: str
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
     own: Behavior | None
-    predictors: Mapping[str, Behavior]
-    wider: Mapping[str, tuple[float, float]]
-
-    def shortcut(self) -> tuple[str, float, float]:
-        """Return the name of the predictor with the lowest mean KL, its mean KL and its mean entropy error."""
-        exact = self.exact_entropy_bits.astype(np.float64)
-        along = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in self.predictors.items()}
-        best = strongest(along | {name: np.array([kl]) for name, (kl, _) in self.wider.items()})
-        if best in self.wider:
-            return best, *self.wider[best]
-        return best, float(along[best].mean()), float(_entropy_error(self.predictors[best], exact).mean())
+    shortcut: tuple[str, float, float]
 
 
 @checked("task", "model")
@@ -222,11 +207,9 @@ def sweep(
         >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
         8
     """
-    batch = None if executor is None else Batch.of(executor)
-    name = None if executor is None or model is None else name_of(model)
+    sent = None if executor is None else (Batch.of(executor), None if model is None else name_of(model))
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
-    sent = None if batch is None else (batch, name)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
 
 
@@ -257,11 +240,11 @@ def _swept(
         found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
     else:
         batch, name = executor  # the name under which workers load the model
-        weights = "" if model is None else model.spec.weights_hash
-        jobs = []
-        for label, own in zip(labels, tasks, strict=True):
-            sent = {"label": label, "task": own.config(), "model": name, "weights": weights, "n": n, "seed": seed}
-            jobs.append(Job(name=label, function=value_at, arguments=sent))
+        shared = {"model": name, "weights": "" if model is None else model.spec.weights_hash, "n": n, "seed": seed}
+        jobs = [
+            Job(name=label, function=value_at, arguments={"label": label, "task": own.config(), **shared})
+            for label, own in zip(labels, tasks, strict=True)
+        ]
         found = batch.results(jobs, desc="values")
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
@@ -284,62 +267,46 @@ def _swept(
 
 def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:
     """Measure one value of the parameter: without a model, or where it cannot be run (`note`), the exact posterior."""
-    note = ""
+    run, note = None, ""
     if model is not None:
         try:
-            return _measured(label, task, model, n=n, seed=seed)
+            run = _run(task, model, n=n, seed=seed)
         except TaskMismatch as reason:
             note = str(reason)
-    log = BehaviorLog()
-    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
-        certain = block.at_scored(block.predictive)
-        log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
+    own: Behavior | None
     exact: Behavior
-    exact, _, predictors = log.finished()
-    return Value(
-        label=label,
-        note=note,
-        exact_entropy_bits=exact.exact_entropy_bits,
-        own=None,
-        predictors=predictors,
-        wider=_wider(log.windows(), None, seed=seed),
-    )
+    if run is not None:
+        own, exact, predictors, windows = run.behavior, run.behavior, run.baseline_behaviors, run.windows
+    else:
+        log = BehaviorLog()
+        for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
+            certain = block.at_scored(block.predictive)
+            log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
+        own, (exact, _, predictors), windows = None, log.finished(), log.windows()
+    entropies_bits = exact.exact_entropy_bits
+    kl = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in predictors.items()}
+    errors = {name: float(entropy_errors(own).mean()) for name, own in predictors.items()}
+    if windows is not None:  # the window observer that decides may be none of the task's own baselines
+        resamples = derived_seed(seed, Branch.RESAMPLING)
+        symbols = math.nan if own is None else effective_memory(windows, own.kl_bits, seed=resamples).symbols
+        means = windows.kl_bits.mean(axis=2)
+        if (at := wider_window(means, symbols)) is not None:
+            name = window_name(at[1], STARTS[at[0]])
+            kl[name], errors[name] = means[at][None], float(windows.entropy_error_bits[at].mean())
+    best = strongest(kl)
+    shortcut = best, float(kl[best].mean()), errors[best]
+    return Value(label=label, note=note, exact_entropy_bits=entropies_bits, own=own, shortcut=shortcut)
 
 
-def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
-    """Measure the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
+def _run(task: WindTunnel, model: Model, *, n: int, seed: int) -> Run:
+    """Run the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
     vocabulary = Vocabulary.between(task, model.task if model.task is not None else task)
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-    run = model.run(
+    return model.run(
         (vocabulary.rendered(block) for block in stream),
-        baseline_predictives=vocabulary.baselines(task),
+        baseline_predictives=lambda trials: task.baseline_predictives(vocabulary.read(trials)),
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
-    return Value(
-        label=label,
-        note="",
-        exact_entropy_bits=run.behavior.exact_entropy_bits,
-        own=run.behavior,
-        predictors=run.baseline_behaviors,
-        wider=_wider(run.windows, run.behavior.kl_bits, seed=run.seed),
-    )
-
-
-def _wider(
-    windows: WindowScores | None, kl_bits: Float[np.ndarray, "sequence position"] | None, *, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Return KL and entropy error of the window observer that decides, if it is none of the task's own baselines.
-
-    Without a model it is that of ten symbols.
-    """
-    if windows is None:
-        return {}
-    symbols = math.nan if kl_bits is None else effective_memory(windows, kl_bits, seed=seed).symbols
-    means = windows.kl_bits.mean(axis=2)
-    at = wider_window(means, symbols)
-    if at is None:
-        return {}
-    return {window_name(at[1], STARTS[at[0]]): (float(means[at]), float(windows.entropy_error_bits[at].mean()))}
 
 
 def _trained_value(model: Model | None, vary: str) -> str:
@@ -429,12 +396,6 @@ class Vocabulary:
         """Return trials in known ids in the ids of the task, the inverse of `rendered`."""
         return _mapped(trials, self.back)
 
-    def baselines(
-        self, task: WindTunnel
-    ) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
-        """Return the task's shortcut predictors, for trials in known ids."""
-        return lambda trials: task.baseline_predictives(self.read(trials))
-
 
 def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
     to = to.to(trials.tokens.device)
@@ -452,17 +413,24 @@ def sweep_report(
     found: Sequence[Value], *, task: str, vary: str, trained_value: str, threshold_bits: float, seed: int
 ) -> SweepReport:
     """Return the report on all values, in the given order."""
-    best, kls, errors = zip(*(value.shortcut() for value in found), strict=True)
+    names, *levels = zip(*(value.shortcut for value in found), strict=True)
+    shortcuts = [(Baseline.of("baseline", SHORTCUT, np.array(level)),) for level in levels]
     n_positions = max(value.exact_entropy_bits.shape[1] for value in found)
+    unknown = Estimate.of(np.nan, (np.nan, np.nan))
     exact = [value.exact_entropy_bits.astype(np.float64) for value in found]
     own = [None if value.own is None else value.own.model_entropy_bits.astype(np.float64) for value in found]
+    kl, errors = [unknown] * len(found), [unknown] * len(found)
+    for index, value in enumerate(found):
+        if value.own is not None:
+            kl[index] = mean_estimate(value.own.kl_bits.mean(axis=1, dtype=np.float64), seed=seed)
+            errors[index] = mean_estimate(entropy_errors(value.own).mean(axis=1), seed=seed)
     return SweepReport(
         task=task,
         vary=vary,
         values=tuple(value.label for value in found),
         trained_value=trained_value,
         notes=tuple(value.note for value in found),
-        shortcuts=best,
+        shortcuts=names,
         threshold_bits=threshold_bits,
         exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
         model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
@@ -470,36 +438,12 @@ def sweep_report(
         model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
         exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
         model_tokens=stacked(
-            [_UNKNOWN if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
+            [unknown if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
         ),
-        kl_bits=_with_shortcut([_UNKNOWN if v.own is None else _mean(v.own.kl_bits, seed) for v in found], kls),
-        entropy_mae_bits=_with_shortcut(
-            [
-                _UNKNOWN if value.own is None else _mean(_entropy_error(value.own, of), seed)
-                for value, of in zip(found, exact, strict=True)
-            ],
-            errors,
-        ),
+        kl_bits=stacked(kl, shortcuts[0]),
+        entropy_mae_bits=stacked(errors, shortcuts[1]),
         n=len(exact[0]),
     )
-
-
-_UNKNOWN = Estimate.of(np.nan, (np.nan, np.nan))
-
-
-def _with_shortcut(found: Sequence[Estimate], levels: Sequence[float]) -> Estimate:
-    return stacked(found, baselines=(Baseline.of("baseline", SHORTCUT, np.array(levels)),))
-
-
-def _mean(values: Float[np.ndarray, "sequence position"], seed: int) -> Estimate:
-    return mean_estimate(values.mean(axis=1, dtype=np.float64), seed=seed)
-
-
-def _entropy_error(
-    own: Behavior, exact: Float[np.ndarray, "sequence position"]
-) -> Float[np.ndarray, "sequence position"]:
-    error: np.ndarray = np.abs(own.model_entropy_bits.astype(np.float64) - exact)
-    return error
 
 
 def _padded(values: Float[np.ndarray, "sequence position"] | None, n_positions: int) -> Float[np.ndarray, " longest"]:

@@ -43,7 +43,7 @@ def test_a_higher_floor_is_the_same_tokens_under_other_ids() -> None:
     assert torch.equal(rendered.answers, TASK.sample(1, seed=0).answers)
     back = vocabulary.read(rendered)
     assert all(torch.equal(getattr(back, name), getattr(trials, name)) for name in ("tokens", "answers", "labels"))
-    baselines = vocabulary.baselines(noisy)(rendered)
+    baselines = noisy.baseline_predictives(vocabulary.read(rendered))
     torch.testing.assert_close(baselines["likelihood_only"], noisy.baseline_predictives(trials)["likelihood_only"])
 
 
