@@ -24,7 +24,7 @@ from bayesgeom.ablations.engine import (
     references,
     score_batch,
 )
-from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
+from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core.edits import Mode, Reference, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar, progress_in
@@ -245,8 +245,7 @@ class BatteryRun:
                 f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took "
                 f"effect. Check that its hook points lie on the path to the logits."
             )
-        report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
-        report = with_provenance(report, self._provenance("exact"))
+        report = self._report(tally, "exact")
         if out is not None:
             report.save(out)
             if self.model.spec.is_identified:
@@ -280,25 +279,25 @@ class BatteryRun:
         bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
         if exact is not None:
             return with_provenance(with_attribution(exact, bits), self._provenance("both"))
-        return with_provenance(ablation_report(tally, self._context(bits)), self._provenance("attribution"))
+        return with_attribution(self._report(tally, "attribution"), bits)
 
-    def _context(self, attribution_bits: np.ndarray) -> Context:
-        return Context(
-            battery=self.battery,
+    def _report(self, tally: Tally, method: str) -> AblationReport:
+        report = ablation_report(
+            tally,
+            self.battery,
             mode=self.mode,
-            n_layers=self.model.spec.n_layers,
-            n_heads=self.model.spec.n_heads,
+            shape=(self.model.spec.n_layers, self.model.spec.n_heads),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-            attribution_bits=attribution_bits,
             picks=self._picks(),
-            uniform_kl_bits=self.uniform_kl_bits(),
+            uniform_kl_bits=self._uniform_kl_bits(),
         )
+        return with_provenance(report, self._provenance(method))
 
     def _provenance(self, method: str) -> dict[str, Any]:
         counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
         return provenance(self.model, self.task, {**counts, "mode": self.mode, "method": method})
 
-    def uniform_kl_bits(self) -> float:
+    def _uniform_kl_bits(self) -> float:
         """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
         total = 0.0
         for block in self._stream(self.n):
