@@ -5,7 +5,7 @@ wide enough for any correlation.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
@@ -29,7 +29,7 @@ from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, mean_e
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import JSON, quantities_of
-from bayesgeom.report.tables import INDICES, Headline, Level, records_of
+from bayesgeom.report.tables import INDICES, Headline, headline_of, records_of
 from bayesgeom.stats.bootstrap import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
@@ -90,24 +90,15 @@ class CompareReport(Report):
         return str(Verdict.UNDECIDED) if sign == 0 else self.models[self.pair_of[pair, int(sign > 0)]]
 
     def headlines(self) -> Sequence[Headline]:
-        low, high = self.difference.ends
         is_one_task = len({name.partition("-")[0] for name in self.models}) == 1
         short = [(is_one_task and name.partition("-")[2]) or name for name in self.models]
-        return [
-            Headline(
-                metric="difference",
-                label=f"{self.rows[row]}, {short[b]} − {short[a]}",
-                value=float(self.difference.value[row, pair]),
-                unit=self.units[row],
-                low=float(low[row, pair]),
-                high=float(high[row, pair]),
-                reason=self.difference.reason_at((row, pair)),
-                levels=(Level(name="no difference", value=0.0),),
-                verdict=self.verdict(row, pair),
-            )
-            for row in range(self.n_leading)
-            for pair, (a, b) in enumerate(self.pair_of)
-        ]
+        lines = list[Headline]()
+        for row in range(self.n_leading):
+            for pair, (a, b) in enumerate(self.pair_of):
+                label, verdict = f"{self.rows[row]}, {short[b]} − {short[a]}", self.verdict(row, pair)
+                line = headline_of(self, "difference", (row, pair), label, verdict=verdict)
+                lines.append(replace(line, unit=self.units[row]))
+        return lines
 
     def table(self) -> str:
         """Return the value of every model in every row as text, then every difference with its interval."""
@@ -195,14 +186,7 @@ def compare(
         >>> report.rows[0], report.difference.value.shape
         ('KL(exact ‖ model)', (6, 1))
     """
-    given: object = models
-    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1
-    if not is_list or any(own in ("mlp-prefix", *architectures()) for own in models if isinstance(own, str)):
-        raise InvalidArgument(
-            f"compare takes a list of two or more models or diagnoses, got {shown(given)}. Architectures are compared "
-            f"by training in the study: `python -m examples.replication compare` in a clone of the repository."
-        )
-    subjects = [_subject(own) for own in models]
+    subjects = _subjects(models)
     diagnoses = [own for own in subjects if isinstance(own, Diagnosis)]
     measured = [own for own in subjects if isinstance(own, Model)]
     if diagnoses and measured:
@@ -222,11 +206,21 @@ def compare(
     return _of_diagnoses([diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in measured])
 
 
-def _subject(value: ModelLike | Diagnosis) -> Model | Diagnosis:
-    if isinstance(value, str | Path) and is_file(Path(value) / JSON):
-        loaded = load_report(value)
-        return loaded if isinstance(loaded, Diagnosis) else Diagnosis.of(loaded)
-    return value if isinstance(value, Diagnosis) else as_model(value)
+def _subjects(given: object) -> list[Model | Diagnosis]:
+    """Return the models and diagnoses of a list, and load those that are named."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1
+    listed: Sequence[Any] = given if isinstance(given, Sequence) else ()
+    if not is_list or any(own in ("mlp-prefix", *architectures()) for own in listed if isinstance(own, str)):
+        raise InvalidArgument(
+            f"compare takes a list of two or more models or diagnoses, got {shown(given)}. Architectures are compared "
+            f"by training in the study: `python -m examples.replication compare` in a clone of the repository."
+        )
+    found = list[Model | Diagnosis]()
+    for own in listed:
+        value = load_report(own) if isinstance(own, str | Path) and is_file(Path(own) / JSON) else own
+        value = Diagnosis.of(value) if isinstance(value, Report) else value
+        found.append(value if isinstance(value, Diagnosis) else as_model(value))
+    return found
 
 
 Scored = Float64[np.ndarray, "sequence score"]
@@ -281,7 +275,8 @@ def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) 
         resamples = derived_seed(seed, Branch.RESAMPLING)
         run = model.run(blocks, baseline_predictives=task.baseline_predictives, seed=resamples)
         level = dict(run.baseline_behaviors).get(_UNIFORM)
-        uniform = {} if level is None else dict(zip(SCORES, sequence_scores(level).mean(axis=0).tolist(), strict=True))
+        levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
+        uniform = dict(zip(_EXACT_IS_0, levels, strict=False))
         sides.append(_Side(spec=model.spec.to_dict(), scores=sequence_scores(run.behavior), uniform=uniform))
     return _compared(sides, task, n=n, seed=seed)
 
@@ -438,12 +433,9 @@ def _share_closed(
     keys: Sequence[Key], values: Float[np.ndarray, "row model"], uniform: Sequence[Mapping[str, float]]
 ) -> Float[np.ndarray, "row model"]:
     """Return 1 − value / value of the uniform predictor where 0 is exact and that value is known, else NaN."""
-    closed = np.full(values.shape, np.nan)
-    for row, (kind, metric, *_) in enumerate(keys):
-        for model, levels in enumerate(uniform):
-            if kind is CalibrationReport and metric in _EXACT_IS_0 and levels.get(metric, 0.0) > 0:
-                closed[row, model] = 1 - values[row, model] / levels[metric]
-    return closed
+    levels = [[own.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for own in uniform] for key in keys]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.array(levels) > 0, 1 - values / np.array(levels), np.nan)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

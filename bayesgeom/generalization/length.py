@@ -105,7 +105,7 @@ def length_generalization(
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
     names = None if executor is None else [name_of(own) for own in models]
     _check(models, n=n, seed=seed, threshold_bits=threshold_bits)
-    subjects = [_silenced(as_model(own), top_attention_off) for own in models]
+    subjects = [without_top_attention(as_model(own), top_attention_off) for own in models]
     setting = LengthSetting.of(subjects, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits)
     if executor is None or names is None:
         measured = [_errors(own, setting) for own in subjects]
@@ -122,10 +122,6 @@ def _check(models: Sequence[ModelLike], *, n: int, seed: int, threshold_bits: fl
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"n must be at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
-
-
-def _silenced(model: Model, n_layers: int) -> Model:
-    return without_top_attention(model, n_layers) if n_layers else model
 
 
 @final
@@ -213,7 +209,7 @@ def errors_at(
     setting: Mapping[str, Any],
 ) -> "ModelErrors":
     """Do the job of one model."""
-    own = check_same(_silenced(load(model, device=device), top_attention_off), weights)
+    own = check_same(without_top_attention(load(model, device=device), top_attention_off), weights)
     lengths = tuple(setting["lengths"])
     return _errors(own, LengthSetting(**{**setting, "task": task_from_config(task), "lengths": lengths}))
 

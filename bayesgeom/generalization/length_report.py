@@ -125,7 +125,8 @@ class LengthReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the numbers by quantity: discontinuities, ratios, first failures, memories."""
         names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
-        step = f"KL discontinuity at {self._first_beyond}, {self._n_trend}-point trend"
+        n_within = int((self.at <= self.trained).sum())
+        step = f"KL discontinuity at {self.at[n_within]}, {min(N_TREND, n_within)}-point trend"
         over = f"first position with KL above {self.threshold_bits:g} bits"
         memory = f"effective memory, at length {self.lengths[-1]}"
         lines = [headline_of(self, "discontinuity_bits", (KL, i), f"{own}{step}") for i, own in enumerate(names)]
@@ -144,27 +145,15 @@ class LengthReport(Report):
         from bayesgeom.charts.lines import add_baseline, add_note
         from bayesgeom.report.theme import BASELINE, label_axes
 
-        lengths = np.array([int(length) for length in self.lengths])
+        position, lengths = (self.at, self.unit), (np.array([int(own) for own in self.lengths]), "requested length")
         drawn = (
-            ("KL by position (log scale)", self.kl_bits, self.at, self.unit, "KL(exact ‖ model) (bits)"),
-            (
-                "Entropy error by position (log scale)",
-                self.entropy_mae_bits,
-                self.at,
-                self.unit,
-                "|H model − H exact| (bits)",
-            ),
-            (
-                "KL, mean over whole sequences (log scale)",
-                self.whole_error_bits[KL],
-                lengths,
-                "requested length",
-                "mean KL (bits)",
-            ),
+            ("KL by position", self.kl_bits, *position, "KL(exact ‖ model) (bits)"),
+            ("Entropy error by position", self.entropy_mae_bits, *position, "|H model − H exact| (bits)"),
+            ("KL, mean over whole sequences", self.whole_error_bits[KL], *lengths, "mean KL (bits)"),
         )
         panels = list[Panel]()
         for title, own, x, x_title, y_title in drawn:
-            panel = Panel.blank(title)
+            panel = Panel.blank(f"{title} (log scale)")
             _add(panel, x, own, self._short_names, is_log=True)
             panel.figure.add_vline(x=self.trained, line={"color": BASELINE, "dash": "dot", "width": 1.5})
             label_axes(panel.figure, x_title, y_title)
@@ -188,30 +177,15 @@ class LengthReport(Report):
             for model, own in zip(self.models, self.whole_error_bits.value[KL], strict=True)
         ]
         memories = [("model", "effective memory", "verdict", "untrained positions")]
-        memories += [
-            (model, own.text(), verdict or "–", f"{first}–{last}" if first > 0 else "none")
-            for model, own, verdict, (first, last) in zip(
-                self.models,
-                (self.effective_memory_symbols[i] for i in range(len(self.models))),
-                self.transports,
-                self.unreached_rows.tolist(),
-                strict=True,
-            )
-        ]
+        for index, (first, last) in enumerate(self.unreached_rows.tolist()):
+            untrained = f"{first}–{last}" if first > 0 else "none"
+            memory, verdict = self.effective_memory_symbols[index].text(), self.transports[index] or "–"
+            memories.append((self.models[index], memory, verdict, untrained))
         return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(memories)])
-
-    @property
-    def _first_beyond(self) -> int:
-        return int(self.at[self.at > self.trained][0])
 
     @property
     def _short_names(self) -> list[str]:
         return short_names(self.models)
-
-    @property
-    def _n_trend(self) -> int:
-        """Number of positions to which the trend is fitted."""
-        return min(N_TREND, int((self.at <= self.trained).sum()))
 
     def _row(self, index: int) -> tuple[str, ...]:
         within, layer, kl = self.at <= self.trained, int(self.entry_layer[index]), self.kl_bits.value[index]
@@ -226,7 +200,7 @@ class LengthReport(Report):
             number_text(kl[~within].mean()),
             f"{number_text(self.predicted_kl_bits[index])} → {number_text(self.found_kl_bits[index])}",
             f"{discontinuity.text()} ({number_text(float(largest))})",
-            _length(float(critical)),
+            "never" if np.isinf(critical.value) else number_text(float(critical)),
             f"{ratio.text()} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
         )
@@ -268,14 +242,10 @@ def short_names(models: Sequence[str]) -> list[str]:
     return ["-".join(own[n_shared:]) for own in words]
 
 
-def _length(value: float) -> str:
-    return "never" if math.isinf(value) else number_text(value)
-
-
 def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Sequence[str], *, is_log: bool) -> None:
     """Add the models' curves, and the mean over models of the strongest baseline: tables list the others."""
     from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
-    from bayesgeom.report.theme import DASHES, MEASURED, SERIES, at_least, log_axes
+    from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
 
     figure = panel.figure
     for index, model in enumerate(models):
@@ -297,7 +267,7 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
             log_baseline(figure, x, level, name=label, floor=log_floor(curves.value, level))
         else:
             add_baseline(figure, x, level, name=label)
-        figure.data[-1].line.dash = DASHES[0]
+        figure.data[-1].line.dash = "dash"
     if is_log:
         log_axes(figure)
     else:

@@ -1,7 +1,7 @@
 """Longer versions of a task, and models with positions for them, or without attention in their top layers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, final
 
@@ -35,8 +35,7 @@ class LengthField:
 
     def of(self, task: WindTunnel) -> int:
         """Return the length of a task."""
-        length: int = getattr(task, self.field)
-        return length
+        return int(vars(task)[self.field])
 
     def to(self, task: WindTunnel, length: int) -> WindTunnel:
         """Return the task at another length.
@@ -44,9 +43,8 @@ class LengthField:
         Raises:
             InvalidArgument: The task does not allow this length.
         """
-        changes: dict[str, Any] = {self.field: length}
-        assert is_dataclass(task), "a task is a dataclass"
-        longer: WindTunnel = replace(task, **changes)
+        given: Any = task  # a dataclass, as every task
+        longer: WindTunnel = replace(given, **{self.field: length})
         return longer
 
 
@@ -62,10 +60,8 @@ def length_field_of(task: WindTunnel) -> LengthField:
     Raises:
         InvalidArgument: The task has no length.
     """
-    assert is_dataclass(task), "a task is a dataclass"
-    known = {field.name for field in fields(task)}
     for length_field in (_BY_DISTANCE, *_BY_STEPS):
-        if length_field.field in known:
+        if length_field.field in vars(task):
             return length_field
     raise InvalidArgument(
         f"{task} has no length to vary: use a task with a field length, n_pairs or n_filler (hmm, bijection, recall, "
@@ -203,12 +199,14 @@ def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Mode
 
 
 def without_top_attention(model: Model, n_layers: int) -> Model:
-    """Return a copy of the transformer without attention in the top `n_layers` layers.
+    """Return a copy of the transformer without attention in the top `n_layers` layers; with 0, the model itself.
 
     Raises:
         InvalidArgument: The model is not a bayesgeom transformer, or has fewer layers.
     """
     module = model.module
+    if not n_layers:
+        return model
     if not isinstance(module, Transformer):
         raise InvalidArgument(
             f"attention can be switched off in the top layers of bayesgeom's own transformers; {model.spec.name} is a "

@@ -190,7 +190,8 @@ class Renaming:
 
     def renamed(self) -> Run:
         """Run the sequences with new names."""
-        return self._pass(is_renamed=True)
+        numbered = enumerate(self._blocks())
+        return self._run(self.task.relabeled(block, self._names(len(block), number)) for number, block in numbered)
 
     def report(self, before: Run | None = None, after: Run | None = None) -> RelabelingReport:
         """Run the same sequences with their names and with new ones, and return the report.
@@ -199,7 +200,7 @@ class Renaming:
         that of `renamed`.
         """
         if before is None or before.n_recorded < self.n:
-            before = self._pass(is_renamed=False)
+            before = self._run(self._blocks())
         after = after or self.renamed()
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()
@@ -214,12 +215,8 @@ class Renaming:
         )
         return with_provenance(report, provenance(self.model, self.task, {"n": self.n, "seed": self.seed}))
 
-    def _pass(self, *, is_renamed: bool) -> Run:
+    def _run(self, blocks: Iterator[Trials]) -> Run:
         """Run one pass that keeps the answers of every sequence and no activations."""
-        blocks = self._blocks()
-        if is_renamed:
-            numbered = enumerate(blocks)
-            blocks = (self.task.relabeled(block, self._names(len(block), number)) for number, block in numbered)
         return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, Branch.RESAMPLING))
 
     def _blocks(self) -> Iterator[Trials]:

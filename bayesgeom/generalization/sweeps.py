@@ -311,10 +311,8 @@ def _run(task: WindTunnel, model: Model, *, n: int, seed: int) -> Run:
 
 def _trained_value(model: Model | None, vary: str) -> str:
     """Return the label of the value at which the model was trained."""
-    trained = None if model is None else model.task
-    if trained is None or not is_dataclass(trained) or vary not in {field.name for field in fields(trained)}:
-        return ""
-    return f"{getattr(trained, vary)}"
+    known = {} if model is None or model.task is None else vars(model.task)
+    return f"{known[vary]}" if vary in known else ""
 
 
 def varied_task(task: Task, vary: str, value: Any) -> Task:
