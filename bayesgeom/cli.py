@@ -916,7 +916,11 @@ def run(command: Callable[..., Any], **options: Any) -> int:
 
 
 def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int:
-    """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is."""
+    """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is.
+
+    A report that the command has saved there is not saved again, so that its progress stays for the same command.
+    """
+    from bayesgeom.core.files import encoded
     from bayesgeom.report.storage import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
@@ -929,8 +933,11 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
         reports.append(bayesgeom.Diagnosis.load(out))
     title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
     replaced = [f"It replaces that of {other}." for other in before if other != title]
+    stored = reports[-1]
+    is_saved = stored is not diagnosis and stored.reports == diagnosis.reports and (out / HTML).is_file()
     try:
-        diagnosis.save(out)
+        if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
+            diagnosis.save(out)
     except OutputFault:
         with contextlib.suppress(OutputFault):  # the first fault is reported
             tell(summary)

@@ -7,8 +7,7 @@ from typing import Any, final
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.run import Site, Trials
-from bayesgeom.generalization.relabeling import Renaming
-from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.models.base import Model, bytes_per_sequence
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.probes.base import Needs, Probe
