@@ -5,7 +5,6 @@ shuffle preserves effects of position alone.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -19,7 +18,6 @@ from bayesgeom.stats.regression import (
     SplitMoments,
     even_knots,
     natural_spline,
-    power_of,
     ranks,
     ridge,
     split_moments,
@@ -49,18 +47,6 @@ class EntropyScale:
     level: Int64[np.ndarray, " point"]
     n_fit: int
     identified: bool
-
-    @cached_property
-    def basis_grams(self) -> tuple[Float64[Tensor, "draw basis basis"], Float64[Tensor, "draw basis basis"]]:
-        """Second moments of the spline basis over the fitting points and over the others: the same for all clouds."""
-        basis = self.columns[:, :, 1:].double().transpose(0, 1)
-        fit, held_out = basis[:, : self.n_fit], basis[:, self.n_fit :]
-        return fit.mT @ fit, held_out.mT @ held_out
-
-    @cached_property
-    def score_power(self) -> Float64[Tensor, " target"]:
-        """Second moments of all columns over the points that are not fitted: the same for all clouds."""
-        return power_of(self.columns[self.n_fit :].flatten(1))
 
 
 @final
@@ -132,7 +118,7 @@ def cloud_statistics(
     `width` is the dimension of the vectors, if the points are given in coordinates of their span.
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
-    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit, score_power=scale.score_power)
+    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
     spread, offset = None, centered.mean(dim=0).double()  # the moments are about the mean of the fitting points
     if len(points) >= points.shape[1]:
         spread = (moments.fit_gram + moments.score_gram) / len(centered) - torch.outer(offset, offset)
@@ -230,7 +216,8 @@ def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float
 
 def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
     """Return the share of the held-out variance of the points that a smooth curve predicts; 0 for the mean."""
-    fit, held_out = (own.to(moments.fit_gram.device) for own in scale.basis_grams)
+    basis = scale.columns[:, :, 1:].to(moments.fit_gram).transpose(0, 1)
+    fit, held_out = (own.mT @ own for own in (basis[:, : scale.n_fit], basis[:, scale.n_fit :]))
     shape = scale.columns.shape[1:]
     crosses = (c.reshape(-1, *shape)[:, :, 1:].permute(1, 2, 0) for c in (moments.fit_cross, moments.score_cross))
     fit_cross, held_out_cross = crosses

@@ -14,15 +14,17 @@ from bayesgeom.charts.readout import MAX_COLUMNS
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_chain, planted_run
-from bayesgeom.probes.belief_readout import COUNTS, N_SUBSPACES, BeliefReadout
-from bayesgeom.probes.belief_report import (
+from bayesgeom.probes.belief_readout import (
     CONSTANT,
+    COUNTS,
     EMBEDDING,
     GAUSSIAN,
     MEAN_BELIEF,
+    N_SUBSPACES,
     SHUFFLE,
     STAGES,
     SUBSPACES,
+    BeliefReadout,
     BeliefReadoutReport,
     window_levels,
 )
@@ -188,7 +190,7 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     probe = BeliefReadout()
     report = probe.measure(planted(), [read(seed=1)])
     first, own = report.headlines()[0], report.r2[0, -1]
-    assert [level.name for level in own.baselines] == [SHUFFLE, UNTRAINED, SUBSPACES, EMBEDDING]
+    assert [level.name for level in own.baselines] == [SHUFFLE, SUBSPACES, EMBEDDING, UNTRAINED]
     hardest = max(own.baselines, key=lambda level: float(level.bar("higher")))
     assert (first.metric, first.value, first.baseline) == ("r2", float(own), float(hardest.bar("higher")))
     assert (first.low, first.high) == own.ends and first.baseline_name == hardest.name
