@@ -21,7 +21,7 @@ from torch import Tensor
 from bayesgeom.core.run import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Run
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Share, Signed, Unit, with_interval
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Kind, Quantity, Share, Signed, Unit, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, Level, headline_of
@@ -81,17 +81,8 @@ def key_views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[View]:
         variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, "activation rotated", weights))
     if TOKEN_KEYS in run.recorded:
         keys = run.at(TOKEN_KEYS).movedim(2, 1)
-        variants.append(
-            {
-                name: View(
-                    name=f"{name} / {WEIGHTS}",
-                    vectors=keys[:, :, at],
-                    **no_sample,
-                    inputs=of[name],
-                )
-                for name, at in members.items()
-            }
-        )
+        named = ((name, f"{name} / {WEIGHTS}", at) for name, at in members.items())
+        variants.append({x: View(name=y, vectors=keys[:, :, at], **no_sample, inputs=of[x]) for x, y, at in named})
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
@@ -125,7 +116,7 @@ def _from_activations(
     counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
     halves = random_halves(n, N_SPLITS, seed=run.seed)
     kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
-    vectors, found, between, noises = ({name: list[Any]() for name in members} for _ in range(4))
+    found = {name: list[tuple[Any, ...]]() for name in members}
     for layer in range(run.spec.n_layers):
         of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
         means = of_tokens.means(np.full((1, n), 1 / n))[0]
@@ -133,26 +124,26 @@ def _from_activations(
         drawn = _drawn(of_tokens, weights, means.numel())
         for name, at in kept.items():
             own, frames = means[at].transpose(0, 1), drawn(at)
-            vectors[name].append(own)
-            between[name].append(cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0))
-            found[name].append(overlap_rows(frames))
+            between = cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0).double().cpu().numpy()
             spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
-            noises[name].append((n - 1) / n * spread / squared_lengths(own).cpu())
-    return {
-        name: View(
+            noise = ((n - 1) / n * spread / squared_lengths(own).cpu()).numpy()
+            overlap = overlap_rows(frames)
+            found[name].append((own, overlap.rows, between, overlap.kink, noise))
+    views = {}
+    for name, layers in found.items():
+        vectors, rows, crossfit, kink, noise = zip(*layers, strict=True)
+        bare = inputs[name]
+        views[name] = View(
             name=f"{name} / {variant}",
-            vectors=torch.stack(vectors[name]),
-            rows=np.stack([own.rows for own in found[name]], axis=2),
-            kink=np.stack([own.kink for own in found[name]], axis=1),
-            crossfit=torch.stack(between[name]).double().cpu().numpy(),
-            noise=torch.stack(noises[name], dim=1).numpy(),
+            vectors=torch.stack(vectors),
+            rows=np.stack(rows, axis=2),
+            crossfit=np.stack(crossfit),
+            kink=np.stack(kink, axis=1),
+            noise=np.stack(noise, axis=1),
             n_unseen=len(members[name]) - len(kept[name]),
-            inputs=None
-            if (bare := inputs[name]) is None
-            else bare[:1],  # keys of deeper layers are not computed from embeddings
+            inputs=None if bare is None else bare[:1],  # keys of deeper layers are not computed from embeddings
         )
-        for name in members
-    }
+    return views
 
 
 def _drawn(
@@ -170,17 +161,15 @@ def _drawn(
             for means in kept or map(of_tokens.means, parts):
                 yield means[:, at].transpose(1, 2).contiguous()
 
-        if kept is None:
-            return frames
-        only = [*frames()]
-        return lambda: only
+        return frames
 
     return of_items
 
 
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
 LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
-ROUNDING = 1e-6  # of exact values: two keys without their mean are opposite, like two random directions
+_KINDS: tuple[Kind, ...] = ("chance", "chance", "baseline")
+ROUNDING = 1e-6  # of an exact overlap: with two keys without their mean, or if no sequence changes it by more
 
 
 def is_of_weights(view: str) -> bool:
@@ -247,10 +236,6 @@ class KeyOverlapReport(Report):
         plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
         return (*plain, *(self._headline("mean_centered_overlap", view, is_centered=True) for view in views))
 
-    def is_exact(self, view: int) -> bool:
-        """Return whether the view's keys are computed from the weights, so that no interval over sequences exists."""
-        return is_of_weights(self.views[view])
-
     def level(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
         """Return the expectation of a level by its name; NaN where the level is not known."""
         return self._range(name, is_centered=is_centered)[0]
@@ -269,7 +254,7 @@ class KeyOverlapReport(Report):
             interval, smaller than that of random directions, is −1 if it lies below with twice its bias added.
         """
         own = self.centered_overlap if is_centered else self.overlap
-        is_exact = np.array([self.is_exact(view) for view in range(len(self.views))])[:, None, None]
+        is_exact = np.array([is_of_weights(view) for view in self.views])[:, None, None]
         low, high = (np.where(is_exact, own.value, end) for end in own.ends)
         if not is_centered:
             high = np.where(np.isnan(high), high, np.fmax(high, self.cross_fitted_overlap))
@@ -296,9 +281,11 @@ class KeyOverlapReport(Report):
             "undecided". A head within the range of a level is like a random one. A head without an interval is not
             known to lie below.
         """
-        levels = {name: self.level(name, is_centered=is_centered)[view, layer] for name in LEVELS}
-        is_known = {name: np.isfinite(own).any() for name, own in levels.items()}
-        known = [self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS if is_known[name]]
+        known = [
+            self.verdict(name, is_centered=is_centered)[view, layer]
+            for name in LEVELS
+            if np.isfinite(self.level(name, is_centered=is_centered)[view, layer]).any()
+        ]
         if known and all((heads == -1).all() for heads in known):
             return Verdict.YES
         return Verdict.NO if any((heads == 1).all() for heads in known) else Verdict.UNDECIDED
@@ -315,10 +302,9 @@ class KeyOverlapReport(Report):
     def _range(self, name: str, *, is_centered: bool) -> tuple[Float[np.ndarray, "view layer kv_head"], ...]:
         """Return expectation, minimum and maximum of a level."""
         own = self.centered_overlap if is_centered else self.overlap
+        found = [(level.value, level.low, level.high) for level in own.baselines if level.name == name]
         unknown = np.full(own.value.shape, np.nan)
-        found = next((level for level in own.baselines if level.name == name), None)
-        parts = (None, None, None) if found is None else (found.value, found.low, found.high)
-        return tuple(unknown if part is None else part for part in parts)
+        return tuple(unknown if part is None else part for part in (*found, (None, None, None))[0])
 
     def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
@@ -351,7 +337,6 @@ class KeyOverlapReport(Report):
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
 MAX_RANDOM = 2**26  # random numbers for the level of random directions
-ROUNDING = 1e-6  # an overlap is exact if leaving out any one sequence changes it by less
 MAX_NOISE = 0.1  # share of sampling noise in the squared length of mean keys above which intervals cover too seldom
 
 
@@ -374,7 +359,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         rows = np.stack([view.rows for view in views], axis=2)
         is_exact = np.array([is_of_weights(view.name) for view in views])
         kink, noise = (np.stack(own, axis=1) for own in zip(*((v.kink, v.noise) for v in views), strict=True))
-        levels = np.stack([_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)])
+        levels = np.stack([_levels(*own, untrained, run.seed) for own in zip(views, sizes, strict=True)], axis=3)
 
         def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
             return np.stack([found[name].cpu().numpy() for found in statistics])
@@ -387,14 +372,16 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 
         def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
-            levels_of_untrained = _untrained(views, untrained)[i]
-            heads = _of_heads(levels[:, i], levels_of_untrained)
+            named = [*zip(_KINDS, LEVELS, levels[:, :, i], strict=True)]
+            heads = known(*(Baseline.of(kind, name, own[0], low=own[1], high=own[2]) for kind, name, own in named))
+            # The range of one head is not that of a mean over heads.
+            means = known(*(Baseline.of(kind, name, own[0].mean(axis=-1)) for kind, name, own in named))
             found = _bounds(values, rows[:, i], kink[i], noise[i], run.seed, is_exact[:, None, None])
             by_head = with_interval(values, found, n=n, baselines=heads)
             mean = values.mean(axis=-1)
             of_rows, of_kink, of_noise = (own.mean(axis=-1) for own in (rows[:, i], kink[i], noise[i]))
             found = _bounds(mean, of_rows, of_kink, of_noise, run.seed, is_exact[:, None])
-            return by_head, with_interval(mean, found, n=n, baselines=_of_means(levels[:, i]))
+            return by_head, with_interval(mean, found, n=n, baselines=means)
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
         centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
@@ -456,58 +443,28 @@ def _bounds(
 
 def _levels(
     view: View, size: tuple[int, int], copies: Sequence[KeyOverlapReport], seed: int
-) -> Float[np.ndarray, "2 3 level layer"]:
-    """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered."""
-    n_layers = len(view.vectors)
-    draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
-    directions = random_overlaps(*size, draws=draws, seed=0)[..., None].repeat(n_layers, axis=2)
-    projected = np.full((1, 2, n_layers), np.nan)
+) -> Float[np.ndarray, "level 3 2 layer kv_head"]:
+    """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered; NaN if unknown.
+
+    The range of untrained networks is over all of their heads.
+    """
+
+    def ranged(drawn: Float[np.ndarray, "draw *rest"]) -> Float[np.ndarray, "3 *rest"]:
+        return np.stack([drawn.mean(axis=0), *percentile_interval(drawn)])
+
+    found = np.full((len(LEVELS), 3, 2, *view.vectors.shape[:2]), np.nan)
     if view.inputs is not None:
         d = view.vectors.shape[-1]
-        drawn = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
-        projected = np.pad(drawn, ((0, 0), (0, 0), (0, n_layers - drawn.shape[2])), constant_values=np.nan)
-    heads = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
-    untrained = np.concatenate(heads, axis=2) if heads else np.full((2, n_layers, 1), np.nan)
-    ranges = [np.stack([level.mean(axis=0), *percentile_interval(level)]) for level in (projected, directions)]
-    ranges.append(np.stack([untrained.mean(axis=2), untrained.min(axis=2), untrained.max(axis=2)]))
-    return np.stack(ranges).transpose(2, 1, 0, 3)
-
-
-def _of_view(report: KeyOverlapReport, view: str) -> Float[np.ndarray, "2 layer kv_head"]:
-    """Return the overlap of one view, raw and centered."""
-    at = report.views.index(view)
-    return np.stack([report.overlap.value[at], report.centered_overlap.value[at]])
-
-
-def _untrained(views: Sequence[View], copies: Sequence[KeyOverlapReport]) -> Float[np.ndarray, "2 view layer kv_head"]:
-    """Return the mean over untrained networks, raw and centered, by view; NaN without any."""
-    means = []
-    for view in views:
-        found = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
-        means.append(np.mean(found, axis=0) if found else np.full((2, *view.vectors.shape[:2]), np.nan))
-    return np.stack(means, axis=1)
-
-
-def _of_heads(
-    levels: Float[np.ndarray, "view 3 level layer"], untrained: Float[np.ndarray, "view layer kv_head"]
-) -> tuple[Baseline, ...]:
-    """Return the levels of a head, with the range of a single head."""
-    projected, directions, trained_not = (levels[:, :, i, :, None] for i in range(len(LEVELS)))
-    return known(
-        Baseline.of("chance", RANDOM_W_K, projected[:, 0], low=projected[:, 1], high=projected[:, 2]),
-        Baseline.of("chance", RANDOM_DIRECTIONS, directions[:, 0], low=directions[:, 1], high=directions[:, 2]),
-        Baseline.of("baseline", UNTRAINED, untrained, low=trained_not[:, 1], high=trained_not[:, 2]),
-    )
-
-
-def _of_means(levels: Float[np.ndarray, "view 3 level layer"]) -> tuple[Baseline, ...]:
-    """Return the levels of a mean over heads, without ranges: those of a single head do not apply."""
-    projected, directions, untrained = (levels[:, 0, i] for i in range(len(LEVELS)))
-    return known(
-        Baseline.of("chance", RANDOM_W_K, projected),
-        Baseline.of("chance", RANDOM_DIRECTIONS, directions),
-        Baseline.of("baseline", UNTRAINED, untrained),
-    )
+        projected = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
+        found[0, :, :, : projected.shape[2]] = ranged(projected)[..., None]
+    draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
+    found[1] = ranged(random_overlaps(*size, draws=draws, seed=0))[..., None, None]
+    alike = [(copy, copy.views.index(view.name)) for copy in copies if view.name in copy.views]
+    if alike:
+        heads = np.array([[own.value[at] for own in (copy.overlap, copy.centered_overlap)] for copy, at in alike])
+        found[2, 0] = heads.mean(axis=0)
+        found[2, 1:] = np.stack([heads.min(axis=(0, 3)), heads.max(axis=(0, 3))])[..., None]
+    return found
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:

@@ -199,7 +199,7 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     assert list(levels.values()) != (ordered := [level.value for level in first.levels])
     assert ordered == sorted(ordered, reverse=True), "the strongest first"
     distance, levels = report.headlines()[1], report.total_variation[0, -1].baselines
-    assert [level.name for level in levels] == [MEAN_BELIEF, UNTRAINED, EMBEDDING]
+    assert [level.name for level in levels] == [MEAN_BELIEF, EMBEDDING, UNTRAINED]
     assert distance.baseline == min(float(level.value) for level in levels)
     assert "total variation" in distance.label
     best, silhouette = report.headlines()[3], report.silhouette.value[0, -1]
