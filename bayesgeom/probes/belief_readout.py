@@ -371,7 +371,8 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
 
     def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored)))
-        targets, n = _targets(trials, run.seed), len(trials)
+        beliefs, n = belief_rows(trials.at_scored(trials.belief).cpu()), len(trials)
+        targets = belief_targets(_shuffles(beliefs, run.seed), n_fit=-(-n // 2))
         sites = [site for site in (RESID_POST, STATE) if site in run.recorded]
         clouds = [_points(run.at(site)[:, :n].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
@@ -465,21 +466,20 @@ def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
     )
 
 
-def _targets(trials: Trials, seed: int) -> BeliefTargets:
-    """Return true and shuffled beliefs; the first half of the sequences fits, the second scores."""
-    rows = belief_rows(trials.at_scored(trials.belief).cpu())
+def _shuffles(
+    rows: Float64[Tensor, "sequence position *rest"], seed: int
+) -> Float64[Tensor, "draw sequence position *rest"]:
+    """Return the rows, then the rows shuffled within position."""
     rng = np.random.default_rng(seed)
-    shuffles = [torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES)]
-    return belief_targets(torch.stack([rows, *shuffles]), n_fit=-(-len(trials) // 2))
+    shuffled = (torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES))
+    return torch.stack([rows, *shuffled])
 
 
 def _tokens(trials: Trials, seed: int) -> Float[Tensor, "point shuffle token"]:
     """Return the token just read at every point, one-hot, true and shuffled within position."""
     read = trials.at_scored(trials.tokens).cpu()
     rows = torch.nn.functional.one_hot(torch.unique(read, return_inverse=True)[1]).double()
-    rng = np.random.default_rng(seed)
-    shuffles = [torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES)]
-    return torch.stack([rows, *shuffles], dim=2).flatten(0, 1)
+    return _shuffles(rows, seed).flatten(1, 2).transpose(0, 1)
 
 
 def _points(

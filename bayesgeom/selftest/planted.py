@@ -266,29 +266,29 @@ Features = Mapping[str, Float64[Tensor, "token coordinate"]]
 Units = tuple[Float64[Tensor, "unit d_model"], Float64[Tensor, " unit"], Float64[Tensor, "unit answer"]]
 
 
-def uses_entropy(task: PlantedTask | None = None) -> PlantedModel:
+def uses_entropy() -> PlantedModel:
     """Return a network that computes its confidence from a linear entropy code and its answer from a one-hot code."""
     features = _quantity(standardized(entropies()[:, None]), _numbers()) | {"answer": GATE * one_hot(factors()[:, 0])}
     directions = _directions(features)
     gates = [(answer, directions["answer"][:, answer]) for answer in range(N_ANSWERS)]
-    return _planted("planted-uses-entropy", features, _gated(directions["code"][:, 0], gates, n_needed=1), task)
+    return _planted("planted-uses-entropy", features, _gated(directions["code"][:, 0], gates, n_needed=1))
 
 
-def uses_belief(task: PlantedTask | None = None) -> PlantedModel:
+def uses_belief() -> PlantedModel:
     """Return a network that computes log p̂ of each answer from a linear belief code, by linear interpolation."""
     features = _quantity(belief_coordinates(), _planes())
-    return _planted("planted-uses-belief", features, _log_of_belief(_directions(features)["code"]), task)
+    return _planted("planted-uses-belief", features, _log_of_belief(_directions(features)["code"]))
 
 
-def ignores_entropy(task: PlantedTask | None = None) -> PlantedModel:
+def ignores_entropy() -> PlantedModel:
     """Return a network that holds entropy like `uses_entropy` but answers from a belief code uncorrelated with it."""
     noise, _, _ = _planes()
     copy = _quantity(standardized(entropies()[:, None]), _numbers())
     features = copy | {"read": belief_coordinates() + NOISE * noise}
-    return _planted("planted-ignores-entropy", features, _log_of_belief(_directions(features)["read"]), task)
+    return _planted("planted-ignores-entropy", features, _log_of_belief(_directions(features)["read"]))
 
 
-def ignores_belief(task: PlantedTask | None = None) -> PlantedModel:
+def ignores_belief() -> PlantedModel:
     """Return a network that holds belief like `uses_belief` but computes its answer from two other codes.
 
     `sum` is the one-hot code of (answer + k) mod 3 and `key` that of k; each alone is independent of the answer.
@@ -306,7 +306,7 @@ def ignores_belief(task: PlantedTask | None = None) -> PlantedModel:
         for total in range(N_ANSWERS)
         for key in range(N_K)
     ]
-    return _planted("planted-ignores-belief", features, _gated(directions["read"][:, 0], gates, n_needed=2), task)
+    return _planted("planted-ignores-belief", features, _gated(directions["read"][:, 0], gates, n_needed=2))
 
 
 def standardized(values: Float64[Tensor, "token coordinate"]) -> Float64[Tensor, "token coordinate"]:
@@ -373,8 +373,8 @@ def _directions(features: Features) -> dict[str, Float64[Tensor, "d_model coordi
     return dict(zip((*named, "tokens"), _frame().split(sizes, dim=1), strict=True))
 
 
-def _planted(name: str, features: Features, reader: Units, task: PlantedTask | None) -> PlantedModel:
-    chosen, directions = task or PlantedTask(), _directions(features)
+def _planted(name: str, features: Features, reader: Units) -> PlantedModel:
+    chosen, directions = PlantedTask(), _directions(features)
     reads, biases, answers = reader
     network = PlantedNetwork(chosen.d_vocab, WIDTH, (chosen.n_tokens, len(reads)))
     codes = _token_codes(directions["tokens"])

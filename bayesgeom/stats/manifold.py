@@ -65,28 +65,6 @@ class CloudStatistics:
     covariance: Float64[Tensor, "d d"] | None
 
 
-def entropy_scale(
-    rows: Float64[np.ndarray, "draw sequence position column"],
-    level: Int64[np.ndarray, "sequence position"],
-    n_fit: int,
-) -> EntropyScale:
-    """Build the scale from draws of `entropy_columns`; the first `n_fit` sequences fit, the rest score."""
-    n_draws, _, n_positions, _ = rows.shape
-    flat = rows.reshape(n_draws, -1, rows.shape[-1])
-    columns = torch.from_numpy(np.ascontiguousarray(flat.transpose(1, 0, 2)[:, :, 1:])).float()
-    at_level = without_level_means(flat[:, :, 0].T, level.ravel())
-    n_points_fit = n_fit * n_positions
-    return EntropyScale(
-        unit_values=unit_columns(flat[:, :, 1].T),
-        unit_ranks=unit_columns(flat[:, :, 0].T),
-        unit_ranks_at_level=unit_columns(at_level),
-        columns=columns - columns[:n_points_fit].mean(dim=0),
-        level=level.ravel(),
-        n_fit=n_points_fit,
-        identified=bool(np.abs(at_level[:, 0]).max() > 0),
-    )
-
-
 def shuffled_scale(
     entropy: Float64[np.ndarray, "sequence position"],
     level: Int64[np.ndarray, "sequence position"],
@@ -95,10 +73,23 @@ def shuffled_scale(
     seed: int,
 ) -> EntropyScale:
     """Build the scale of true and shuffled entropies; the first half of the sequences fits, the second scores."""
-    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    own = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
     rng = np.random.default_rng(seed)
-    rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(shuffles))])
-    return entropy_scale(rows, level, n_fit=-(-len(entropy) // 2))
+    rows = np.stack([own, *(shuffled_within_position(own, rng) for _ in range(shuffles))]).reshape(
+        1 + shuffles, -1, own.shape[-1]
+    )
+    columns = torch.from_numpy(np.ascontiguousarray(rows.transpose(1, 0, 2)[:, :, 1:])).float()
+    at_level = without_level_means(rows[:, :, 0].T, level.ravel())
+    n_fit = -(-len(entropy) // 2) * entropy.shape[1]
+    return EntropyScale(
+        unit_values=unit_columns(rows[:, :, 1].T),
+        unit_ranks=unit_columns(rows[:, :, 0].T),
+        unit_ranks_at_level=unit_columns(at_level),
+        columns=columns - columns[:n_fit].mean(dim=0),
+        level=level.ravel(),
+        n_fit=n_fit,
+        identified=bool(np.abs(at_level[:, 0]).max() > 0),
+    )
 
 
 def entropy_columns(

@@ -130,18 +130,11 @@ def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest
     """
     if not x.size:
         return np.empty(x.shape)
-    columns = np.ascontiguousarray(x.reshape(len(x), -1).T)
-    order = columns.argsort(axis=1)
-    in_order = np.take_along_axis(columns, order, axis=1)
-    place = np.broadcast_to(np.arange(1.0, len(x) + 1), columns.shape)
-    is_first = np.concatenate([np.ones((len(columns), 1), dtype=bool), in_order[:, 1:] != in_order[:, :-1]], axis=1)
-    if not is_first.all():  # tied values get the middle of the places of the first and of the last of them
-        first = np.flatnonzero(is_first)
-        sizes = np.diff(first, append=is_first.size)
-        place = np.repeat(place.ravel()[first] + (sizes - 1) / 2, sizes).reshape(columns.shape)
+    columns = x.reshape(len(x), -1).T
     found = np.empty(columns.shape)
-    np.put_along_axis(found, order, place, axis=1)
-    found[np.isnan(in_order[:, -1])] = np.nan  # NaN is sorted to the end
+    for own, column in zip(found, columns, strict=True):
+        _, level, counts = np.unique(column, return_inverse=True, return_counts=True)
+        own[:] = np.nan if np.isnan(column).any() else (counts.cumsum() - (counts - 1) / 2)[level]
     return found.T.reshape(x.shape)
 
 
