@@ -317,7 +317,11 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         yield Control(label="uniform, then the posterior, then one position", run=run, holds=_tells_layers_apart)
         same = layers[:2, :1].expand(-1, len(trials), -1, -1)
         run = planted_run(trials, {PATTERN: same[:, :, None]})
-        yield Control(label="attention that is the same in every sequence", run=run, holds=_ignores_sequences)
+        yield Control(
+            label="attention that is the same in every sequence",
+            run=run,
+            holds=lambda r: np.allclose(r.consistency.value, r.consistency.baseline(OTHER).value, atol=1e-6),
+        )
         alike = _planted_trials(is_constant=True)
         rows = posterior[:1].expand(len(alike), -1, -1).float()
         run = planted_run(alike, {PATTERN: rows[None, :, None]})
@@ -355,7 +359,3 @@ def _tells_layers_apart(report: AttentionEntropyReport) -> bool:
         and report.consistency.baseline(OTHER).value[1, 0] < 0.9
         and report.identified
     )
-
-
-def _ignores_sequences(report: AttentionEntropyReport) -> bool:
-    return bool(np.allclose(report.consistency.value, report.consistency.baseline(OTHER).value, atol=1e-6))

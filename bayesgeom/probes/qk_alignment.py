@@ -12,7 +12,6 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, ClassVar, final
 
 import numpy as np
@@ -33,36 +32,18 @@ from bayesgeom.stats.regression import spearman
 SHIFTS = (1, 2, 3)  # the other sequences: shifts along the batch, cyclic
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Masks:
-    """Visible and related positions, by sequence, query, key and relation."""
+Related = Bool[Tensor, "batch query_pos key_pos relation"]
+Visible = Bool[Tensor, "batch query_pos key_pos"]
 
-    related: Bool[Tensor, "batch query_pos key_pos relation"]
-    visible: Bool[Tensor, "batch query_pos key_pos"]
 
-    def of_another(self, shift: int) -> "Masks":
-        """Return the relation of the sequence `shift` places before, at the same query, where it is visible here."""
-        return Masks(related=self.related.roll(shift, dims=0) & self.visible[..., None], visible=self.visible)
+def _has_both(related: Related, visible: Visible) -> Bool[Tensor, "batch query_pos relation"]:
+    """Return which rows see both related and unrelated positions."""
+    return related.any(dim=2) & (~related & visible[..., None]).any(dim=2)
 
-    @cached_property
-    def has_both(self) -> Bool[Tensor, "batch query_pos relation"]:
-        """Return which rows see both related and unrelated positions."""
-        unrelated = ~self.related & self.visible[..., None]
-        return self.related.any(dim=2) & unrelated.any(dim=2)
 
-    @property
-    def is_constant(self) -> Bool[np.ndarray, " relation"]:
-        """Return whether all sequences have the same related positions at the same query."""
-        same: np.ndarray = (self.related == self.related[:1]).flatten(0, 2).all(dim=0).cpu().numpy()
-        return same
-
-    @property
-    def difference(self) -> Float[np.ndarray, " relation"]:
-        """Return the share of visible positions at which the relation of the previous sequence differs."""
-        differs = (self.related != self.of_another(1).related).flatten(0, 2).sum(dim=0).double()
-        share: np.ndarray = (differs / self.visible.sum()).cpu().numpy()
-        return share
+def _of_another(related: Related, visible: Visible, shift: int) -> Related:
+    """Return the relations of the sequence `shift` places before, at the same query, where they are visible here."""
+    return related.roll(shift, dims=0) & visible[..., None]
 
 
 @final
@@ -76,12 +57,12 @@ class RelationWeights:
     weights: Float[Tensor, "3 batch query_key relation"]
     offsets: Float[np.ndarray, "batch 3 relation"]
     rows: Float[np.ndarray, "batch relation"]
-    visible: Bool[Tensor, "batch query_pos key_pos"]
 
 
-def evidence_of(masks: Masks, counted: Bool[Tensor, "batch query_pos relation"]) -> RelationWeights:
+def evidence_of(
+    related: Related, visible: Visible, counted: Bool[Tensor, "batch query_pos relation"]
+) -> RelationWeights:
     """Return the weights of mass above uniform attention, contrast and AUC, over the rows that are counted."""
-    related, visible = masks.related, masks.visible
     n_related, n_visible = related.sum(dim=2, keepdim=True).float(), visible.sum(dim=2)[..., None, None].float()
     has_both = counted[:, :, None].float()
     share, counterpart = has_both / n_related.clamp_min(1), has_both / (n_visible - n_related).clamp_min(1)
@@ -94,24 +75,24 @@ def evidence_of(masks: Masks, counted: Bool[Tensor, "batch query_pos relation"])
         weights=torch.stack(weights).flatten(2, 3),
         offsets=torch.stack([offset.sum(dim=(1, 2)) for offset in offsets], dim=1).double().numpy(),
         rows=counted.sum(dim=1).double().numpy(),
-        visible=visible,
     )
 
 
-def compared_evidence(masks: Masks) -> RelationWeights:
+def compared_evidence(related: Related, visible: Visible) -> RelationWeights:
     """Return the evidence of the relation minus that of other sequences, over rows that count for both; summed.
 
     The metrics are linear in the weights and offsets, so their difference is the metric of the difference.
     """
-    zero = evidence_of(masks, torch.zeros_like(masks.has_both))
+    has_both = _has_both(related, visible)
+    zero = evidence_of(related, visible, torch.zeros_like(has_both))
     weights, offsets, rows = zero.weights, zero.offsets, zero.rows
-    for shift in (shift for shift in SHIFTS if shift < len(masks.visible)):
-        other = masks.of_another(shift)
-        counted = masks.has_both & other.has_both
-        mine, theirs = evidence_of(masks, counted), evidence_of(other, counted)
+    for shift in (shift for shift in SHIFTS if shift < len(visible)):
+        other = _of_another(related, visible, shift)
+        counted = has_both & _has_both(other, visible)
+        mine, theirs = evidence_of(related, visible, counted), evidence_of(other, visible, counted)
         weights, offsets = weights + mine.weights - theirs.weights, offsets + mine.offsets - theirs.offsets
         rows = rows + mine.rows
-    return RelationWeights(weights=weights, offsets=offsets, rows=rows, visible=masks.visible)
+    return RelationWeights(weights=weights, offsets=offsets, rows=rows)
 
 
 def row_means(
@@ -352,9 +333,15 @@ class QKAlignment(Probe[QKAlignmentReport]):
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
         weights = jackknife_weights(n)
-        masks = _masks(run, relations, n)
-        own, other_too = evidence_of(masks, masks.has_both), compared_evidence(masks)
-        sums = np.stack([_layer_sums(run, layer, (own, other_too)) for layer in range(run.spec.n_layers)], axis=4)
+        visible = run.trials.rows(slice(0, n)).visible().cpu()
+        masks = [run.trials.relations[name][:n].cpu() for name in relations]
+        related = torch.stack(masks, dim=-1) if masks else visible.new_zeros((*visible.shape, 0))
+        related &= visible[..., None]
+        own, other_too = evidence_of(related, visible, _has_both(related, visible)), compared_evidence(related, visible)
+        layers = range(run.spec.n_layers)
+        sums = np.stack([_layer_sums(run, layer, visible, (own, other_too)) for layer in layers], axis=4)
+        is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
+        differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
         means, over = row_means(sums[0], own, weights), row_means(sums[1], other_too, weights)
         uniform, other = Baseline.of("chance", UNIFORM, 0.0), Baseline.of("permutation", OTHER, 0.0)
 
@@ -366,8 +353,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
         with np.errstate(invalid="ignore", divide="ignore"):
             uniform_mass = own.offsets[:, 0].sum(axis=0) / own.rows.sum(axis=0)
         copies = [copy for copy in untrained if copy.relations == relations]
-        layers = [copy.mass_over_other_by_layer.value for copy in copies]
-        strongest = [Baseline.of("baseline", STRONGEST, np.max(np.abs(layers), axis=(0, 2))[:, None])] if layers else []
+        of_copies = np.abs([copy.mass_over_other_by_layer.value for copy in copies])
+        strongest = [Baseline.of("baseline", STRONGEST, of_copies.max(axis=(0, 2))[:, None])] if copies else []
         report = QKAlignmentReport(
             relations=relations,
             mass_excess=estimate(means[:, _MASS], uniform),
@@ -378,9 +365,9 @@ class QKAlignment(Probe[QKAlignmentReport]):
             contrast_over_other=estimate(over[:, _CONTRAST], other, bounds=(-4.0, 4.0)),
             auc_over_other=estimate(over[:, _AUC], other),
             mass_over_other_by_layer=estimate(over[:, _MASS].mean(axis=-1), other, *strongest),
-            layer_trend=trend_of(over[:, _MASS].mean(axis=-1), masks.is_constant, n=n, seed=run.seed),
-            identified=np.where(masks.is_constant, 0.0, 1.0),
-            mask_difference=masks.difference,
+            layer_trend=trend_of(over[:, _MASS].mean(axis=-1), is_constant, n=n, seed=run.seed),
+            identified=np.where(is_constant, 0.0, 1.0),
+            mask_difference=(differs / visible.sum()).numpy(),
             uniform_mass=uniform_mass,
             rows=own.rows.sum(axis=0).astype(np.int64),
             n=n,
@@ -400,19 +387,10 @@ class QKAlignment(Probe[QKAlignmentReport]):
         yield Control(label="random queries", run=_planted_run(trials, random), holds=_is_at_chance)
 
 
-def _masks(run: Run, relations: Sequence[str], n: int) -> Masks:
-    trials = run.trials.rows(slice(0, n))
-    visible = trials.visible()
-    named = [trials.relations[name] for name in relations]
-    related = torch.stack(named, dim=-1) if named else visible.new_zeros((*visible.shape, 0))
-    return Masks(related=(related & visible[..., None]).cpu(), visible=visible.cpu())
-
-
 def _layer_sums(
-    run: Run, layer: int, evidences: Sequence[RelationWeights]
+    run: Run, layer: int, visible: Visible, evidences: Sequence[RelationWeights]
 ) -> Float[np.ndarray, "evidence batch 3 relation head"]:
     """Return weighted sums of pattern, cosines and ranks over the rows of each sequence."""
-    visible = evidences[0].visible
     q, k, pattern = (run.at(site)[layer, : len(visible)].float().cpu() for site in (Q_ROT, K_ROT, PATTERN))
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
@@ -446,7 +424,9 @@ def trend_of(
     ends = (np.where(is_known, low, np.nan), np.where(is_known, high, np.nan))
     value = np.where(is_constant, np.nan, layer_order(by_layer[0]))
     reason = np.where(is_known, int(Reason.CONSERVATIVE), int(Reason.FEW))
-    return Estimate.of(value, ends, n=n, baselines=(random_orders(by_layer.shape[2]),), reason=reason)
+    reach = min(1.0, 1.96 / max(1, by_layer.shape[2] - 1) ** 0.5)
+    random = Baseline.of("chance", RANDOM_ORDER, 0.0, low=-reach, high=reach)
+    return Estimate.of(value, ends, n=n, baselines=[random], reason=reason)
 
 
 def _farthest(own: Estimate) -> tuple[int, Estimate]:
@@ -459,12 +439,6 @@ def _farthest(own: Estimate) -> tuple[int, Estimate]:
     side = replace(own, value=np.where(sign == own_side, own.value, np.nan))
     (layer,), found = side.extreme("largest" if own_side > 0 else "smallest", count=2 * int(np.isfinite(sign).sum()))
     return layer, found
-
-
-def random_orders(n_layers: int) -> Baseline:
-    """Return the Spearman correlation of a random order of layers with depth, with the range of 95 % of them."""
-    spread = min(1.0, 1.96 / max(1, n_layers - 1) ** 0.5)
-    return Baseline.of("chance", RANDOM_ORDER, 0.0, low=-spread, high=spread)
 
 
 def layer_order(by_layer: Float[np.ndarray, "*relation layer"]) -> Float[np.ndarray, "*relation"]:

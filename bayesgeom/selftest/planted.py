@@ -38,14 +38,13 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import RESID_PRE, ModelSpec, Site, Trials
+from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE, TOKEN_EMBEDDINGS, ModelSpec, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import random_subspaces, standardized
 from bayesgeom.tasks.base import WindTunnel
 
 LEVELS = (0.4, 0.55, 0.7, 0.85, 0.97)  # probability of the named answer
@@ -153,13 +152,6 @@ def entropies() -> Float64[Tensor, " token"]:
     return entropy_bits(beliefs())
 
 
-_POINTS: Mapping[Site, str] = {
-    s.RESID_PRE: "hook_resid_pre",
-    s.MLP_OUT: "hook_mlp_out",
-    s.RESID_POST: "hook_resid_post",
-}
-
-
 @final
 class PlantedBlock(nn.Module):
     """resid_pre → + W_out ReLU(W_in resid_pre + b) → resid_post."""
@@ -211,14 +203,14 @@ class PlantedModel(Model):
 
     @property
     def sites(self) -> frozenset[Site]:
-        return frozenset({*_POINTS, s.TOKEN_EMBEDDINGS})
+        return frozenset({RESID_PRE, MLP_OUT, RESID_POST, TOKEN_EMBEDDINGS})
 
     def point(self, site: Site, layer: int) -> nn.Module:
-        return self._module.get_submodule(f"blocks.{layer}.{_POINTS[site]}")
+        return self._module.get_submodule(f"blocks.{layer}.hook_{site.name}")
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        assert site == s.TOKEN_EMBEDDINGS, "no other static site is available"
+        assert site == TOKEN_EMBEDDINGS, "no other static site is available"
         embedded: Tensor = self._module.embed(tokens)
         return embedded
 
@@ -309,12 +301,6 @@ def ignores_belief() -> PlantedModel:
     return _planted("planted-ignores-belief", features, _gated(directions["read"][:, 0], gates, n_needed=2))
 
 
-def standardized(values: Float64[Tensor, "token coordinate"]) -> Float64[Tensor, "token coordinate"]:
-    """Return values with mean 0 and variance 1 in every coordinate, with all tokens equally likely."""
-    centered = values - values.mean(dim=0)
-    return centered / centered.square().mean(dim=0).sqrt()
-
-
 def one_hot(of: Int64[Tensor, " token"]) -> Float64[Tensor, "token value"]:
     """Return the one-hot code in float64."""
     return torch.nn.functional.one_hot(of).double()
@@ -362,15 +348,12 @@ def _quantity(
     }
 
 
-def _frame() -> Float64[Tensor, "d_model d_model"]:
-    return random_subspaces(WIDTH, WIDTH, draws=1, seed=0)[0]
-
-
 def _directions(features: Features) -> dict[str, Float64[Tensor, "d_model coordinate"]]:
     """Return the directions of each feature, then those of the logits; the rest holds the tokens' codes."""
     named = {name: values.shape[1] for name, values in features.items()} | {"logits": N_ANSWERS}
     sizes = [*named.values(), WIDTH - sum(named.values())]
-    return dict(zip((*named, "tokens"), _frame().split(sizes, dim=1), strict=True))
+    frame = random_subspaces(WIDTH, WIDTH, draws=1, seed=0)[0]
+    return dict(zip((*named, "tokens"), frame.split(sizes, dim=1), strict=True))
 
 
 def _planted(name: str, features: Features, reader: Units) -> PlantedModel:

@@ -27,7 +27,6 @@ from bayesgeom.stats.regression import (
 from bayesgeom.stats.subspace import cloud_axes, covariance, leading_axes, principal_axes, variance_shares
 
 N_KNOTS, N_AXES = 5, 3
-_MANY = 48  # with at least this many dimensions, only the reported axes are computed
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has redundant columns
 
 
@@ -73,7 +72,8 @@ def shuffled_scale(
     seed: int,
 ) -> EntropyScale:
     """Build the scale of true and shuffled entropies; the first half of the sequences fits, the second scores."""
-    own = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    rank, spline = ranks(entropy.ravel()), natural_spline(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    own = np.concatenate([rank.reshape(*entropy.shape, 1), entropy[..., None], spline], axis=-1)  # shuffled together
     rng = np.random.default_rng(seed)
     rows = np.stack([own, *(shuffled_within_position(own, rng) for _ in range(shuffles))]).reshape(
         1 + shuffles, -1, own.shape[-1]
@@ -92,14 +92,6 @@ def shuffled_scale(
     )
 
 
-def entropy_columns(
-    entropy: Float64[np.ndarray, "sequence position"], knots: Float64[np.ndarray, " knot"]
-) -> Float64[np.ndarray, "sequence position column"]:
-    """Return rank, value and spline basis of every entropy, which are shuffled together."""
-    rank = ranks(entropy.ravel()).reshape(*entropy.shape, 1)
-    return np.concatenate([rank, entropy[..., None], natural_spline(entropy, knots)], axis=-1)
-
-
 def cloud_statistics(
     points: Float[Tensor, "point d"], scale: EntropyScale, *, width: int | None = None
 ) -> CloudStatistics:
@@ -113,7 +105,10 @@ def cloud_statistics(
     spread, offset = None, centered.mean(dim=0).double()  # the moments are about the mean of the fitting points
     if len(points) >= points.shape[1]:
         spread = (moments.fit_gram + moments.score_gram) / len(centered) - torch.outer(offset, offset)
-    variances, axes, total, power = _axes(points, spread)
+        (variances, axes), total, power = leading_axes(spread, N_AXES), spread.trace(), (spread**2).sum()
+    else:
+        variances, axes = cloud_axes(points)
+        total, power = variances.sum(), (variances**2).sum()
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
@@ -135,22 +130,6 @@ def cloud_statistics(
         first=first[:, 0],
         covariance=spread,
     )
-
-
-def _axes(
-    points: Float[Tensor, "point d"], spread: Float64[Tensor, "d d"] | None
-) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"], Float64[Tensor, ""], Float64[Tensor, ""]]:
-    """Return variances along the leading axes, the axes, the sum of all variances, and the sum of their squares.
-
-    `spread` is the covariance, if there are at least as many points as dimensions.
-    """
-    if spread is None:
-        variances, axes = cloud_axes(points)
-        return variances, axes, variances.sum(), (variances**2).sum()
-    if len(spread) < _MANY:
-        variances, axes = principal_axes(spread)
-        return variances, axes, variances.sum(), (variances**2).sum()
-    return *leading_axes(spread, N_AXES), spread.trace(), (spread**2).sum()
 
 
 def head_statistics(

@@ -109,11 +109,6 @@ def variance_shares(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "
     return variances / variances.sum(dim=-1, keepdim=True)
 
 
-def participation_ratio(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch"]:
-    """Return (Σ λ)² / Σ λ², the effective number of dimensions: 1 (a line) to d (a ball); NaN where nothing varies."""
-    return variances.sum(dim=-1) ** 2 / (variances**2).sum(dim=-1)
-
-
 def leading_coordinates(
     points: Float[Tensor, "point d"], n_axes: int, *, n_fit: int, seed: int
 ) -> Float[Tensor, "point axis"]:
