@@ -196,7 +196,9 @@ class Calibration(Probe[CalibrationReport]):
     needs: ClassVar[Needs] = Needs(posterior=True)
 
     def measure(self, run: Run, untrained: Sequence[CalibrationReport] = ()) -> CalibrationReport:
-        seen, errors = _scored(run.behavior), _entropy_errors(run.behavior)
+        # Sums of the run's float32 would be rounded.
+        seen = {name: np.asarray(values, dtype=np.float64) for name, values in vars(run.behavior).items()}
+        errors = _entropy_errors(run.behavior)
         exact, model = seen["exact_entropy_bits"], seen["model_entropy_bits"]
         predicted = {name: _entropy_errors(b) for name, b in run.baseline_behaviors.items()}
         # The median is the constant with the smallest mean absolute error.
@@ -271,11 +273,6 @@ class Calibration(Probe[CalibrationReport]):
             run=planted_run(fast, {}),
             holds=lambda r: float(r.effective_memory_symbols) == 43 and r.transport == Verdict.CANNOT_SHOW,
         )
-
-
-def _scored(seen: Behavior) -> dict[str, Float64[np.ndarray, "sequence position"]]:
-    """Convert every number to float64: sums of the run's float32 would be rounded."""
-    return {name: np.asarray(values, dtype=np.float64) for name, values in vars(seen).items()}
 
 
 def _entropy_errors(seen: Behavior) -> Float64[np.ndarray, "sequence position"]:

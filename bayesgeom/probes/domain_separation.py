@@ -228,35 +228,24 @@ class DomainSeparation(Probe[DomainSeparationReport]):
                 points = span_coordinates(points)
             distances = torch.cdist(points, points).expand(1 + SHUFFLES, -1, -1)
             left_out = left_out_silhouettes(distances[:1], labels[:1], n_groups, jackknife_weights(len(points)))
-            angle, share = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=prepared)
+            planes = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=prepared)
             rows.append(left_out[:, 0])
             silhouettes.append(point_silhouettes(distances, labels, n_groups).mean(dim=1).numpy())
-            angles.append(angle)
-            shares.append(share)
+            angles.append(planes[0])
+            shares.append(planes[1])
             members = [points[labels[0] == group] for group in range(n_groups)]
             ends.append(np.array([_share_ends(own, prepared, width, run.seed) for own in members]))
-        share_low, share_high, code = np.moveaxis(np.stack(ends), 2, 0)
-        by_labeling = np.stack(shares, axis=1)
+        score, angle, share = (np.stack(own, axis=1) for own in (silhouettes, angles, shares))
+        score_level, angle_level = ([_of_exchanges(EXCHANGED, own)] for own in (score, angle))
+        low, high, code = np.moveaxis(np.stack(ends), 2, 0)
+        gains, mixed = share[0] - share[1:], [_of_exchanges(MIXED, share)]
         report = DomainSeparationReport(
-            silhouette=smooth_estimate(
-                np.stack(rows, axis=1),
-                seed=run.seed,
-                n=n,
-                baselines=[_of_exchanges(EXCHANGED, np.stack(silhouettes, 1))],
-            ),
-            angle_degrees=Estimate.of(
-                np.stack(angles)[:, 0], n=n, baselines=[_of_exchanges(EXCHANGED, np.stack(angles, 1))]
-            ),
-            pc12_share=Estimate.of(
-                by_labeling[0],
-                (share_low, share_high),
-                n=n,
-                baselines=[_of_exchanges(MIXED, by_labeling)],
-                reason=code.astype(np.int64),
-            ),
+            silhouette=smooth_estimate(np.stack(rows, axis=1), seed=run.seed, n=n, baselines=score_level),
+            angle_degrees=Estimate.of(angle[0], n=n, baselines=angle_level),
+            pc12_share=Estimate.of(share[0], (low, high), n=n, baselines=mixed, reason=code.astype(np.int64)),
             pc12_gain=Estimate.of(
-                by_labeling[0] - by_labeling[1:].mean(axis=0),
-                percentile_interval(by_labeling[0] - by_labeling[1:]),
+                gains.mean(axis=0),
+                percentile_interval(gains),
                 resampled="mixed samples",
                 baselines=[Baseline.of("permutation", MIXED, 0.0)],
             ),

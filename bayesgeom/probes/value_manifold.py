@@ -218,6 +218,10 @@ class ValueManifold(Probe[ValueManifoldReport]):
         pc1_share, pc12_share = _shares(clouds, points_of, n=n, widths=widths, seed=run.seed)
         spearman, signed_spearman, p_value = _ordered(run, clouds, entropy)
         holds = (not scale.identified, not run.has_posterior, self.standardized)
+        related: dict[str, Any] = {}
+        for name in ("pearson", "entropy_r2", "curve_share"):
+            values, shuffle = _relation(clouds, name)
+            related[name] = Estimate.of(values, n=n, baselines=known(shuffle))
         report = ValueManifoldReport(
             pc1_share=pc1_share,
             pc12_share=pc12_share,
@@ -225,7 +229,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
             spearman=spearman,
             signed_spearman=signed_spearman,
             p_value=p_value,
-            **{name: _related(clouds, name, n=n) for name in ("pearson", "entropy_r2", "curve_share")},
+            **related,
             head_pc1_share=Estimate.of(head_share, n=n),
             head_spearman=Estimate.of(head_related, n=n),
             **_shown(run, clouds, entropy, points_of),
@@ -273,16 +277,13 @@ class ValueManifold(Probe[ValueManifoldReport]):
         )
 
 
-def _heads(
-    run: Run, scale: EntropyScale, points_of: PointsOf
-) -> tuple[Float[np.ndarray, "layer kv_head"], Float[np.ndarray, "layer kv_head"]]:
+def _heads(run: Run, scale: EntropyScale, points_of: PointsOf) -> Float[np.ndarray, "2 layer kv_head"]:
     """Return the share of PC1, and its |Spearman|, for the value vectors of each head; NaN if not recorded."""
     n_heads, n_layers = run.spec.n_kv_heads, run.spec.n_layers
-    layers: list[tuple[np.ndarray, np.ndarray]] = [(np.full(n_heads, np.nan), np.full(n_heads, np.nan))] * n_layers
-    if V in run.recorded:
-        layers = [head_statistics(points_of(V, i).unflatten(1, (n_heads, -1)), scale) for i in range(n_layers)]
-    share, related = np.moveaxis(np.array(layers), 1, 0)
-    return share, related
+    if V not in run.recorded:
+        return np.full((2, n_layers, n_heads), np.nan)
+    heads = (points_of(V, layer).unflatten(1, (n_heads, -1)) for layer in range(n_layers))
+    return np.stack([head_statistics(own, scale) for own in heads], axis=1)
 
 
 def _shape(clouds: Clouds, name: str) -> Float64[np.ndarray, "site layer"]:
@@ -293,12 +294,6 @@ def _relation(clouds: Clouds, name: str) -> tuple[Float64[np.ndarray, "site laye
     """Return a relation to entropy, and its mean over the shuffles."""
     found = np.array([[cloud.relation[name] for cloud in layers] for layers in clouds.values()])
     return found[:, :, 0], Baseline.of("permutation", SHUFFLE, found[:, :, 1:].mean(axis=-1))
-
-
-def _related(clouds: Clouds, name: str, *, n: int) -> Any:
-    """Return the estimate of a relation to entropy without interval."""
-    values, shuffle = _relation(clouds, name)
-    return Estimate.of(values, n=n, baselines=known(shuffle))
 
 
 def _spanned(points_of: PointsOf) -> PointsOf:
