@@ -24,9 +24,8 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import put_back, read_json
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device
-from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
-from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model, check_memory_gib
 from bayesgeom.models.captured.files import is_capture
 from bayesgeom.models.captured.model import CapturedModel
@@ -43,10 +42,6 @@ from bayesgeom.models.huggingface.loading import (
 )
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
-from bayesgeom.models.native.lstm import LSTM
-from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
@@ -337,23 +332,13 @@ def of_module(
 
 def _adapted(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
     """Return the model of a module built from a `ModelConfig`, None for other modules."""
-    match module:
-        case Transformer():
-            return HookedModel(module, name=name or "transformer", **known)
-        case PositionwiseMLP() | LSTM() | Mamba():
-            return ResidualModel(module, name=name, **known)
-        case Wrapped(config=config):
-
-            def rebuild(seed: int) -> Any:
-                built = config.build(seed=seed)
-                assert isinstance(built, Wrapped), "it is built from the same config"
-                return built.whole
-
-            return HFModel(module.whole, name=name or config.name, rebuild=rebuild, **known)
-        case _:
-            known = {"task": None, "digest": None, **known}
-            made = (kind.adapter(module, name=name, **known) for kind in architectures().values())
-            return next((model for model in made if model is not None), None)
+    if isinstance(module, Wrapped):
+        return HFModel(module.whole, name=name or module.config.name, rebuild=module.rebuilt, **known)
+    if (own := of_native(module, name=name, **known)) is not None:
+        return own
+    known = {"task": None, "digest": None, **known}
+    made = (kind.adapter(module, name=name, **known) for kind in architectures().values())
+    return next((model for model in made if model is not None), None)
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:

@@ -13,7 +13,7 @@ from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.text import number_text
-from bayesgeom.models.adapters.residual import ResidualModel
+from bayesgeom.models.adapters.hooked import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import as_model, load

@@ -64,7 +64,6 @@ _POINTS: Mapping[Site, str] = {
     PATTERN: "attn.hook_pattern",
 }
 _UNTURNED = ((Q_ROT, Q), (K_ROT, K))
-_AMOUNT = 0.3  # standard deviations of the noise in the verification
 
 
 @final
@@ -185,10 +184,9 @@ class LensModel(Model):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a bridge warns of edits without effect, which are detected here
             places = product(self._names, range(self.spec.n_layers))
-            passages = perturbed_pass(self.module, forward, self._taps.at, places, amount=_AMOUNT)
+            passages = perturbed_pass(self.module, forward, self._taps.at, places)
         functions = Functions(
             written=self._written,
-            projected=None,
             normed=self._normed,
             pattern=partial(self._pattern, passages),
             mid_given=given.get,
