@@ -218,7 +218,7 @@ def examined(
             if not error <= tolerance_of(spec.dtype):  # NaN is broken too
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
-    for site, layer in stored.keys() - verified:
+    for site, layer in (place for place in stored if place not in verified):
         broken.setdefault(site, f"no identity holds it, layer {layer}")
     for site, source in _STANDS_WITH:
         if source in broken:  # these sites are verified only through `source`
@@ -296,9 +296,8 @@ def _attention_claims(arrived: Side, left: Side, functions: Functions, layer: in
         yield claim
         twin = replace(claim, right=unchanged)  # v and z may be right even if an edited pattern has no effect
         yield replace(min(claim, twin, key=_Claim.error), sites=(V, Z))
-    if has({Z, ATTN_OUT}) and functions.written is not None:
-        if (out := functions.written(left[Z], layer)) is not None:
-            yield _Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
+    if has({Z, ATTN_OUT}) and functions.written is not None and (out := functions.written(left[Z], layer)) is not None:
+        yield _Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
 
 
 def _turned_claims(
