@@ -62,7 +62,7 @@ from bayesgeom.models.native.mlp import MLPBlock, PositionwiseMLP
 from bayesgeom.models.native.positions import PositionalPrior, causal_mask
 from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer
 from bayesgeom.models.replay.hooked import PrefixReplay
-from bayesgeom.models.replay.stream import Replay
+from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.tasks.base import WindTunnel
 
 _POINTS: Mapping[Site, tuple[str, ...]] = {
