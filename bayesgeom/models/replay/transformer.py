@@ -233,23 +233,6 @@ class ReplayLayer:
         """Add the MLP's update to `mid`, in place."""
         self._add_activated(mid, self._pre(mid, scratch))
 
-    def add_heads(
-        self,
-        resid: Float[Tensor, "batch pos d_model"],
-        substitute: Float[Tensor, "batch pos head d_head"],
-        z: Float[Tensor, "batch pos head d_head"],
-        heads: tuple[int, ...],
-        scratch: Scratch,
-    ) -> Float[Tensor, "row heads_times_d_head"]:
-        """Add the update of (substitute − z) of these heads to `resid`, in place, and return the difference."""
-        if len(heads) == 1:  # a slice is a view; indexing by a list would copy
-            substitute, z = (x[:, :, heads[0] : heads[0] + 1] for x in (substitute, z))
-        else:
-            substitute, z = (x[:, :, list(heads)] for x in (substitute, z))
-        change = torch.sub(substitute, z, out=scratch.take("change", tuple(z.shape), z)).flatten(2).flatten(0, 1)
-        resid.view(-1, self.config.d_model).addmm_(change, self._o[self._columns(heads)])
-        return change
-
     def add_heads_and_mlp(
         self,
         mid: Float[Tensor, "batch pos d_model"],
@@ -259,19 +242,24 @@ class ReplayLayer:
         heads: tuple[int, ...],
         scratch: Scratch,
     ) -> None:
-        """Apply `add_heads`, then add the MLP's update. `mid_in` belongs to the old `mid` and is not modified.
+        """Add to `mid`, in place, the update of (substitute − z) of these heads, then the MLP's.
 
-        With W the MLP's first matrix and s the norm's new scale, s (mid + change) W + b is the sum of s mid_in and the
-        product of (s change, 1) with (W_O W, b). That product is only as wide as the heads.
+        `mid_in` belongs to the old `mid` and is not modified. With W the MLP's first matrix and s the norm's new scale,
+        s (mid + change) W + b is the sum of s mid_in and the product of (s change, 1) with (W_O W, b). That product is
+        only as wide as the heads.
         """
-        change = self.add_heads(mid, substitute, z, heads, scratch)
+        # A slice is a view; indexing by a list would copy.
+        index = slice(heads[0], heads[0] + 1) if len(heads) == 1 else list(heads)
+        substitute, z = substitute[:, :, index], z[:, :, index]
+        change = torch.sub(substitute, z, out=scratch.take("change", tuple(z.shape), z)).flatten(2).flatten(0, 1)
+        columns = self._columns(heads)
+        mid.view(-1, self.config.d_model).addmm_(change, self._o[columns])
         scale = norm_scale(mid, self.config, scratch)
         scaled = scratch.take("change and one", (len(change), change.shape[1] + 1), mid)
         torch.mul(change, scale.flatten(0, 1), out=scaled[:, :-1])
         scaled[:, -1:] = 1
         hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
-        weight = self._heads_in_with_bias[[*self._columns(heads), -1]]
-        torch.mm(scaled, weight, out=hidden.view(-1, self.config.d_mlp))
+        torch.mm(scaled, self._heads_in_with_bias[[*columns, -1]], out=hidden.view(-1, self.config.d_mlp))
         self._add_activated(mid, hidden.addcmul_(mid_in, scale))
 
     def _columns(self, heads: tuple[int, ...]) -> list[int]:
@@ -450,7 +438,7 @@ class _Batch:
             return self._edited(RESID_POST, index, self._stacked(RESID_MID, index).add_(written))
         if self._has_heads_alone(index):
             return self._edited(RESID_POST, index, self._after_heads(index))
-        return self._after_mid(index, self._mid(index, stage))
+        return self._after_mid(index, self._mid(index))
 
     def whole_layer(
         self, index: int, resid: Float[Tensor, "stacked pos d_model"]
@@ -486,49 +474,30 @@ class _Batch:
         z, mid = self._base(Z, index), self._stacked(RESID_MID, index)
         mid_in, scratch = self.replay.mid_in(self.baseline, index), self.replay.scratch
         for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
-            edit = next(edit for edit in variant if (edit.site, edit.layer) == (Z, index))
+            (edit,) = _at(variant, Z, index)
             assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
             layer.add_heads_and_mlp(own, mid_in, edit.substitute(z, reference), z, edit.heads, scratch)
         return mid
 
-    def _mid(self, index: int, stage: int) -> Float[Tensor, "stacked pos d_model"]:
-        if stage == STAGES[RESID_MID]:
-            return self._edited(RESID_MID, index, self._stacked(RESID_MID, index))
-        layer, base = self.replay.layers[index], self._base
+    def _mid(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
+        """The residual after attention, with edits of z and attn_out of this layer applied."""
+        layer, reference = self.replay.layers[index], _Cut(self.reference, self._rows(index))
         mid = self._stacked(RESID_MID, index)
+        before, written, z = (self._base(site, index) for site in (RESID_PRE, ATTN_OUT, Z))
         for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
-            at_z = [edit for edit in variant if (edit.site, edit.layer) == (Z, index)]
-            if not at_z:  # entered at attn_out: its edit below starts from the baseline
-                continue
-            z, reference = base(Z, index), _Cut(self.reference, self._rows(index))
-            first, is_whole = at_z[0], any(self._is_every_head(edit) for edit in at_z)
-            if isinstance(first, Replace) and first.heads is not None and len(at_z) == 1 and not is_whole:
-                layer.add_heads(own, first.substitute(z, reference), z, first.heads, self.replay.scratch)
-                continue
-            edited = z
+            edited, at_z = z, _at(variant, Z, index)
             for edit in at_z:
                 edited = edit.applied(edited, reference)
-            if is_whole:
+            if any(self._is_every_head(edit) for edit in at_z):
                 # Subtracting heads that dominate the sum would leave its rounding error: start from resid_pre.
-                layer.add_attn_out(own.copy_(base(RESID_PRE, index)), edited)
-            else:
+                layer.add_attn_out(own.copy_(before), edited)
+            elif at_z:
                 layer.add_attn_out(own, edited - z)
-        return self._edited(RESID_MID, index, self._edited_attn_out(index, mid))
-
-    def _edited_attn_out(
-        self, index: int, mid: Float[Tensor, "stacked pos d_model"]
-    ) -> Float[Tensor, "stacked pos d_model"]:
-        """Apply edits of attn_out to the residual, which already contains it: resid_pre + edited."""
-        reference = _Cut(self.reference, self._rows(index))
-        before, written = self._base(RESID_PRE, index), self._base(ATTN_OUT, index)
-        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
-            edits = [edit for edit in variant if (edit.site, edit.layer) == (ATTN_OUT, index)]
-            has_z = any((edit.site, edit.layer) == (Z, index) for edit in variant)
-            for number, edit in enumerate(edits):
+            for number, edit in enumerate(_at(variant, ATTN_OUT, index)):
                 # Use the baseline's attn_out if it is unchanged, so that an edit without effect is exact.
-                current = own - before if has_z or number else written
+                current = own - before if at_z or number else written
                 torch.add(before, edit.applied(current, reference), out=own)
-        return mid
+        return self._edited(RESID_MID, index, mid)
 
     def _edited(
         self, site: Site, index: int, values: Float[Tensor, "stacked pos *rest"], *, is_whole: bool = False
@@ -538,9 +507,8 @@ class _Batch:
             return values
         reference = _Cut(self.reference, None if is_whole else self._rows(index))
         for variant, own in zip(self.variants, values.chunk(len(self.variants)), strict=True):
-            for edit in variant:
-                if (edit.site, edit.layer) == (site, index):
-                    own.copy_(edit.applied(own, reference))
+            for edit in _at(variant, site, index):
+                own.copy_(edit.applied(own, reference))
         return values
 
     def _has_heads_alone(self, index: int) -> bool:
@@ -559,8 +527,8 @@ class _Batch:
     def _is_replaced(self, site: Site, index: int) -> bool:
         """Whether every variant replaces the whole output of this site, so that it need not be computed."""
         return (site, index) in self.places and all(
-            any((edit.site, edit.layer) == (site, index) and is_outright(edit) for edit in variant)
-            for variant in self.variants
+            any(isinstance(edit, Replace) and edit.heads is None and edit.is_constant for edit in _at(own, site, index))
+            for own in self.variants
         )
 
     def _rows(self, index: int) -> Int64[Tensor, " query_pos"] | None:
@@ -586,9 +554,9 @@ class _Batch:
         return stacked
 
 
-def is_outright(edit: Edit) -> bool:
-    """Return whether the replacement is independent of the activation that it replaces."""
-    return isinstance(edit, Replace) and edit.heads is None and edit.is_constant
+def _at(variant: Variant, site: Site, index: int) -> list[Edit]:
+    """The edits of one site of one layer, in their order."""
+    return [edit for edit in variant if (edit.site, edit.layer) == (site, index)]
 
 
 @final
