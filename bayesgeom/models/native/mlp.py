@@ -31,7 +31,6 @@ from bayesgeom.models.config import ModelConfig
 
 INIT_STD = 0.02
 EPS = 1e-5
-CONTEXTS = ("position", "prefix")
 
 
 @final
@@ -51,8 +50,6 @@ class MLPConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         self.check_sizes("an MLP", or_zero="d_embed")
-        if self.context not in CONTEXTS:
-            raise InvalidArgument(f"context must be one of {', '.join(CONTEXTS)}; got {self.context!r}.")
         if self.width != self.d_model and (self.context == "position" or self.tied):
             raise InvalidArgument(
                 f"d_embed = {self.d_embed} differs from d_model = {self.d_model}: this requires context='prefix', "
