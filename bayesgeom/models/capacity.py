@@ -5,6 +5,7 @@ embeddings. Compute is not matched.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
@@ -14,16 +15,14 @@ from typing import Any, final
 from torch import nn
 
 from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
-from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
+from bayesgeom.models.config import ModelConfig, architecture_named, config_from_dict, shapes_only
 from bayesgeom.models.resolve import load
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these; the value is the penalty, in doublings of the depth.
 _STEPS = {8: 0.0, 4: 0.15, 2: 0.3, 1: 0.5}
 _WIDEST, _DEEPEST = 8192, 129
-_FIRST_GUESS, _GUESSES = 64, 4
 
 
 @checked()
@@ -56,8 +55,7 @@ def capacity_matched(
         >>> capacity_matched("lstm", reference).d_vocab
         40
     """
-    # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]
+    kind = architecture_named(architecture)
     n_target, n_layers, known = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:
@@ -132,15 +130,7 @@ class _Family:
 
     def _widest(self, n_layers: int, n: int) -> int:
         """The largest width at this depth with at most n parameters; 0 if there is none."""
-        width = _FIRST_GUESS
-        for _ in range(_GUESSES):  # the number of parameters grows about with the square of the width
-            n_here = max(1, self._or_narrower(n_layers, width))
-            width = max(1, min(_WIDEST, round(width * math.sqrt(n / n_here))))
-        while width and self._or_narrower(n_layers, width) > n:
-            width -= 1
-        while width < _WIDEST and self._or_narrower(n_layers, width + 1) <= n:
-            width += 1
-        return width
+        return bisect_right(range(1, _WIDEST + 1), n, key=lambda width: self._or_narrower(n_layers, width))
 
     def _or_narrower(self, n_layers: int, d_model: int) -> int:
         """Number of parameters at this width, or at the next smaller valid one."""

@@ -150,6 +150,16 @@ def architectures() -> dict[str, type[ModelConfig]]:
     return discover("bayesgeom.models.native", ModelConfig, group="bayesgeom.models")  # type: ignore[type-abstract]
 
 
+def architecture_named(name: str) -> type[ModelConfig]:
+    """Return the config class of an architecture.
+
+    Raises:
+        UnknownName: The architecture does not exist.
+    """
+    # mypy: an abstract class as a value is what discovery is about.
+    return find("bayesgeom.models.native", ModelConfig, name, group="bayesgeom.models")  # type: ignore[type-abstract]
+
+
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """Return the config that `ModelConfig.to_dict` wrote.
 
@@ -159,8 +169,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
-    # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
+    kind = architecture_named(str(architecture))
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
     check_fields(kind, sizes, of=f"architecture {architecture!r}: ")
     try:

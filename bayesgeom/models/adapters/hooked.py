@@ -65,7 +65,7 @@ from bayesgeom.models.replay.hooked import PrefixReplay
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.tasks.base import WindTunnel
 
-_POINTS: Mapping[Site, tuple[str, ...]] = {
+POINTS: Mapping[Site, tuple[str, ...]] = {
     RESID_PRE: ("hook_resid_pre",),
     RESID_MID: ("hook_resid_mid",),
     RESID_POST: ("hook_resid_post",),
@@ -103,7 +103,7 @@ class HookedModel(Model):
         self._transformer = module
         self.spec = _spec(module, name, digest)
         known = {name.removeprefix("blocks.0.") for name in module.hook_dict if name.startswith("blocks.0.")}
-        existing = {site: [path for path in paths if path in known] for site, paths in _POINTS.items()}
+        existing = {site: [path for path in paths if path in known] for site, paths in POINTS.items()}
         self._points = {site: paths[0] for site, paths in existing.items() if paths}
         self.withheld = self._broken()
 
