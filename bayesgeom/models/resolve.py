@@ -308,7 +308,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> Model:
 
 
 def of_module(
-    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
+    module: Any, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
 ) -> Model:
     """Return the model of a module built from a `ModelConfig`.
 

@@ -20,16 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 
-INIT_STD = 0.02
 EPS = 1e-5
 
 
@@ -92,7 +90,8 @@ class PositionwiseMLP(HookedRootModule):
         self.ln_final = nn.LayerNorm(config.d_model, eps=EPS)
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialize(seed)
+        window_std = (config.n_ctx * config.width) ** -0.5
+        draw_weights(self, seed, {"W_out.weight": INIT_STD / math.sqrt(config.n_layers), "window.weight": window_std})
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -126,18 +125,6 @@ class PositionwiseMLP(HookedRootModule):
             )
         placed: Tensor = embedded + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(embedded))
         return placed
-
-    @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                if name.endswith("bias"):
-                    nn.init.zeros_(parameter)
-                continue  # norms start at one
-            std = INIT_STD / math.sqrt(self.config.n_layers) if name.endswith("W_out.weight") else INIT_STD
-            std = (self.config.n_ctx * self.config.width) ** -0.5 if name == "window.weight" else std
-            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 @final

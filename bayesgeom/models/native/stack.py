@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-INIT_STD = 0.02
+from bayesgeom.models.config import INIT_STD
 
 
 class ResidualStack(HookedRootModule, ABC):

@@ -22,9 +22,8 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
-from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 from bayesgeom.models.native.positions import (
-    INIT_STD,
     PositionalPrior,
     alibi_bias,
     causal_mask,
@@ -160,7 +159,10 @@ class Transformer(HookedRootModule):
         self.ln_final = Norm(config)
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialize(seed)
+        output_std = INIT_STD / math.sqrt(2 * config.n_layers)
+        draw_weights(self, seed, dict.fromkeys(("W_O.weight", "W_out.weight"), output_std))
+        for block in list(self.blocks)[config.n_layers - config.top_attention_off :]:
+            nn.init.zeros_(block.get_parameter("attn.W_O.weight")).requires_grad_(False)
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(
@@ -209,19 +211,6 @@ class Transformer(HookedRootModule):
         """
         output = self.embed.weight if self.config.tied else self.unembed.weight
         return nn.functional.linear(self.ln_final(resid), output)
-
-    def _initialize(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                continue  # norms start at one, biases at zero
-            into_residual = name.endswith(("W_O.weight", "W_out.weight"))
-            std = INIT_STD / math.sqrt(2 * self.config.n_layers) if into_residual else INIT_STD
-            nn.init.normal_(parameter, std=std, generator=generator)
-        for block in list(self.blocks)[self.config.n_layers - self.config.top_attention_off :]:
-            output = block.get_submodule("attn.W_O")
-            assert isinstance(output, nn.Linear), "W_O is one linear layer"
-            nn.init.zeros_(output.weight).requires_grad_(False)
 
 
 @final
@@ -328,8 +317,6 @@ class MLP(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.W_in, self.W_out = nn.Linear(config.d_model, config.d_mlp), nn.Linear(config.d_mlp, config.d_model)
-        nn.init.zeros_(self.W_in.bias)
-        nn.init.zeros_(self.W_out.bias)
         self.hook_pre, self.hook_post = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:

@@ -37,12 +37,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-INIT_STD = 0.02
 EPS = 1e-5
 
 
@@ -170,13 +169,8 @@ class LlamaConfig(WrappedConfig):
 
     def _adjust(self, whole: "PreTrainedModel", seed: int) -> None:
         whole.set_attn_implementation("eager")  # the fused backward pass is several times slower on a CPU
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in whole.named_parameters():
-            if parameter.ndim < 2:
-                continue  # norms start at one
-            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = INIT_STD / math.sqrt(2 * self.n_layers) if into_residual else INIT_STD
-            nn.init.normal_(parameter, std=std, generator=generator)
+        output_std = INIT_STD / math.sqrt(2 * self.n_layers)
+        draw_weights(whole, seed, dict.fromkeys(("o_proj.weight", "down_proj.weight"), output_std))
 
 
 @final

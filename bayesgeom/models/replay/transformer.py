@@ -205,8 +205,8 @@ class ReplayLayer:
 
     def mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
         """Return the MLP's update to the residual stream."""
-        hidden = torch.ops.aten.gelu_(self._pre(mid, scratch))
-        return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
+        hidden = scratch.take("hidden", (*mid.shape[:-1], self.config.d_mlp), mid)
+        return self.mlp_out_of(mid, self.mid_in(mid, hidden), scratch)
 
     def mid_in(
         self, mid: Float[Tensor, "batch pos d_model"], out: Float[Tensor, "batch pos d_mlp"]
@@ -231,7 +231,12 @@ class ReplayLayer:
 
     def add_mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> None:
         """Add the MLP's update to `mid`, in place."""
-        self._add_activated(mid, self._pre(mid, scratch))
+        # The bias is a row of the weights times a column of ones, which saves one pass over memory.
+        d_model = self.config.d_model
+        wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
+        normed(mid, self.config, scratch, out=wide[..., :d_model])
+        wide[..., d_model] = 1
+        self._add_activated(mid, self._product("hidden", wide[..., : d_model + 1], self._in_with_bias, None, scratch))
 
     def add_heads_and_mlp(
         self,
@@ -270,14 +275,6 @@ class ReplayLayer:
     def _add_activated(self, mid: Float[Tensor, "batch pos d_model"], pre: Float[Tensor, "batch pos d_mlp"]) -> None:
         hidden = torch.ops.aten.gelu_(pre).flatten(0, 1)
         mid.add_(self._out_bias).view(-1, self.config.d_model).addmm_(hidden, self._out)
-
-    def _pre(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
-        # The bias is a row of the weights times a column of ones, which saves one pass over memory.
-        d_model = self.config.d_model
-        wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
-        normed(mid, self.config, scratch, out=wide[..., :d_model])
-        wide[..., d_model] = 1
-        return self._product("hidden", wide[..., : d_model + 1], self._in_with_bias, None, scratch)
 
     def _product(
         self,
