@@ -302,10 +302,6 @@ def allocated(shape: Sequence[int], device: torch.device) -> Float32[Tensor, "..
     """Return uninitialized storage.
 
     numpy requests large pages for large arrays, which makes the first write to storage on the CPU three times as fast.
-
-    Example:
-        >>> tuple(allocated((2, 3), torch.device("cpu")).shape)
-        (2, 3)
     """
     if device.type != "cpu":
         return torch.empty(*shape, dtype=torch.float32, device=device)

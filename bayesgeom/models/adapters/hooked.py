@@ -53,12 +53,12 @@ from bayesgeom.core.run import (
     untrained,
 )
 from bayesgeom.core.torch_state import EVERY_MODULE, Hook, alone, hooked
-from bayesgeom.models.adapters.proof import TOLERANCE, Functions, examined, perturbed_pass, sentinel_trials
+from bayesgeom.models.adapters.proof import Functions, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
-from bayesgeom.models.native.lstm import LSTM, LSTMBlock
+from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
-from bayesgeom.models.native.mlp import MLPBlock, PositionwiseMLP
+from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.positions import PositionalPrior, causal_mask
 from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer
 from bayesgeom.models.replay.hooked import PrefixReplay
@@ -223,9 +223,6 @@ class HookedModel(Model):
 ResidualModule = PositionwiseMLP | LSTM | Mamba
 _STREAM = (RESID_PRE, RESID_POST)
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V, W_O)
-_NO_HEADS = "it has no attention heads"
-_ONE_WRITE = "blocks write once, without attention"
-_NO_STATE = "an MLP carries no state"
 
 
 @final
@@ -275,46 +272,27 @@ class ResidualModel(Model):
         return PrefixReplay(self, tuple(self._module.blocks))
 
     def _absent(self) -> dict[Site, str]:
-        reasons = dict.fromkeys(_HEADS, _NO_HEADS) | dict.fromkeys((ATTN_OUT, RESID_MID), _ONE_WRITE)
-        is_mlp = isinstance(self._module, PositionwiseMLP)
-        return reasons | ({STATE: _NO_STATE} if is_mlp else {MLP_OUT: _ONE_WRITE})
+        absent = (ATTN_OUT, RESID_MID, *{STATE, MLP_OUT}.difference(self._points))
+        once = dict.fromkeys(absent, "blocks write once, without attention")
+        return dict.fromkeys(_HEADS, "it has no attention heads") | once
 
     @alone()
     @torch.no_grad()
     def _broken(self) -> dict[Site, str]:
         """The sites that fail the check, each with the reason."""
-        trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
-        n_layers, broken = self.spec.n_layers, dict[Site, str]()
-        module = self._module
-        places = product(self._points, range(n_layers))
+        trials, module = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device), self._module
+        places = product(self._points, range(self.spec.n_layers))
         passages = perturbed_pass(module, lambda: module(trials.tokens), self.point, places)
-        for layer in range(n_layers):
-            silent = [site for site in self._points if len(passages[site, layer].arrived) != 1]
-            if silent:
-                broken |= dict.fromkeys(silent, f"hook not fired once, layer {layer}")
-                continue
-            pre, wrote = (passages[site, layer].left[0] for site in (RESID_PRE, self._points[-1]))
-            total = pre + _written(self._module.blocks[layer], pre, wrote)
-            right = passages[RESID_POST, layer].arrived[0]
-            if not bool((total - right).abs().max() <= TOLERANCE * right.abs().max()):
-                reason = f"identity {RESID_PRE.name} + update by {self._points[-1].name} = {RESID_POST.name} fails"
-                broken |= dict.fromkeys(self._points, f"{reason} in layer {layer}")
-        return broken
+        functions = Functions(once=(self._points[-1], self._written))
+        return examined(passages, functions, self.spec, trials.tokens.shape[1])[0]
 
-
-def _written(
-    block: nn.Module, resid: Float[Tensor, "batch pos d_model"], site: Float[Tensor, "batch pos width"]
-) -> Float[Tensor, "batch pos d_model"]:
-    """The block's update of the stream, given its input and the value of its site."""
-    match block:
-        case MLPBlock() | LSTMBlock():
-            return site
-        case MambaBlock():
-            written: Tensor = block.mixer.written(block.norm(resid), site)
-            return written
-    raise AssertionError(
-        f"a block must be an MLPBlock, LSTMBlock or MambaBlock, got a {type(block).__name__}: add its update here."
-    )
+    def _written(
+        self, resid: Float[Tensor, "batch pos d_model"], site: Float[Tensor, "batch pos width"], layer: int
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The block's update of the stream, given its input and the value of its site."""
+        block = self._module.blocks[layer]
+        written: Tensor = block.mixer.written(block.norm(resid), site) if isinstance(block, MambaBlock) else site
+        return written
 
 
 def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:

@@ -169,6 +169,7 @@ class Functions:
         pattern: Maps rotated q and k to the pattern, including mask and bias.
         mid_given: Returns the input of the part that reads resid_mid.
         turned: Maps q or k to its rotation before a norm; None if no norm follows the rotation.
+        once: The only site that writes, and the map from resid_pre and that site to the update.
     """
 
     written: Callable[[Tensor, int], Tensor | None] | None = None
@@ -177,6 +178,7 @@ class Functions:
     pattern: Callable[[Tensor, Tensor, int], Tensor] | None = None
     mid_given: Callable[[int], Tensor | None] = lambda _layer: None
     turned: Callable[[Site, Tensor, int], Tensor | None] = lambda _site, _x, _layer: None
+    once: tuple[Site, Callable[[Tensor, Tensor, int], Tensor]] | None = None
 
 
 @final
@@ -243,6 +245,7 @@ def tolerance_of(dtype: str) -> float:
 def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
     width = spec.d_of_value if site in (V, Z) else spec.d_head
     known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": width}
+    known |= {"d_state": spec.d_state} if spec.d_state else {}
     return tuple(known.get(axis, n_pos) for axis in site.axes[1:])
 
 
@@ -271,6 +274,11 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
             yield _Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
             middle = left[RESID_MID]
         yield _Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
+    if functions.once is not None and has({RESID_PRE, functions.once[0], RESID_POST}):
+        site, update = functions.once
+        total = left[RESID_PRE] + update(left[RESID_PRE], left[site], layer)
+        equation = f"resid_pre + update by {site.name} = resid_post"
+        yield _Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], total)
     if has({RESID_MID}):
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)

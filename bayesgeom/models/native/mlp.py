@@ -7,8 +7,6 @@
 concatenated and projected into the residual stream. Each offset in the window has its own slice of the projection, so
 a causal convolution as long as the context computes it without materializing the windows.
 
-An MLP has no state.
-
 Names in Agarwal, Dalal & Misra 2025: width is d_model, hidden layer d_mlp, "residual blocks" `blocks`. The paper does
 not state how the sequence enters. The control of the follow-up is per position, with nine blocks at d_model 192.
 
