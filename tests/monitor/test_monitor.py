@@ -14,8 +14,8 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, OutputFault, TaskMismatch
-from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.monitor.measures import measured
 from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
 from bayesgeom.monitor.rules import Thresholds
