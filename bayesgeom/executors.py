@@ -29,6 +29,7 @@ from bayesgeom.core.errors import (
     InvalidArgument,
     check_argument,
     checked,
+    integer_of,
     shown,
 )
 from bayesgeom.core.files import JOBS
@@ -82,6 +83,7 @@ class Batch:
         if self.threads < 1:
             raise InvalidArgument(f"threads must be at least 1, got {self.threads}.")
         object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "threads", integer_of(self.threads))
 
     @classmethod
     def of(cls, executor: Any) -> "Batch":

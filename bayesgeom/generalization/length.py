@@ -214,6 +214,7 @@ def errors_at(
     return _errors(own, LengthSetting(**{**setting, "task": task_from_config(task), "lengths": lengths}))
 
 
+@checked("model", "task")
 def with_room(
     model: ModelLike, task: TaskLike | None = None, lengths: Sequence[int] | None = None, *, seed: int = 0
 ) -> Model:

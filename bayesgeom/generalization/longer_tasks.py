@@ -13,7 +13,7 @@ from bayesgeom.generalization.curves import N_TREND
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 TIMES = (1, 1.5, 2.5, 5)  # default lengths, in training lengths: 20, 30, 50 and 100 for the papers' HMM
 DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
@@ -191,7 +191,7 @@ def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Mode
             f"{model.spec.name} has no table of learned positions to extend ({position_kind(model)}): this requires a "
             f"bayesgeom transformer with learned positions."
         )
-    longer = Transformer(replace(module.config, n_ctx=n_ctx), seed=seed).to(model.spec.device)
+    longer = Transformer(replace(module.config, n_ctx=n_ctx), seed=torch_seed(seed)).to(model.spec.device)
     weights, rows = dict(module.state_dict()), longer.state_dict()[_TABLE]
     weights[_TABLE] = torch.cat([weights[_TABLE], rows[len(weights[_TABLE]) :]])
     longer.load_state_dict(weights, strict=True)

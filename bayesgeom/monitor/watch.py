@@ -35,7 +35,7 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import METRICS as TABLE
 from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.tasks.base import Branch, check_count, checked_seed, derived_seed, torch_seed
 from bayesgeom.training.optimizers import restore_state_of, state_of
 
 FILE = "last_good.safetensors"
@@ -117,6 +117,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_count(self.n)
+        checked_seed(self.seed)
 
 
 @final
@@ -161,8 +163,8 @@ class Monitor:
         thresholds: Thresholds = THRESHOLDS,
         response: Response = Response(),
     ) -> None:
-        if every < 1 or settings.n < 1:
-            raise InvalidArgument(f"every and n must be at least 1; got {every} and {settings.n}.")
+        if every < 1:
+            raise InvalidArgument(f"every must be at least 1; got {every}.")
         if settings.out is not None:
             check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
@@ -175,7 +177,7 @@ class Monitor:
             )
             self.model.check_fits(self._trials)
             self.untrained = self._of_untrained()
-        self.chance = chance_levels(self.model, self._trials, self._uniform_kl(), seed=settings.seed)
+        self.chance = chance_levels(self.model, self._trials, self._uniform_kl(), seed=torch_seed(settings.seed))
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)

@@ -285,8 +285,8 @@ def test_folders_may_be_text_and_marks_one_or_several(tmp_path: Path) -> None:
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="at least 1"):
         Monitor(tiny(), TASK, every=0)
-    with pytest.raises(InvalidArgument, match="at least 1"):
-        Monitor(tiny(), TASK, settings=Settings(n=0))
+    with pytest.raises(InvalidArgument, match="n, the number of sequences to draw, must be a positive integer"):
+        Settings(n=0)
     with pytest.raises(InvalidArgument, match="pass task"):
         Monitor(tiny(), settings=QUICK)
     with pytest.raises(TaskMismatch):
