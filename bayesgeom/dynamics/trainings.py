@@ -8,7 +8,6 @@ from typing import Any, final
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName, suggested
-from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.text import counted
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
@@ -21,7 +20,6 @@ from bayesgeom.training.packed import FORMATION, formations, read_formation
 from bayesgeom.training.recipes import deciding, recipe_from_dict
 
 Source = str | Path
-CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 
 
 @final
@@ -49,10 +47,6 @@ class TrainingRun:
     def blank(self) -> Model:
         """Return an untrained model of the architecture: it has a snapshot's sites and sizes."""
         return of_module(self.config.build(seed=0))
-
-    def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
-        """Return the spec of the last snapshot, with the name of the training."""
-        return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
 
 
 def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.dynamics.threshold_steps import NEARBY, ThresholdStep, stable, times_later
+from bayesgeom.dynamics.report import NEARBY, ThresholdStep, stable, times_later
 from bayesgeom.gradients.capture import LayerGradients, Targets
 from bayesgeom.gradients.tally import OTHER, layer_tally
 from bayesgeom.report.columns import fitted

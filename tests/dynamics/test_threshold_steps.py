@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 
-from bayesgeom.dynamics.threshold_steps import NEVER, ThresholdStep, stable, times_later
+from bayesgeom.dynamics.report import NEVER, ThresholdStep, stable, times_later
 
 STEPS = (0, 10, 20, 40, 80)
 

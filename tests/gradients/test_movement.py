@@ -13,7 +13,7 @@ import torch
 import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.dynamics.threshold_steps import ThresholdStep
+from bayesgeom.dynamics.report import ThresholdStep
 from bayesgeom.gradients.movement import Frame, GradientMovementReport, Moment, lag, moment_of, movement_report
 from bayesgeom.gradients.run import gradient_movement
 from bayesgeom.models.checkpoint import load_checkpoint

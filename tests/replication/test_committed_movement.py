@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayesgeom.dynamics.threshold_steps import stable
+from bayesgeom.dynamics.report import stable
 from bayesgeom.gradients.movement import GradientMovementReport, lag
 from bayesgeom.report.diagnosis import Diagnosis
 from tests.pages import READINGS, numbers, rows, section
