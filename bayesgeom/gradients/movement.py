@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -13,46 +13,19 @@ from torch import Tensor
 from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.dynamics.report import NEARBY, ThresholdStep, stable, times_later
-from bayesgeom.gradients.capture import LayerGradients, Targets
-from bayesgeom.gradients.tally import OTHER, layer_tally
+from bayesgeom.dynamics.report import NEARBY, stable, times_later
+from bayesgeom.gradients.capture import OTHER, PER_SEQUENCE, LayerGradients, Targets, layer_tally
 from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of, units_of
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.information import jensen_shannon_bits
 
-if TYPE_CHECKING:
-    from bayesgeom.charts.curves import Curve
-
 TOGETHER = "both stable at the same step"
 _WITHIN = "within a tenth of their first distance"
-
-
-@final
-@dataclass(frozen=True)
-class Lag:
-    """Ratio of the steps from which on values and routing are stable, with the bounds that snapshots allow.
-
-    The ratio and unknown bounds are NaN if either is not stable before the last snapshot.
-    """
-
-    ratio: float
-    least: float
-    most: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict on which is stable later: open where the spacing of snapshots allows the same step."""
-        if self.least > 1:
-            return Verdict.VALUES_LATER
-        return Verdict.ROUTING_LATER if self.most < 1 else Verdict.UNDECIDED
-
-
-def lag(values: ThresholdStep, routing: ThresholdStep) -> Lag:
-    """Return how much later the first is stable than the second."""
-    return Lag(*times_later(values, routing))
+Moment = Mapping[str, np.ndarray]  # the numbers of a snapshot, by sequence or by layer
 
 
 @final
@@ -62,18 +35,6 @@ class Frame:
 
     patterns: Float[Tensor, "layer batch head query_pos key_pos"]
     values: Float[Tensor, "layer batch kv_head pos d_head"]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """One snapshot: per-sequence numbers, mean over layers and heads, and distances by layer."""
-
-    step: int
-    per_sequence: Mapping[str, Float64[np.ndarray, " sequence"]]
-    pattern_by_layer: Float64[np.ndarray, " layer"]
-    values_by_layer: Float64[np.ndarray, " layer"]
-    moved: tuple[float, float]  # since the previous snapshot: patterns (bits), values (relative)
 
 
 @final
@@ -120,77 +81,58 @@ class GradientMovementReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        routing, values = self._stable()
-        found, last = lag(values, routing), len(self.steps) - 1
+        steps = [int(step) for step in self.steps]
+        routing, values = (stable(steps, own.value) for own in (self.pattern_distance_bits, self.value_distance))
+        _, least, most = times_later(values, routing)
+        verdict = Verdict.ROUTING_LATER if most < 1 else Verdict.UNDECIDED  # the spacing may allow the same step
+        ratio = headline_of(self, "stable_ratio", verdict=str(Verdict.VALUES_LATER if least > 1 else verdict))
         return (
-            replace(
-                headline_of(self, "stable_ratio", verdict=str(found.verdict)),
-                low=found.least,
-                high=found.most,
-                reason=Reason.CONSERVATIVE,
-            ),
+            replace(ratio, low=least, high=most, reason=Reason.CONSERVATIVE),
             headline_of(self, "routing_stable_step"),
             headline_of(self, "values_stable_step"),
-            headline_of(self, "correlation", (last,), "correlation, last snapshot"),
+            headline_of(self, "correlation", (len(self.steps) - 1,), "correlation, last snapshot"),
         )
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.report.theme import SERIES, log_axes
 
-        titles = (
-            "Distance to the last snapshot",
-            "Gradient norms",
-            "Movement of patterns",
-            "Movement of values",
-            "Attention with advantage, within rows",
-        )
-        drawn, at = [Panel.blank(title, height=380) for title in titles], np.array([int(step) for step in self.steps])
-        apart, sizes, patterns, moved, related = (panel.figure for panel in drawn)
-        shares = [_curve(own, name, own.value[0]) for name, own in self._distances()]
-        levels = [("stable: a tenth", NEARBY), ("start", 1.0)]
-        add_curves(apart, at, shares, unit="share", levels=levels, log_steps=True)
+        def curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> Curve:
+            low, high = own.ends
+            return Curve(name=name, values=own.value / first, band=(low / first, high / first), color=color)
+
+        distances = ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
         norms = (
-            _curve(self.routing_norm, "routing: ∂L/∂s", color=SERIES[2]),
-            _curve(self.value_elasticity, "values: ‖∂L/∂v‖·‖v‖", color=SERIES[3]),
-            _curve(self.value_norm, "values: ‖∂L/∂v‖", color=SERIES[4]),
+            curve(self.routing_norm, "routing: ∂L/∂s", color=SERIES[2]),
+            curve(self.value_elasticity, "values: ‖∂L/∂v‖·‖v‖", color=SERIES[3]),
+            curve(self.value_norm, "values: ‖∂L/∂v‖", color=SERIES[4]),
         )
-        add_curves(sizes, at, norms, unit="nats (log)", log_steps=True)
-        log_axes(sizes)
-        of_patterns = Curve(name="patterns", values=self.pattern_moved_bits, color=SERIES[0])
-        add_curves(patterns, at, [of_patterns], unit="bits", log_steps=True)
-        of_values = Curve(name="values", values=self.value_moved, color=SERIES[1])
-        add_curves(moved, at, [of_values], unit="share of their norm", log_steps=True)
-        other, curve = [(own.name, own.value) for own in self.correlation.baselines], _curve(self.correlation, "own")
-        add_curves(related, at, [curve], unit="rank correlation", levels=other, log_steps=True)
+        patterns = Curve(name="patterns", values=self.pattern_moved_bits, color=SERIES[0])
+        values = Curve(name="values", values=self.value_moved, color=SERIES[1])
+        other = [(own.name, own.value) for own in self.correlation.baselines]
+        shares = [curve(own, name, own.value[0]) for name, own in distances]
+        drawings: Sequence[tuple[str, Sequence[Curve], str, Sequence[tuple[str, Any]]]] = (
+            ("Distance to the last snapshot", shares, "share", [("stable: a tenth", NEARBY), ("start", 1.0)]),
+            ("Gradient norms", norms, "nats (log)", ()),
+            ("Movement of patterns", [patterns], "bits", ()),
+            ("Movement of values", [values], "share of their norm", ()),
+            ("Attention with advantage, within rows", [curve(self.correlation, "own")], "rank correlation", other),
+        )
+        drawn, at = [Panel.blank(title, height=380) for title, *_ in drawings], np.array([int(s) for s in self.steps])
+        for panel, (_, curves, unit, levels) in zip(drawn, drawings, strict=True):
+            add_curves(panel.figure, at, curves, unit=unit, levels=levels, log_steps=True)
+        log_axes(drawn[1].figure)
         return drawn
-
-    def _stable(self) -> tuple[ThresholdStep, ...]:
-        steps = [int(step) for step in self.steps]
-        return tuple(stable(steps, own.value) for _, own in self._distances())
-
-    def _distances(self) -> tuple[tuple[str, Estimate], ...]:
-        return ("patterns", self.pattern_distance_bits), ("values", self.value_distance)
 
     def table(self) -> str:
         """Return one line per snapshot."""
         rows: list[tuple[str, ...]] = [
             ("step", "loss (nats)", "pattern distance (bits)", "value distance", "‖∂L/∂s‖", "‖∂L/∂v‖·‖v‖")
         ]
-        columns = (self.loss_nats, self.pattern_distance_bits, self.value_distance)
-        gradients = (self.routing_norm, self.value_elasticity)
-        for i, step in enumerate(self.steps):
-            distances = (number_text(own.value[i]) for own in columns)
-            rows.append((step, *distances, *(number_text(own.value[i]) for own in gradients)))
+        distances = (self.loss_nats, self.pattern_distance_bits, self.value_distance)
+        columns = (*distances, self.routing_norm, self.value_elasticity)
+        rows += [(step, *(number_text(own.value[at]) for own in columns)) for at, step in enumerate(self.steps)]
         return "\n".join(fitted(rows))
-
-
-def _curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> "Curve":
-    """Return a curve over snapshots with its band, divided by `first`."""
-    from bayesgeom.charts.curves import Curve
-
-    low, high = own.ends
-    return Curve(name=name, values=own.value / first, band=(low / first, high / first), color=color)
 
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
@@ -209,73 +151,52 @@ def joined(frames: Sequence[Frame]) -> Frame:
 
 def gradient_norms(layers: Sequence[LayerGradients], trials: Trials) -> dict[str, Float64[Tensor, " batch"]]:
     """Return norms and correlation of a batch, mean over layers and heads."""
-    tallies = [layer_tally(layer, trials) for layer in layers]
-    by_layer = {
-        "routing_norm": [tally.routing_norm for tally in tallies],
-        "value_norm": [tally.value_norm for tally in tallies],
-        "value_elasticity": [tally.value_elasticity for tally in tallies],
-        "correlation": [tally.correlation for tally in tallies],
-        "other_correlation": [tally.other_correlation for tally in tallies],
-    }
-    return {name: torch.stack([own.mean(dim=1) for own in of]).mean(dim=0) for name, of in by_layer.items()}
+    tallies = [vars(layer_tally(layer, trials)) for layer in layers]
+    return {name: torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0) for name in PER_SEQUENCE}
 
 
 def moment_of(
-    step: int,
-    measured: Mapping[str, Float64[np.ndarray, " sequence"]],
-    now: Frame,
-    last: Frame,
-    before: Frame | None,
+    measured: Mapping[str, Float64[np.ndarray, " sequence"]], now: Frame, last: Frame, before: Frame | None
 ) -> Moment:
-    """Return the numbers of a snapshot, compared with the last one and the previous one."""
+    """Return the numbers of a snapshot, with its distances from the last one and from the previous one."""
     pattern, values = _distances(now, last)
-    moved = (float("nan"), float("nan"))
-    if before is not None:
-        since = _distances(now, before)
-        moved = (float(since[0].mean()), float(since[1].mean()))
-    own = {"pattern_distance_bits": pattern.mean(dim=0).numpy(), "value_distance": values.mean(dim=0).numpy()}
-    return Moment(
-        step=step,
-        per_sequence={**measured, **own},
-        moved=moved,
-        pattern_by_layer=pattern.mean(dim=1).numpy(),
-        values_by_layer=values.mean(dim=1).numpy(),
-    )
+    moved = (torch.tensor(torch.nan),) * 2 if before is None else _distances(now, before)
+    return {
+        **measured,
+        "pattern_distance_bits": pattern.mean(dim=0).numpy(),
+        "value_distance": values.mean(dim=0).numpy(),
+        "pattern_distance_bits_by_layer": pattern.mean(dim=1).numpy(),
+        "value_distance_by_layer": values.mean(dim=1).numpy(),
+        "pattern_moved_bits": moved[0].mean().numpy(),
+        "value_moved": moved[1].mean().numpy(),
+    }
 
 
-def movement_report(moments: Sequence[Moment], *, targets: Targets, seed: int) -> GradientMovementReport:
+def movement_report(
+    steps: Sequence[int], moments: Sequence[Moment], *, targets: Targets, seed: int
+) -> GradientMovementReport:
     """Return the report: means over sequences with intervals, and the step from which on each distance is stable."""
-    n = len(moments[0].per_sequence["loss_nats"])
-
-    def over_steps(name: str, *baselines: Baseline) -> Estimate:
-        rows = np.stack([moment.per_sequence[name] for moment in moments], axis=1)
-        return mean_estimate(rows, seed=seed, baselines=baselines)
-
-    steps = [moment.step for moment in moments]
-    patterns, values = over_steps("pattern_distance_bits"), over_steps("value_distance")
-    routing_at, values_at = (stable(steps, own.value) for own in (patterns, values))
-    ratio = lag(values_at, routing_at).ratio
-    other = np.array([moment.per_sequence["other_correlation"].mean() for moment in moments])
+    other = np.array([moment["other_correlation"].mean() for moment in moments])
+    levels = {"correlation": [Baseline.of("permutation", OTHER, other)]}
+    numbers: dict[str, Any] = {
+        name: mean_estimate(
+            np.stack([moment[name] for moment in moments], axis=1), seed=seed, baselines=levels.get(name, ())
+        )
+        for name, own in quantities_of(GradientMovementReport).items()
+        if own.dims
+    }
+    numbers |= {name: np.stack([moment[name] for moment in moments]) for name in units_of(GradientMovementReport)}
+    routing, values = (stable(steps, numbers[name].value) for name in ("pattern_distance_bits", "value_distance"))
+    ratio, n = times_later(values, routing)[0], len(moments[0]["loss_nats"])
+    together = [Baseline.of("baseline", TOGETHER, 1.0)] if np.isfinite(ratio) else []
     return GradientMovementReport(
         targets=targets,
-        steps=tuple(str(step) for step in steps),
-        loss_nats=over_steps("loss_nats"),
-        routing_norm=over_steps("routing_norm"),
-        value_norm=over_steps("value_norm"),
-        value_elasticity=over_steps("value_elasticity"),
-        pattern_distance_bits=patterns,
-        value_distance=values,
-        correlation=over_steps("correlation", Baseline.of("permutation", OTHER, other)),
-        pattern_moved_bits=np.array([moment.moved[0] for moment in moments]),
-        value_moved=np.array([moment.moved[1] for moment in moments]),
-        pattern_distance_bits_by_layer=np.stack([moment.pattern_by_layer for moment in moments]),
-        value_distance_by_layer=np.stack([moment.values_by_layer for moment in moments]),
-        routing_stable_step=Estimate.of(routing_at.step, n=n),
-        values_stable_step=Estimate.of(values_at.step, n=n),
-        stable_ratio=Estimate.of(
-            ratio, n=n, baselines=[Baseline.of("baseline", TOGETHER, 1.0)] if np.isfinite(ratio) else []
-        ),
+        steps=tuple(map(str, steps)),
+        routing_stable_step=Estimate.of(routing.step, n=n),
+        values_stable_step=Estimate.of(values.step, n=n),
+        stable_ratio=Estimate.of(ratio, n=n, baselines=together),
         n=n,
+        **numbers,
     )
 
 

@@ -2,20 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, final
+from typing import Annotated, ClassVar, Literal, final
 
 import numpy as np
-from jaxtyping import Float, Float64
-from torch import Tensor
+from jaxtyping import Float
 
 from bayesgeom.core.text import number_text
-from bayesgeom.gradients.capture import Targets
-from bayesgeom.gradients.tally import BIN_EDGES, IDENTITIES, OTHER, LayerTally
+from bayesgeom.gradients.capture import BIN_EDGES, IDENTITIES, OTHER, PER_SEQUENCE, LayerTally, Targets
 from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
+
+_LAYERS_SHOWN = 2  # pages fold the panels of other layers
+_FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
+_HEIGHT = 330
 
 
 @final
@@ -92,17 +94,15 @@ class GradientReport(Report):
         return at, replace(own, low=lo, high=hi, reason=chosen.reason)
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.gradients.drawing import binned_panel, correlation_panel, norm_panel
-
         other, binned = self.correlation.baseline(OTHER).value, self.advantage_by_attention
         values = "Values: rms of ‖∂L/∂v‖·‖v‖, log10"
         return (
-            correlation_panel("Attention with advantage, within rows", self.correlation.value),
-            correlation_panel("With another sequence's advantage (baseline)", other),
-            norm_panel("Routing: rms of ∂L/∂s, log10", self.routing_norm.value),
-            norm_panel(values, self.value_elasticity.value, "key head"),
+            _heads_panel("Attention with advantage, within rows", self.correlation.value),
+            _heads_panel("With another sequence's advantage (baseline)", other),
+            _heads_panel("Routing: rms of ∂L/∂s, log10", self.routing_norm.value, is_norm=True),
+            _heads_panel(values, self.value_elasticity.value, is_norm=True, head="key head"),
             *(
-                binned_panel(layer, self.attention_bin, *own)
+                _binned_panel(layer, self.attention_bin, *own)
                 for layer, own in enumerate(
                     zip(binned.value, binned.baseline(OTHER).value, self.pairs_by_attention, strict=True)
                 )
@@ -138,18 +138,15 @@ def gradient_report(
 ) -> GradientReport:
     """Return the report: means and intervals over sequences; `errors` are differences and their scales."""
     n = len(loss)
-    by_head = np.stack([tally.correlation.cpu().numpy() for tally in tallies], axis=1)
-    by_other = np.stack([tally.other_correlation.cpu().numpy() for tally in tallies], axis=1)
+    of = {name: np.stack([vars(tally)[name].cpu().numpy() for tally in tallies], axis=1) for name in PER_SEQUENCE}
+    binned, maps = (np.stack([vars(t)[name].cpu().numpy() for t in tallies], axis=1) for name in ("binned", "maps"))
+    by_head, by_other = of["correlation"], of["other_correlation"]
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = (errors[..., 0] / errors[..., 1]).T
-    binned = np.stack([tally.binned.cpu().numpy() for tally in tallies], axis=1)
-    maps = np.stack([tally.maps.cpu().numpy() for tally in tallies], axis=1) / n
+        mean, other_mean = np.where(binned[1::2] > 0, binned[::2] / binned[1::2], np.nan)
 
     def other(level: Float[np.ndarray, "*axes"] | float) -> tuple[Baseline, ...]:
         return (Baseline.of("permutation", OTHER, level),)
-
-    def norm(of: Sequence[Float64[Tensor, "sequence head"]]) -> Estimate:
-        return mean_estimate(np.stack([own.cpu().numpy() for own in of], axis=1), seed=seed)
 
     return GradientReport(
         targets=targets,
@@ -161,18 +158,75 @@ def gradient_report(
             by_head.reshape(n, -1).mean(axis=1), seed=seed, baselines=other(float(by_other.mean()))
         ),
         correlation=mean_estimate(by_head, seed=seed, baselines=other(by_other.mean(axis=0))),
-        routing_norm=norm([tally.routing_norm for tally in tallies]),
-        value_norm=norm([tally.value_norm for tally in tallies]),
-        value_elasticity=norm([tally.value_elasticity for tally in tallies]),
+        routing_norm=mean_estimate(of["routing_norm"], seed=seed),
+        value_norm=mean_estimate(of["value_norm"], seed=seed),
+        value_elasticity=mean_estimate(of["value_elasticity"], seed=seed),
         attention_bin=np.array(BIN_EDGES),
-        advantage_by_attention=Estimate.of(
-            _ratio(binned[0], binned[1]), n=n, baselines=other(_ratio(binned[2], binned[3]))
-        ),
+        advantage_by_attention=Estimate.of(mean, n=n, baselines=other(other_mean)),
         pairs_by_attention=binned[1],
-        mean_advantage_nats=maps[0].astype(np.float32),
-        mean_attention=maps[1].astype(np.float32),
+        mean_advantage_nats=(maps[0] / n).astype(np.float32),
+        mean_attention=(maps[1] / n).astype(np.float32),
         n=n,
     )
+
+
+def _heads_panel(
+    title: str,
+    values: Float[np.ndarray, "layer head"],
+    *,
+    is_norm: bool = False,
+    head: Literal["head", "key head"] = "head",
+) -> Panel:
+    """Draw a rank correlation per layer and head, or a norm on a log scale, where zero norms are blank."""
+    from bayesgeom.charts.heads import add_heads
+
+    panel = Panel.blank(title, height=_HEIGHT)
+    if not is_norm:
+        add_heads(panel.figure, values, unit="rank correlation", baseline=0.0, limits=(-1.0, 1.0))
+        return panel
+    logs = np.log10(np.where(values > 0, values, np.nan))
+    known = np.isfinite(logs).any()
+    limits = (float(np.nanmin(logs)) - 0.01, float(np.nanmax(logs)) + 0.01) if known else None
+    add_heads(panel.figure, logs, unit="log10 nats", baseline=float("nan"), limits=limits, head=head)
+    return panel
+
+
+def _binned_panel(
+    layer: int,
+    edges: Float[np.ndarray, " edge"],
+    found: Float[np.ndarray, "head bin"],
+    other: Float[np.ndarray, "head bin"],
+    pairs: Float[np.ndarray, "head bin"],
+) -> Panel:
+    """Draw mean relative advantage by attention relative to uniform attention, of a layer: a line per head.
+
+    Args:
+        layer: The layer.
+        edges: log2 of attention over uniform attention.
+        found: The advantage in each bin.
+        other: The same with another sequence's advantage.
+        pairs: Number of pairs of positions in each bin; bins with few are omitted.
+    """
+    from bayesgeom.charts.lines import add_baseline, add_line, add_note
+    from bayesgeom.report.theme import label_axes, log_axes, series
+
+    title = f"Layer {layer}: advantage against attention"
+    panel = Panel.blank(title, height=_HEIGHT, is_folded=layer >= _LAYERS_SHOWN)
+    figure, x = panel.figure, 2.0 ** np.concatenate([edges - 0.5, edges[-1:] + 0.5])
+    is_enough = pairs >= _FEWEST_PAIRS
+    if not is_enough.any():
+        add_note(figure, "too few pairs to draw")
+        return panel
+    named = f"{OTHER} (in the line's color)"
+    add_baseline(figure, x[:1], np.full(1, np.nan), name=named)  # for the legend alone
+    for head, (values, count) in enumerate(zip(other, is_enough, strict=True)):
+        add_baseline(figure, x, np.where(count, values, np.nan), name=named, color=series(head)["color"])
+        figure.data[-1].update(showlegend=False, line_width=1)
+    for head, (values, count) in enumerate(zip(found, is_enough, strict=True)):
+        add_line(figure, x, np.where(count, values, np.nan), name=f"head {head}", **series(head))
+    log_axes(figure, "x")
+    label_axes(figure, "attention / uniform attention", "advantage (row's rms)")
+    return panel
 
 
 def _largest(values: Float[np.ndarray, "row column"]) -> tuple[int, int]:
@@ -181,9 +235,3 @@ def _largest(values: Float[np.ndarray, "row column"]) -> tuple[int, int]:
         return 0, 0
     row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return int(row), int(column)
-
-
-def _ratio(
-    above: Float[np.ndarray, "layer head bin"], below: Float[np.ndarray, "layer head bin"]
-) -> Float[np.ndarray, "layer head bin"]:
-    return np.where(below > 0, above / np.maximum(below, 1), np.nan)
