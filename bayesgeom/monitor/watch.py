@@ -28,13 +28,19 @@ from bayesgeom.core.files import atomic_file, check_directory, read_safetensors,
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
-from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
-from bayesgeom.monitor.report import MonitorReport, monitor_report
+from bayesgeom.monitor.report import (
+    LEVELS,
+    Measures,
+    MonitorReport,
+    chance_levels,
+    measured,
+    monitor_report,
+    undisturbed,
+)
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import METRICS as TABLE
-from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.training.optimizers import restore_state_of, state_of
 
@@ -174,8 +180,11 @@ class Monitor:
                 settings.n, seed=derived_seed(settings.seed, Branch.TRIALS), device=self.model.spec.device
             )
             self.model.check_fits(self._trials)
-            self.untrained = self._of_untrained()
-        self.chance = chance_levels(self.model, self._trials, self._uniform_kl(), seed=settings.seed)
+            self.untrained = dict.fromkeys(LEVELS, math.nan)
+            if settings.untrained:
+                untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
+                self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
+        self.chance = chance_levels(self.model, self._trials, seed=settings.seed)
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)
@@ -270,36 +279,19 @@ class Monitor:
             self._rollbacks += 1
             back = self._good.put_back()
             self._rules.put_back()
-            return [self._done(step, "rolled back", cause, float(back))]
+            return [replace(cause, kind="rolled back", value=float(back), chance=math.nan)]
         self.should_stop = True
-        return [self._done(step, "stopped", cause, cause.value)]
+        return [replace(cause, kind="stopped", chance=math.nan)]
 
     def _broken(self, step: int, found: Measures) -> Event | None:
         """The event for weights, optimizer state or KL that are not finite, or None."""
-        bad = {
-            **self._good.non_finite(),
-            "kl_bits": int((~np.isfinite(found.kl_bits)).sum()) if self._trials.has_posterior else 0,
-        }
-        wrong = next((metric for metric, count in bad.items() if count), None)
-        if wrong is None:
+        bad = self._good.non_finite()
+        if self._trials.has_posterior:
+            bad["kl_bits"] = int((~np.isfinite(found.kl_bits)).sum())
+        wrong = [metric for metric, count in bad.items() if count]
+        if not wrong:
             return None
-        return Event(step=step, kind="not finite", metric=wrong, value=float(bad[wrong]), threshold=0.0)
-
-    @staticmethod
-    def _done(step: int, kind: Literal["rolled back", "stopped"], cause: Event, value: float) -> Event:
-        return Event(step=step, kind=kind, metric=cause.metric, value=value, threshold=cause.threshold)
-
-    def _of_untrained(self) -> dict[str, float]:
-        if not self.settings.untrained:
-            return dict.fromkeys(METRICS, math.nan)
-        untrained = self.model.untrained_copy(derived_seed(self.settings.seed, Branch.UNTRAINED))
-        return measured(untrained, self._trials, seed=self.settings.seed).summary()
-
-    def _uniform_kl(self) -> float:
-        if not self._trials.has_posterior:
-            return math.nan
-        exact = self._trials.at_scored(self._trials.predictive)
-        return float(predicted_behavior(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
+        return Event(step=step, kind="not finite", metric=wrong[0], value=float(bad[wrong[0]]), threshold=0.0)
 
 
 @runtime_checkable

@@ -16,8 +16,7 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, OutputFault, TaskMismatch
 from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.monitor.measures import measured
-from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport
+from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport, measured
 from bayesgeom.monitor.rules import Thresholds
 from bayesgeom.monitor.watch import Monitor, Response, Settings, trainer_callback
 from bayesgeom.report.diagnosis import Diagnosis
