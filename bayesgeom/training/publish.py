@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_directory, read_json
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
@@ -59,17 +59,10 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
     Returns:
         The scores.
     """
-    model = of_module(module, name=recipe.name, task=recipe.task)
-    scores, seed = _scored(recipe, model)
-    save_checkpoint(
-        path,
-        module,
-        recipe.model_config(),
-        recipe=recipe.to_dict(),
-        step=recipe.steps,
-        card=card(recipe, model.spec.n_parameters, scores, precision),
-        entries={"scores": kept_scores(scores, seed=seed), "precision": precision},
-    )
+    scores, entries, n_parameters = _scored(recipe, module)
+    text, made = card(recipe, n_parameters, scores, precision), {"scores": entries, "precision": precision}
+    config, whole = recipe.model_config(), recipe.to_dict()
+    save_checkpoint(path, module, config, recipe=whole, step=recipe.steps, card=text, entries=made)
     return scores
 
 
@@ -131,16 +124,15 @@ def rescore(path: Path) -> CalibrationReport:
     """
     found = load_checkpoint(path)
     recipe = recipe_from_dict(found.recipe)
-    model = of_module(found.module, name=recipe.name, task=recipe.task)
-    scores, seed = _scored(recipe, model)
+    scores, entries, n_parameters = _scored(recipe, found.module)
     whole = read_json(path / CONFIG)
     description = whole.get(OURS, whole)
-    description["scores"] = kept_scores(scores, seed=seed)
+    description["scores"] = entries
     try:
         before = (path / CARD).read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointFault(f"{path / CARD} cannot be read: {error}. Restore the card.") from error
-    made = card(recipe, model.spec.n_parameters, scores, description.get("precision"))
+    made = card(recipe, n_parameters, scores, description.get("precision"))
     made = made.replace("{weights_hash}", found.weights_hash)
     if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
         made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
@@ -151,26 +143,24 @@ def rescore(path: Path) -> CalibrationReport:
     return scores
 
 
-def _scored(recipe: Recipe, model: Model) -> tuple[CalibrationReport, int]:
-    """Measure the calibration on the sequences that score this recipe; also return their seed."""
-    seed = derived_seed(recipe.seed, _SCORING)
+def _scored(recipe: Recipe, module: nn.Module) -> tuple[CalibrationReport, dict[str, Any], int]:
+    """Measure the calibration on the sequences that score this recipe.
+
+    Returns:
+        The report; the scores for a checkpoint's config, with those of baselines on the same sequences, without
+        infinite and unknown ones; and the number of parameters.
+    """
+    seed, model = derived_seed(recipe.seed, _SCORING), of_module(module, name=recipe.name, task=recipe.task)
     blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
     run = model.run(blocks, baseline_predictives=recipe.task.baseline_predictives, seed=seed)
-    return Calibration().measure(run), seed
-
-
-def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
-    """Return the scores for a checkpoint's config, with those of context-free baselines on the same sequences.
-
-    Baselines that are infinite or unknown are omitted.
-    """
+    scores = Calibration().measure(run)
     stored = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
     baselines = {
         score: {own.name.replace(" ", "_"): float(own.value) for own in estimate.baselines if np.isfinite(own.value)}
         for score, estimate in stored.items()
     }
     own = {score: float(estimate) for score, estimate in stored.items()}
-    return {"n": scores.n, "seed": seed, **own, "baselines": baselines}
+    return scores, {"n": scores.n, "seed": seed, **own, "baselines": baselines}, model.spec.n_parameters
 
 
 def _bold(own: Estimate) -> str:
@@ -287,9 +277,25 @@ def estimated_seconds(
     Returns:
         Seconds, without the time to save states and snapshots.
     """
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    devices, seconds = [torch.device(device)] if torch.device(device).type == "cuda" else [], 0.0
     with torch.random.fork_rng(devices):
-        return sum(_stage_seconds(stage, start, device, precision, log_every) for stage, start in stages)
+        for recipe, start in stages:
+            module = recipe.model_config().build(seed=recipe.seed).to(device).train()
+            timed = partial(training_step, recipe, module, Optimizers(recipe, module, precision))
+            segments, kinds = _segments(recipe, start, precision), 1 + len(recipe.also)  # each task is timed
+            if segments:
+                timed(segments[0][0], device, precision)  # warms up
+            for first, end in segments:
+                n_timed, began = 0, time.perf_counter()
+                while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
+                    timed(first + n_timed % kinds, device, precision)
+                    n_timed += 1
+                seconds += (end - first) * (time.perf_counter() - began) / n_timed
+            if n_reports := -(-(recipe.steps - start) // log_every):
+                held_out, began = held_out_trials(recipe, device), time.perf_counter()
+                held_out_kl(module, held_out)
+                seconds += n_reports * (time.perf_counter() - began)
+    return seconds
 
 
 def as_duration(seconds: float) -> str:
@@ -304,30 +310,6 @@ def as_duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
-def _stage_seconds(
-    recipe: Recipe, start: int, device: str | torch.device, precision: Precision, log_every: int
-) -> float:
-    module = recipe.model_config().build(seed=recipe.seed).to(device).train()
-    optimizers = Optimizers(recipe, module, precision)
-    segments = _segments(recipe, start, precision)
-    if segments:
-        training_step(recipe, module, optimizers, segments[0][0], device, precision)  # warms up
-    seconds = 0.0
-    for first, end in segments:
-        kinds = 1 + len(recipe.also)  # every alternating task is timed
-        n_timed, began = 0, time.perf_counter()
-        while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
-            training_step(recipe, module, optimizers, first + n_timed % kinds, device, precision)
-            n_timed += 1
-        seconds += (end - first) * (time.perf_counter() - began) / n_timed
-    n_reports = -(-(recipe.steps - start) // log_every)
-    if n_reports:
-        held_out, before = held_out_trials(recipe, device), time.perf_counter()
-        held_out_kl(module, held_out)
-        seconds += n_reports * (time.perf_counter() - before)
-    return seconds
 
 
 def _segments(recipe: Recipe, start: int, precision: Precision) -> list[tuple[int, int]]:
