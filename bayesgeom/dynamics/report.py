@@ -204,32 +204,18 @@ class DynamicsReport(Report):
 
     def table(self) -> str:
         """Return means over trainings by snapshot, and the chance levels."""
-        rows: list[tuple[str, ...]] = [
-            (
-                "step",
-                "KL (bits)",
-                "entropy error (bits)",
-                "pattern distance (bits)",
-                "key overlap",
-                "PC1 share",
-                "belief R²",
-                "answer shift (bits)",
-                "frame ratio",
-            )
-        ]
-        columns = (
-            self.kl_bits.value,
-            self.entropy_mae_bits.value,
-            self.pattern_distance_bits.value,
-            self.key_overlap.value[..., 0],
-            self.pc1_share.value,
-            self.belief_r2.value,
-            self.answer_shift_bits.value[..., 0],
-            self.frame_ratio.value[..., 0],
-        )
-        for at, step in enumerate(self.steps):
-            rows.append((step, *(number_text(column[:, at].mean()) for column in columns)))
-        return "\n".join([*fitted(rows), self._chance()])
+        columns = {
+            "KL (bits)": self.kl_bits,
+            "entropy error (bits)": self.entropy_mae_bits,
+            "pattern distance (bits)": self.pattern_distance_bits,
+            "key overlap": self.key_overlap[..., 0],
+            "PC1 share": self.pc1_share,
+            "belief R²": self.belief_r2,
+            "answer shift (bits)": self.answer_shift_bits[..., 0],
+            "frame ratio": self.frame_ratio[..., 0],
+        }
+        means = {name: own.value.mean(axis=0) for name, own in columns.items()}
+        return "\n".join([*step_table(self.steps, means), self._chance()])
 
     def _chance(self) -> str:
         """Return the chance level of each column at the last snapshot; those by layer are of layer 0."""
@@ -368,6 +354,12 @@ def _levels_of(own: Estimate, of: str = "") -> list[tuple[str, float | Float[np.
     if of:
         return [(f"baseline: {level.name} ({of})", level.value.mean(axis=0)) for level in own.compared]
     return [(f"baseline: {level.name}", float(level.value.flat[0])) for level in own.compared]
+
+
+def step_table(steps: Sequence[str], columns: Mapping[str, Float[np.ndarray, " step"]]) -> list[str]:
+    """Return the lines of a table with a row per snapshot."""
+    rows = [(step, *(number_text(column[at]) for column in columns.values())) for at, step in enumerate(steps)]
+    return fitted([("step", *columns), *rows])
 
 
 def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:

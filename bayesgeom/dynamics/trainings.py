@@ -118,32 +118,25 @@ def _of_run(folder: Path) -> TrainingRun:
     if not (folder / FORMATION).is_file():
         return _of_checkpoints(snapshot_paths(folder), folder)
     whole = read_formation(folder)
-    entries = sorted(whole["snapshots"], key=lambda entry: int(entry["step"]))
-    _check_count(folder.name, len(entries))
-    return _training(folder.name, whole, entries, [folder / entry["file"] for entry in entries])
-
-
-def _training(
-    name: str, described: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], paths: Sequence[Path]
-) -> TrainingRun:
-    """Return the training of these snapshots; older files lack some sizes of the model and parameters of the task."""
-    return TrainingRun(
-        name=name,
-        steps=tuple(int(entry["step"]) for entry in entries),
-        paths=tuple(paths),
-        hashes=tuple(entry["weights_hash"] for entry in entries),
-        config=config_from_dict(described["model"]),
-        task=task_from_config(described["task"]),
-        recipe=described["recipe"],
-    )
+    snapshots = [({**whole, **entry}, folder / entry["file"]) for entry in whole["snapshots"]]
+    return _of_snapshots(snapshots, name=folder.name)
 
 
 def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
-    described = [(path, read_description(path)) for path in paths]
-    each = sorted((_training(str(path), own, [own], [path]) for path, own in described), key=lambda own: own.steps)
+    return _of_snapshots([(read_description(path), path) for path in paths], folder=folder)
+
+
+def _of_snapshots(
+    described: Sequence[tuple[Mapping[str, Any], Path]], *, name: str = "", folder: Path | None = None
+) -> TrainingRun:
+    """Return the training of these snapshots; older files lack some sizes of the model and parameters of the task."""
+    each = sorted((_snapshot(*own) for own in described), key=lambda own: own.steps)
     first, last = each[0], each[-1]
-    name = str(last.recipe.get("name", last.paths[0].name))
-    _check_count(str(folder or name), len(each))
+    name, steps = name or str(last.recipe.get("name", last.paths[0].name)), tuple(own.steps[0] for own in each)
+    if len(each) < 2:
+        raise InvalidArgument(
+            f"{folder or name} has {counted(len(each), 'snapshot')}; at least 2 are needed to show a training."
+        )
     for own in each:
         _check_alike(first, own, "snapshots of different {} are not one training")
         if deciding(own.recipe) != deciding(first.recipe):
@@ -151,7 +144,6 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
                 f"{first.name} and {own.name} are of different trainings; for several seeds, pass the run "
                 f"directories instead."
             )
-    steps = tuple(own.steps[0] for own in each)
     if len(set(steps)) < len(steps):
         raise InvalidArgument(
             f"two snapshots of {name} are of the same step; the steps are {', '.join(map(str, steps))}."
@@ -160,9 +152,16 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
     return replace(last, name=name, steps=steps, paths=paths, hashes=hashes, folder=folder)
 
 
-def _check_count(name: str, n: int) -> None:
-    if n < 2:
-        raise InvalidArgument(f"{name} has {counted(n, 'snapshot')}; at least 2 are needed to show a training.")
+def _snapshot(described: Mapping[str, Any], path: Path) -> TrainingRun:
+    return TrainingRun(
+        name=str(path),
+        steps=(int(described["step"]),),
+        paths=(path,),
+        hashes=(described["weights_hash"],),
+        config=config_from_dict(described["model"]),
+        task=task_from_config(described["task"]),
+        recipe=described["recipe"],
+    )
 
 
 def _check_seeds(runs: Sequence[TrainingRun]) -> None:

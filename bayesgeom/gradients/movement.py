@@ -11,11 +11,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Trials, at_scored
-from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.dynamics.report import NEARBY, stable, times_later
+from bayesgeom.dynamics.report import NEARBY, stable, step_table, times_later
 from bayesgeom.gradients.capture import OTHER, PER_SEQUENCE, LayerGradients, Targets, layer_tally
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -126,13 +124,14 @@ class GradientMovementReport(Report):
 
     def table(self) -> str:
         """Return one line per snapshot."""
-        rows: list[tuple[str, ...]] = [
-            ("step", "loss (nats)", "pattern distance (bits)", "value distance", "‖∂L/∂s‖", "‖∂L/∂v‖·‖v‖")
-        ]
-        distances = (self.loss_nats, self.pattern_distance_bits, self.value_distance)
-        columns = (*distances, self.routing_norm, self.value_elasticity)
-        rows += [(step, *(number_text(own.value[at]) for own in columns)) for at, step in enumerate(self.steps)]
-        return "\n".join(fitted(rows))
+        columns = {
+            "loss (nats)": self.loss_nats,
+            "pattern distance (bits)": self.pattern_distance_bits,
+            "value distance": self.value_distance,
+            "‖∂L/∂s‖": self.routing_norm,
+            "‖∂L/∂v‖·‖v‖": self.value_elasticity,
+        }
+        return "\n".join(step_table(self.steps, {name: own.value for name, own in columns.items()}))
 
 
 def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:

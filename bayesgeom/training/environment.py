@@ -78,7 +78,7 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         CheckpointFault: The record cannot be read.
     """
     try:
-        started: dict[str, str | int | bool] = read_json(out / ENVIRONMENT)
+        started: Any = read_json(out / ENVIRONMENT)
     except FileNotFoundError:
         return None
     kinds = {name: type(value) for name, value in environment("cpu").items()}
@@ -86,7 +86,8 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
-    return started
+    stored: dict[str, str | int | bool] = started
+    return stored
 
 
 def check_device_kind(out: Path, device: str | torch.device) -> None:

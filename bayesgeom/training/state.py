@@ -157,7 +157,7 @@ def append_log(path: Path, line: Mapping[str, Any]) -> None:
     """
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, _CHECK: _checksum(line)}) + "\n")
+            file.write(_text(line))
     except OSError as error:
         raise OutputFault(f"cannot write {path}: {error.strerror or error}. Free some space, then --resume.") from error
 
@@ -193,8 +193,7 @@ def cut_log(path: Path, step: int) -> None:
     if path.exists():
         lines = [line for line in read_log(path) if line["step"] <= step]
         with atomic_file(path) as temporary:
-            kept = (json.dumps({**line, _CHECK: _checksum(line)}) + "\n" for line in lines)
-            temporary.write_text("".join(kept), encoding="utf-8")
+            temporary.write_text("".join(map(_text, lines)), encoding="utf-8")
 
 
 _REMEDY = "Delete it to train from the start, or restore it from a copy."
@@ -241,6 +240,10 @@ def _check_recipe(own: Mapping[str, Any], path: Path, recipe: Recipe) -> None:
 
 def _checksum(line: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(dict(line), sort_keys=True).encode()):08x}"
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps({**line, _CHECK: _checksum(line)}) + "\n"
 
 
 def _line(text: str) -> dict[str, Any] | None:
