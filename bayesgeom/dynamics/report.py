@@ -131,69 +131,58 @@ class DynamicsReport(Report):
         from bayesgeom.report.theme import EXACT, QUANTITIES
 
         distances, shift = self.pattern_distance_bits, self.answer_shift_bits
+        to_last = self._by_run(distances, distances.value[:, :1])
         highest = Curve(name="ceiling, layer 0", values=shift.ceiling[..., 0].mean(axis=0), color=EXACT)
+        shifts = [highest, *_by_layer(shift.value)[:_MAX_LAYERS]]
+        by_layer = _by_layer(self.pattern_distance_bits_by_layer)
         shape = [
             Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
             Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
         ]
-        panel = partial(_curves_panel, self.steps)
-        folded = partial(panel, is_folded=True)
+        near, none = [("stable: a tenth", NEARBY), ("start", 1.0)], [("no shift", 0.0)]
+        panel, folded = self._panel, partial(self._panel, is_folded=True)
         return (
-            panel(
-                "Error of the answers",
-                self._by_run(self.kl_bits),
-                "KL (bits, log scale)",
-                levels=_levels_of(self.kl_bits),
-                is_log=True,
-            ),
-            panel(
-                "Patterns: distance from the last",
-                self._by_run(distances, distances.value[:, :1]),
-                "share of the first",
-                levels=[("stable: a tenth", NEARBY), ("start", 1.0)],
-            ),
-            panel(
-                "Belief read-out, last layer",
-                self._by_run(self.belief_r2),
-                "held-out R²",
-                levels=_levels_of(self.belief_r2, "belief R²"),
-            ),
-            panel(
-                "Swapping the frame, by layer",
-                [highest, *_by_layer(shift.value)[:_MAX_LAYERS]],
-                "answer shift (bits)",
-                levels=[*_levels_of(shift[..., 0], "layer 0"), ("no shift", 0.0)],
-            ),
-            folded(
-                "Error of their entropy",
-                self._by_run(self.entropy_mae_bits),
-                "entropy error (bits, log scale)",
-                is_log=True,
-            ),
-            folded(
-                "Patterns: distance from the last, by layer",
-                _by_layer(self.pattern_distance_bits_by_layer),
-                "Jensen–Shannon (bits)",
-            ),
-            folded(
-                "Key overlap, by layer",
-                _by_layer(self.key_overlap.value),
-                "mean |cosine|",
-                levels=_levels_of(self.key_overlap),
-            ),
-            folded(
-                "Shape of the last values",
-                shape,
-                "share of variance",
-                levels=_levels_of(self.curve_share, "curve share"),
-            ),
-            folded(
-                "Frame ratio, by layer",
-                _by_layer(self.frame_ratio.value),
-                "over chance",
-                levels=_levels_of(self.frame_ratio),
-            ),
+            panel("Error of the answers", "KL (bits, log scale)", self.kl_bits, is_log=True),
+            panel("Patterns: distance from the last", "share of the first", distances, to_last, near),
+            panel("Belief read-out, last layer", "held-out R²", self.belief_r2),
+            panel("Swapping the frame, by layer", "answer shift (bits)", shift, shifts, none),
+            folded("Error of their entropy", "entropy error (bits, log scale)", self.entropy_mae_bits, is_log=True),
+            folded("Patterns: distance from the last, by layer", "Jensen–Shannon (bits)", distances, by_layer),
+            folded("Key overlap, by layer", "mean |cosine|", self.key_overlap),
+            folded("Shape of the last values", "share of variance", self.curve_share, shape),
+            folded("Frame ratio, by layer", "over chance", self.frame_ratio),
         )
+
+    def _panel(
+        self,
+        title: str,
+        unit: str,
+        own: Estimate,
+        curves: Sequence["Curve"] = (),
+        levels: Sequence[tuple[str, float]] = (),
+        *,
+        is_log: bool = False,
+        is_folded: bool = False,
+    ) -> Panel:
+        """Draw an estimate over log steps, or curves made of it, with its baselines and other levels."""
+        from bayesgeom.charts.curves import add_curves
+        from bayesgeom.charts.lines import add_note
+        from bayesgeom.report.theme import log_axes
+
+        has_layers = own.value.ndim > 2
+        curves = curves or (_by_layer(own.value) if has_layers else self._by_run(own))
+        panel, at = Panel.blank(title, is_folded=is_folded), np.array([int(step) for step in self.steps])
+        if any(np.isfinite(curve.values).any() for curve in curves):
+            first = own[..., 0] if has_layers else own
+            named = ", layer 0" if has_layers else ""
+            compared = [(f"baseline: {level.name}{named}", level.value.mean(axis=0)) for level in first.compared]
+            drawn = curves[:_MAX_CURVES]
+            add_curves(panel.figure, at, drawn, unit=unit, levels=[*compared, *levels], log_steps=True)
+        else:
+            add_note(panel.figure, "not measured")
+        if is_log:
+            log_axes(panel.figure)
+        return panel
 
     def _by_run(self, own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list["Curve"]:
         """Return a curve per training with its band, divided by `first`."""
@@ -314,32 +303,6 @@ class AttentionMapsReport(Report):
         return map_panels(self.maps, steps, self.shown_layers, self.focus.value)
 
 
-def _curves_panel(
-    steps: Sequence[str],
-    title: str,
-    curves: Sequence["Curve"],
-    unit: str,
-    *,
-    levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
-    is_log: bool = False,
-    is_folded: bool = False,
-) -> Panel:
-    """Draw curves over log steps, with levels for comparison."""
-    from bayesgeom.charts.curves import add_curves
-    from bayesgeom.charts.lines import add_note
-    from bayesgeom.report.theme import log_axes
-
-    panel = Panel.blank(title, is_folded=is_folded)
-    if any(np.isfinite(curve.values).any() for curve in curves):
-        at = np.array([int(step) for step in steps])
-        add_curves(panel.figure, at, curves[:_MAX_CURVES], unit=unit, levels=levels, log_steps=True)
-    else:
-        add_note(panel.figure, "not measured")
-    if is_log:
-        log_axes(panel.figure)
-    return panel
-
-
 def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:
     """Return a curve per layer, the mean over trainings."""
     from bayesgeom.charts.curves import Curve
@@ -347,13 +310,6 @@ def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:
 
     rows = zip(values.mean(axis=0).T, layer_colors(values.shape[-1]), strict=False)
     return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
-
-
-def _levels_of(own: Estimate, of: str = "") -> list[tuple[str, float | Float[np.ndarray, " step"]]]:
-    """Return the baselines: means over trainings of those of `of`; without it, levels that never change."""
-    if of:
-        return [(f"baseline: {level.name} ({of})", level.value.mean(axis=0)) for level in own.compared]
-    return [(f"baseline: {level.name}", float(level.value.flat[0])) for level in own.compared]
 
 
 def step_table(steps: Sequence[str], columns: Mapping[str, Float[np.ndarray, " step"]]) -> list[str]:

@@ -22,17 +22,18 @@ from bayesgeom.gradients.capture import (
     layer_tally,
     together,
 )
-from bayesgeom.gradients.movement import (
+from bayesgeom.gradients.report import (
     Frame,
     GradientMovementReport,
+    GradientReport,
     Moment,
     frame_of,
     gradient_norms,
+    gradient_report,
     joined,
     moment_of,
     movement_report,
 )
-from bayesgeom.gradients.report import GradientReport, gradient_report
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
 from bayesgeom.report.report import with_provenance

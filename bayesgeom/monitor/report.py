@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.run import PATTERN, TOKEN_KEYS, Trials, V, at_scored
-from bayesgeom.core.torch_state import Change, SiteLayer, keeping
+from bayesgeom.core.torch_state import Change, SiteLayer, evaluating, keeping
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.monitor.rules import Event, Thresholds
 from bayesgeom.report.estimate import Baseline, Estimate, Kind, NonNegative, Quantity, Unit, mean_estimate
@@ -134,15 +134,9 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode and disable autocast inside the block; restore modes and the random state afterwards."""
-    training = {part: part.training for part in module.modules()}
-    module.eval()
     device = next((p.device.type for p in module.parameters()), "cpu")
-    try:
-        with torch.random.fork_rng(), torch.autocast(device, enabled=False):
-            yield
-    finally:
-        for part, was_training in training.items():
-            part.training = was_training
+    with evaluating(module), torch.random.fork_rng(), torch.autocast(device, enabled=False):
+        yield
 
 
 def _watched(model: Model, trials: Trials, stored: dict[SiteLayer, Tensor]) -> dict[SiteLayer, Change]:

@@ -211,11 +211,8 @@ def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
 @torch.no_grad()
 def _kl(module: nn.Module, checkpoint: Checkpoint, seed: int) -> float:
     """Mean KL over held-out sequences."""
-    total, n = 0.0, 0
-    for trials in checkpoint.task.stream(HELD_OUT, seed=seed):
-        found = scored_kl_bits(module, trials)
-        total, n = total + float(found.sum()), n + len(found)
-    return total / n
+    blocks = checkpoint.task.stream(HELD_OUT, seed=seed)
+    return float(torch.cat([scored_kl_bits(module, trials) for trials in blocks]).mean())
 
 
 def _card(description: Mapping[str, Any], packed: Sequence[Packed]) -> str:

@@ -25,6 +25,12 @@ from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
+_ALLOWED = (  # numbers of a recipe with their least and greatest value
+    (("steps", "batch_size", "late_batch_size"), 1, math.inf),
+    (("lr", "matrix_lr", "weight_decay", "decay_steps", "warmup", "snapshots", "seed"), 0, math.inf),
+    (("late_from", "float32_share", "label_share"), 0, 1),
+)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +87,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(type(self), vars(self), of=f"recipe {self.name!r}: ")
-        for name in ("lr", "matrix_lr", "weight_decay", "decay_steps", "seed"):
-            value = vars(self)[name]
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidArgument(f"recipe {self.name!r}: {name} must be finite and at least 0, got {value}.")
-        if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
-            raise InvalidArgument(
-                f"steps and batch sizes must be at least 1, warmup and snapshots at least 0: {self.name} has "
-                f"steps={self.steps}, batch_size={self.batch_size}, late_batch_size={self.late_batch_size}, "
-                f"warmup={self.warmup} and snapshots={self.snapshots}."
-            )
-        if not (0 <= self.late_from <= 1 and 0 <= self.float32_share <= 1):
-            raise InvalidArgument(
-                f"late_from and float32_share must be between 0 and 1: {self.name} has late_from={self.late_from} and "
-                f"float32_share={self.float32_share}."
-            )
+        for names, least, most in _ALLOWED:
+            for name in names:
+                value = vars(self)[name]
+                if value is not None and not (least <= value <= most and value < math.inf):
+                    allowed = f"finite and at least {least}" if most == math.inf else f"between {least} and {most}"
+                    raise InvalidArgument(f"recipe {self.name!r}: {name} must be {allowed}, got {value}.")
         if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
             raise InvalidArgument(
                 f"warm_start must be 'checkpoint@hash' in a recipe without after, got "
@@ -107,13 +104,10 @@ class Recipe:
                 f"tasks in `also` must be of the same kind as {own}, with the same ids, and not longer. {self.name} "
                 f"also has {', '.join(map(str, self.also))}."
             )
-        self._check_loss()
-
-    def _check_loss(self) -> None:
-        if not 0 <= self.label_share <= 1 or (self.label_share and self.loss_positions is None):
+        if self.label_share and self.loss_positions is None:
             raise InvalidArgument(
-                f"label_share is the share of labels beyond loss_positions, between 0 and 1: {self.name} has "
-                f"{self.label_share} with loss_positions={self.loss_positions}."
+                f"label_share is the share of labels beyond loss_positions: {self.name} has {self.label_share} with "
+                f"loss_positions=None."
             )
         if self.loss_positions is not None:
             n_scored = min(task.sample(1, seed=0).n_scored for task in (self.task, *self.also))

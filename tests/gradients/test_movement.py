@@ -13,7 +13,7 @@ import torch
 import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.gradients.movement import Frame, GradientMovementReport, moment_of, movement_report
+from bayesgeom.gradients.report import Frame, GradientMovementReport, moment_of, movement_report
 from bayesgeom.gradients.run import gradient_movement
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import hashed

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bayesgeom.dynamics.report import stable, times_later
-from bayesgeom.gradients.movement import GradientMovementReport
+from bayesgeom.gradients.report import GradientMovementReport
 from bayesgeom.report.diagnosis import Diagnosis
 from tests.pages import READINGS, numbers, rows, section
 
