@@ -165,24 +165,12 @@ class DynamicsReport(Report):
         is_folded: bool = False,
     ) -> Panel:
         """Draw an estimate over log steps, or curves made of it, with its baselines and other levels."""
-        from bayesgeom.charts.curves import add_curves
-        from bayesgeom.charts.lines import add_note
-        from bayesgeom.report.theme import log_axes
-
         has_layers = own.value.ndim > 2
         curves = curves or (_by_layer(own.value) if has_layers else self._by_run(own))
-        panel, at = Panel.blank(title, is_folded=is_folded), np.array([int(step) for step in self.steps])
-        if any(np.isfinite(curve.values).any() for curve in curves):
-            first = own[..., 0] if has_layers else own
-            named = ", layer 0" if has_layers else ""
-            compared = [(f"baseline: {level.name}{named}", level.value.mean(axis=0)) for level in first.compared]
-            drawn = curves[:_MAX_CURVES]
-            add_curves(panel.figure, at, drawn, unit=unit, levels=[*compared, *levels], log_steps=True)
-        else:
-            add_note(panel.figure, "not measured")
-        if is_log:
-            log_axes(panel.figure)
-        return panel
+        first, named = (own[..., 0], ", layer 0") if has_layers else (own, "")
+        compared = [(f"baseline: {level.name}{named}", level.value.mean(axis=0)) for level in first.compared]
+        drawn = [*compared, *levels]
+        return steps_panel(title, unit, self.steps, curves[:_MAX_CURVES], drawn, is_log=is_log, is_folded=is_folded)
 
     def _by_run(self, own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list["Curve"]:
         """Return a curve per training with its band, divided by `first`."""
@@ -310,6 +298,32 @@ def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:
 
     rows = zip(values.mean(axis=0).T, layer_colors(values.shape[-1]), strict=False)
     return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
+
+
+def steps_panel(
+    title: str,
+    unit: str,
+    steps: Sequence[str],
+    curves: Sequence["Curve"],
+    levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
+    *,
+    is_log: bool = False,
+    is_folded: bool = False,
+) -> Panel:
+    """Draw curves over log steps, with levels for comparison."""
+    from bayesgeom.charts.curves import add_curves
+    from bayesgeom.charts.lines import add_note
+    from bayesgeom.report.theme import log_axes
+
+    panel = Panel.blank(title, is_folded=is_folded)
+    if any(np.isfinite(curve.values).any() for curve in curves):
+        at = np.array([int(step) for step in steps])
+        add_curves(panel.figure, at, curves, unit=unit, levels=levels, log_steps=True)
+    else:
+        add_note(panel.figure, "not measured")
+    if is_log:
+        log_axes(panel.figure)
+    return panel
 
 
 def step_table(steps: Sequence[str], columns: Mapping[str, Float[np.ndarray, " step"]]) -> list[str]:

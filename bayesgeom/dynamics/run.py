@@ -18,7 +18,7 @@ from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model, provenance, recording_bytes
-from bayesgeom.models.resolve import check_device
+from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import PARTS
 from bayesgeom.tasks.base import checked_seed, task_from_config
@@ -84,7 +84,8 @@ def training_dynamics(
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    bench = Bench.of(found[0].blank(), found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
+    untrained = of_module(found[0].config.build(seed=0))  # it has the sites and sizes of a snapshot
+    bench = Bench.of(untrained, found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     chosen = None if maps_at is None else sorted(set(maps_at))
     progress = None if out is None else Path(out) / PARTS
     return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)

@@ -1,5 +1,6 @@
 """Training runs: snapshots in order of step, from a run's directory, a packed training, or checkpoints."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.resolve import from_checkpoint, of_module
+from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
@@ -43,10 +44,6 @@ class TrainingRun:
     def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
         """Return the model of one snapshot."""
         return model_at(self.paths[index], device=device)
-
-    def blank(self) -> Model:
-        """Return an untrained model of the architecture: it has a snapshot's sites and sizes."""
-        return of_module(self.config.build(seed=0))
 
 
 def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
@@ -181,16 +178,15 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
                 f"{first.name} has snapshots at {len(first.steps)} steps up to {first.steps[-1]:,}, {run.name} at "
                 f"{len(run.steps)} up to {run.steps[-1]:,}: seeds are compared at the same steps."
             )
-    for index, run in enumerate(runs):
-        if any(run.hashes == other.hashes for other in runs[:index]):
+    for other, run in itertools.combinations(runs, 2):
+        if run.hashes == other.hashes:
             raise InvalidArgument(f"{run.name} is given twice: a second seed must be another training.")
-        for other in runs[:index]:
-            if _seeds(run.recipe) == _seeds(other.recipe):
-                one, two = (own.folder or own.paths[0].parent for own in (other, run))
-                raise InvalidArgument(
-                    f"{one} and {two} are both of seed {_seeds(run.recipe)}, so they are not independent trainings: "
-                    f"pass one of them."
-                )
+        if _seeds(run.recipe) == _seeds(other.recipe):
+            one, two = (own.folder or own.paths[0].parent for own in (other, run))
+            raise InvalidArgument(
+                f"{one} and {two} are both of seed {_seeds(run.recipe)}, so they are not independent trainings: pass "
+                f"one of them."
+            )
 
 
 def _seedless(recipe: Mapping[str, Any]) -> Any:

@@ -10,19 +10,16 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import PATTERN, Trials, at_scored
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.dynamics.report import NEARBY, stable, step_table, times_later
+from bayesgeom.dynamics.report import NEARBY, stable, step_table, steps_panel, times_later
 from bayesgeom.gradients.capture import (
     BIN_EDGES,
     IDENTITIES,
     OTHER,
     PER_SEQUENCE,
-    LayerGradients,
     LayerTally,
     Targets,
-    layer_tally,
 )
 from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
@@ -95,7 +92,9 @@ class GradientReport(Report):
     def headlines(self) -> Sequence[Headline]:
         at, own = self._most_above()
         most, count = f"correlation most above baseline: L{at[0]}H{at[1]}", self.correlation.value.size
-        worst, worst_nats = _largest(self.identity_error.value), _largest(self.identity_error_nats.value)
+        (worst, _), (worst_nats, _) = (
+            own.extreme("largest") for own in (self.identity_error, self.identity_error_nats)
+        )
         return (
             headline_of(self, "identity_error", at=worst, label="largest relative error against autograd"),
             headline_of(self, "mean_correlation"),
@@ -249,14 +248,6 @@ def _binned_panel(
     return panel
 
 
-def _largest(values: Float[np.ndarray, "row column"]) -> tuple[int, int]:
-    """Return the index of the largest value, ignoring NaN; the first entry if all are NaN."""
-    if not np.isfinite(values).any():
-        return 0, 0
-    row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
-    return int(row), int(column)
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class Frame:
@@ -323,8 +314,8 @@ class GradientMovementReport(Report):
         )
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.curves import Curve, add_curves
-        from bayesgeom.report.theme import SERIES, log_axes
+        from bayesgeom.charts.curves import Curve
+        from bayesgeom.report.theme import SERIES
 
         def curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> Curve:
             low, high = own.ends
@@ -340,18 +331,14 @@ class GradientMovementReport(Report):
         values = Curve(name="values", values=self.value_moved, color=SERIES[1])
         other = [(own.name, own.value) for own in self.correlation.baselines]
         shares = [curve(own, name, own.value[0]) for name, own in distances]
-        drawings: Sequence[tuple[str, Sequence[Curve], str, Sequence[tuple[str, Any]]]] = (
-            ("Distance to the last snapshot", shares, "share", [("stable: a tenth", NEARBY), ("start", 1.0)]),
-            ("Gradient norms", norms, "nats (log)", ()),
-            ("Movement of patterns", [patterns], "bits", ()),
-            ("Movement of values", [values], "share of their norm", ()),
-            ("Attention with advantage, within rows", [curve(self.correlation, "own")], "rank correlation", other),
+        levels, related = [("stable: a tenth", NEARBY), ("start", 1.0)], [curve(self.correlation, "own")]
+        return (
+            steps_panel("Distance to the last snapshot", "share", self.steps, shares, levels),
+            steps_panel("Gradient norms", "nats (log)", self.steps, norms, is_log=True),
+            steps_panel("Movement of patterns", "bits", self.steps, [patterns]),
+            steps_panel("Movement of values", "share of their norm", self.steps, [values]),
+            steps_panel("Attention with advantage, within rows", "rank correlation", self.steps, related, other),
         )
-        drawn, at = [Panel.blank(title, height=380) for title, *_ in drawings], np.array([int(s) for s in self.steps])
-        for panel, (_, curves, unit, levels) in zip(drawn, drawings, strict=True):
-            add_curves(panel.figure, at, curves, unit=unit, levels=levels, log_steps=True)
-        log_axes(drawn[1].figure)
-        return drawn
 
     def table(self) -> str:
         """Return one line per snapshot."""
@@ -363,26 +350,6 @@ class GradientMovementReport(Report):
             "‖∂L/∂v‖·‖v‖": self.value_elasticity,
         }
         return "\n".join(step_table(self.steps, {name: own.value for name, own in columns.items()}))
-
-
-def frame_of(layers: Sequence[LayerGradients], trials: Trials) -> Frame:
-    """Return patterns at scored positions and values, in float32, on the CPU."""
-    scored = [at_scored(PATTERN, layer.pattern, trials).float().cpu() for layer in layers]
-    return Frame(patterns=torch.stack(scored), values=torch.stack([layer.values.float().cpu() for layer in layers]))
-
-
-def joined(frames: Sequence[Frame]) -> Frame:
-    """Return the frame of several batches."""
-    return Frame(
-        patterns=torch.cat([frame.patterns for frame in frames], dim=1),
-        values=torch.cat([frame.values for frame in frames], dim=1),
-    )
-
-
-def gradient_norms(layers: Sequence[LayerGradients], trials: Trials) -> dict[str, Float64[Tensor, " batch"]]:
-    """Return norms and correlation of a batch, mean over layers and heads."""
-    tallies = [vars(layer_tally(layer, trials)) for layer in layers]
-    return {name: torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0) for name in PER_SEQUENCE}
 
 
 def moment_of(

@@ -9,10 +9,11 @@ import torch
 
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import ModelSpec, Trials, concatenate
+from bayesgeom.core.run import PATTERN, ModelSpec, Trials, at_scored, concatenate
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.dynamics.trainings import Source, run_of
 from bayesgeom.gradients.capture import (
+    PER_SEQUENCE,
     SITES,
     LayerTally,
     Targets,
@@ -27,10 +28,7 @@ from bayesgeom.gradients.report import (
     GradientMovementReport,
     GradientReport,
     Moment,
-    frame_of,
-    gradient_norms,
     gradient_report,
-    joined,
     moment_of,
     movement_report,
 )
@@ -178,9 +176,15 @@ def gradient_movement(
 def _snapshot_measured(model: Model, trials: Trials, targets: Targets) -> tuple[ModelSpec, Frame, dict[str, Any]]:
     """Return a snapshot's spec, frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
-    wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
+    wide, patterns, values = in_float64(model), list[torch.Tensor](), list[torch.Tensor]()
+    found: dict[str, list[torch.Tensor]] = {"loss_nats": [], **{name: [] for name in PER_SEQUENCE}}
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
-        frames.append(frame_of(layers, batch))
-        found.append({"loss_nats": loss, **gradient_norms(layers, batch)})
-    return model.spec, joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}
+        patterns.append(torch.stack([at_scored(PATTERN, layer.pattern, batch).float().cpu() for layer in layers]))
+        values.append(torch.stack([layer.values.float().cpu() for layer in layers]))
+        tallies = [vars(layer_tally(layer, batch)) for layer in layers]
+        found["loss_nats"].append(loss)
+        for name in PER_SEQUENCE:
+            found[name].append(torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0))
+    frame = Frame(patterns=torch.cat(patterns, dim=1), values=torch.cat(values, dim=1))
+    return model.spec, frame, {name: torch.cat(own).cpu().numpy() for name, own in found.items()}

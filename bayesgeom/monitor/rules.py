@@ -10,7 +10,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.core.errors import InvalidArgument, check_argument
+from bayesgeom.core.errors import InvalidArgument, check_argument, check_types
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
 CONFIRMED = 2  # consecutive measurements on the other side before a threshold counts as crossed
@@ -51,9 +51,7 @@ class Thresholds:
     degenerate_orthogonality: float = 0.7
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not (isinstance(value, float) and math.isnan(value)):  # the next error is about NaN
-                check_argument(name, value, float)
+        check_types(self)
         if self.kl_bits <= 0 or not all(math.isfinite(value) for value in asdict(self).values()):
             raise InvalidArgument(f"thresholds must be finite numbers, and that of KL above 0; got {self}.")
 

@@ -211,14 +211,21 @@ class Monitor:
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)
-        chance = {**self.chance, "separation": found.shuffled_separation}
-        broken = self._broken(step, found)
-        if broken is None:
+        bad = self._good.non_finite()
+        if self._trials.has_posterior:
+            bad["kl_bits"] = int((~np.isfinite(found.kl_bits)).sum())
+        broken = [
+            Event(step=step, kind="not finite", metric=metric, value=float(count), threshold=0.0)
+            for metric, count in bad.items()
+            if count
+        ][:1]
+        if broken:  # other rules do not apply; report once until the numbers are finite again
+            noticed = [] if self._was_broken else broken
+        else:
+            chance = {**self.chance, "separation": found.shuffled_separation}
             noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
-        else:  # other rules do not apply; report once until the numbers are finite again
-            noticed = [] if self._was_broken else [broken]
-        events = (*noticed, *self._responded(step, noticed if broken is None else [broken], found))
-        self._was_broken = broken is not None
+        events = (*noticed, *self._responded(step, broken or noticed, found))
+        self._was_broken = bool(broken)
         for event in events:
             _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
         self.events += events
@@ -282,16 +289,6 @@ class Monitor:
             return [replace(cause, kind="rolled back", value=float(back), chance=math.nan)]
         self.should_stop = True
         return [replace(cause, kind="stopped", chance=math.nan)]
-
-    def _broken(self, step: int, found: Measures) -> Event | None:
-        """The event for weights, optimizer state or KL that are not finite, or None."""
-        bad = self._good.non_finite()
-        if self._trials.has_posterior:
-            bad["kl_bits"] = int((~np.isfinite(found.kl_bits)).sum())
-        wrong = [metric for metric, count in bad.items() if count]
-        if not wrong:
-            return None
-        return Event(step=step, kind="not finite", metric=wrong[0], value=float(bad[wrong[0]]), threshold=0.0)
 
 
 @runtime_checkable

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, unknown_name
-from bayesgeom.core.files import apart, read_json
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, unknown_name
+from bayesgeom.core.files import read_json
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.torch_state import with_gradients
@@ -39,13 +39,14 @@ from bayesgeom.training.environment import (
     write_json,
 )
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipes import Recipe, deciding
+from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import (
     LOCK,
     LOG,
     STATE,
     append_log,
     check_finite,
+    check_recipe,
     cut_log,
     locked,
     restore_state,
@@ -217,20 +218,9 @@ def check_run(recipe: Recipe, out: Path) -> None:
     Raises:
         CheckpointFault: It is of another recipe.
     """
-    file = out / RECIPE
-    if file.exists() and (found := apart(_recipe_in(file), deciding(recipe.to_dict()))):
-        raise CheckpointFault(
-            f"{out} contains a run of a different recipe than {recipe.name!r} ({found}). Use the recipe and options "
-            f"of that run, use another directory, or move that one away."
-        )
-
-
-def _recipe_in(file: Path) -> Any:
-    """The part of the recipe in this file that determines the weights."""
-    try:
-        return deciding(read_json(file))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
-        raise CheckpointFault(f"{file} is not a readable recipe ({error}). Restore it from a copy.") from error
+    if (out / RECIPE).exists():
+        remedy = "Use the recipe and options of that run, use another directory, or move that one away."
+        check_recipe(read_json(out / RECIPE), recipe, out / RECIPE, remedy)
 
 
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:

@@ -18,13 +18,12 @@ from torch import nn
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_directory, read_json
 from bayesgeom.core.progress import progress_in
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import (
@@ -163,12 +162,6 @@ def _scored(recipe: Recipe, module: nn.Module) -> tuple[CalibrationReport, dict[
     return scores, {"n": scores.n, "seed": seed, **own, "baselines": baselines}, model.spec.n_parameters
 
 
-def _bold(own: Estimate) -> str:
-    """A number in bold with its interval; small numbers have a power of ten."""
-    low, high = map(float, own.ends)
-    return f"**{number_text(float(own))}** ({interval_text(low, high)})"
-
-
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """Return the card's text; `save_checkpoint` replaces `{weights_hash}`."""
     kl_of = {own.name: number_text(float(own.value)) for own in scores.kl_bits.baselines}
@@ -176,7 +169,7 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
         f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
         for own in scores.entropy_mae_bits.baselines
     )
-    mae, kl = _bold(scores.entropy_mae_bits), _bold(scores.kl_bits)
+    mae, kl = scores.entropy_mae_bits.text(), scores.kl_bits.text()
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
     made_by = command(recipe)
@@ -193,7 +186,7 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 
 | | entropy error (bits) | KL(exact ‖ model) (bits) |
 |---|---|---|
-| **this model** | {mae} | {kl} |
+| **this model** | **{mae}** | **{kl}** |
 {levels}
 
 Entropy error with entropies averaged over sequences first: {number_text(means_first)} bits. Probability
