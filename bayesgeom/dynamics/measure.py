@@ -151,7 +151,7 @@ def measured(at: SnapshotPass) -> SnapshotNumbers:
         else:
             estimates |= {name: own for name, own in found.items() if isinstance(own, Estimate)}
             arrays |= {name: own for name, own in found.items() if isinstance(own, np.ndarray)}
-    return SnapshotNumbers(estimates=estimates, arrays=arrays, missing=missing)
+    return SnapshotNumbers(spec=at.model.spec, estimates=estimates, arrays=arrays, missing=missing)
 
 
 def _level(kind: Kind, name: str, value: Float[np.ndarray, "*axes"] | float) -> tuple[Baseline, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.text import counted, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.columns import fitted
@@ -18,6 +19,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import seed_interval
+from bayesgeom.training.packed import chosen_among
 
 if TYPE_CHECKING:
     from bayesgeom.charts.curves import Curve
@@ -42,6 +44,7 @@ Steps = Sequence[int]
 class SnapshotNumbers:
     """Estimates and arrays of one snapshot by name; `missing` states why an estimate is NaN."""
 
+    spec: ModelSpec
     estimates: Mapping[str, Estimate]
     arrays: Mapping[str, np.ndarray]
     missing: Mapping[str, str]
@@ -382,9 +385,9 @@ def attention_maps(
     """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
     if "maps" not in found[-1].arrays:
         return None
-    shown = _even(len(steps), N_MAPS) if at is None else [steps.index(step) for step in at]
+    shown = chosen_among(len(steps), N_MAPS) if at is None else [steps.index(step) for step in at]
     whole = np.stack([found[index].arrays["maps"] for index in shown])
-    layers = _even(whole.shape[1], MAX_ROWS)
+    layers = chosen_among(whole.shape[1], MAX_ROWS)
     maps = whole[:, layers]
     largest = maps.max(axis=-1).mean(axis=-1)
     return AttentionMapsReport(
@@ -395,11 +398,6 @@ def attention_maps(
         focus=Estimate.of(largest, n=1, baselines=[Baseline.of("baseline", FIRST, largest[0])]),
         n=1,
     )
-
-
-def _even(n: int, most: int) -> list[int]:
-    """Return at most `most` evenly spaced indices of `n`, with the first and the last."""
-    return sorted({int(index) for index in np.linspace(0, n - 1, min(n, most)).round()})
 
 
 @final

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +24,7 @@ from bayesgeom.tasks.base import checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
+_REFERENCES: dict[tuple[object, ...], LastSnapshot] = {}  # at most one: many snapshots of one training are measured
 _METHOD = 10  # version of the measurements: increase it when they or their names change
 
 
@@ -111,9 +111,8 @@ class _Analysis:
             film(first.name, first.steps, found[0]),
             attention_maps(first.name, first.steps, found[0], maps_at),
         )
-        spec = first.load(-1, device=self.device if self.batch is None else "cpu").spec
         arguments = {"n": n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
-        where = provenance(replace(spec, name=first.name), self.bench.task, arguments)
+        where = provenance(replace(found[0][-1].spec, name=first.name), self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
         where |= {"n_recorded": self.bench.n_recorded, "weights": weights, "recipe": first.recipe}
         present = {own.name: own for own in reports if own is not None}
@@ -121,7 +120,7 @@ class _Analysis:
 
     def _measured(self) -> list[list[SnapshotNumbers]]:
         """Measure the snapshots that are not saved, and return those of every training."""
-        places = [(which, index) for which, run in enumerate(self.runs) for index in range(len(run.steps))]
+        places = [(which, index) for which, run in enumerate(self.runs) for index in reversed(range(len(run.steps)))]
         files = {(which, index): self.file(self.runs[which], index) for which, index in places}
         known = {place: read_parcel(file) for place, file in files.items() if file and file.exists()}
         missing = [place for place in places if place not in known]
@@ -138,7 +137,7 @@ class _Analysis:
                         write_parcel(file, own)
                     shown.update(1)
         finally:
-            _reference_at.cache_clear()
+            _REFERENCES.clear()
         return [[known[which, index] for index in range(len(run.steps))] for which, run in enumerate(self.runs)]
 
     def folder(self, run: TrainingRun) -> Path | None:
@@ -147,19 +146,11 @@ class _Analysis:
 
     def file(self, run: TrainingRun, index: int) -> Path | None:
         """Return the file of a snapshot's numbers, whose name is a hash of all inputs."""
-        settings = {
-            "n": self.bench.n,
-            "seed": self.bench.seed,
-            "n_recorded": self.bench.n_recorded,
-            "device": torch.device(self.device).type,
-            "task": self.bench.task.config(),
-            "torch": torch.__version__,
-        }
-        folder, decides = (
-            self.folder(run),
-            json.dumps([_METHOD, run.hashes[index], run.hashes[-1], settings], sort_keys=True),
-        )
-        return folder and folder / f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
+        shared = {**vars(self.bench), "task": self.bench.task.config()}
+        settings = {**shared, "device": torch.device(self.device).type, "torch": torch.__version__}
+        decides = json.dumps([_METHOD, run.hashes[index], run.hashes[-1], settings], sort_keys=True)
+        name = f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
+        return None if (folder := self.folder(run)) is None else folder / name
 
 
 def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job:
@@ -174,15 +165,17 @@ def snapshot_at(
     *, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str
 ) -> SnapshotNumbers:
     """Do the job of one snapshot."""
-    shared = Bench(**{**bench, "task": task_from_config(bench["task"])})
-    reference = _reference_at(tuple(last), device, shared)
+    shared, is_last = Bench(**{**bench, "task": task_from_config(bench["task"])}), list(snapshot) == list(last)
+    place = (*last, device, shared)
+    reference = _REFERENCES.get(place)
+    if reference is None and not is_last:
+        reference = reference_of(shared, shared.passed(_model_at(last, device)))
     model = _model_at(snapshot, device)
-    return measured(SnapshotPass(model=model, bench=shared, run=shared.passed(model), reference=reference))
-
-
-@lru_cache(maxsize=1)  # many snapshots of one training are measured, one after the other
-def _reference_at(last: tuple[str, ...], device: str, bench: Bench) -> LastSnapshot:
-    return reference_of(bench, bench.passed(_model_at(last, device)))
+    run = shared.passed(model)
+    reference = reference or reference_of(shared, run)
+    _REFERENCES.clear()
+    _REFERENCES[place] = reference
+    return measured(SnapshotPass(model=model, bench=shared, run=run, reference=reference))
 
 
 def _model_at(snapshot: Sequence[str], device: str) -> Model:

@@ -105,12 +105,9 @@ class GradientReport(Report):
 
     def _most_above(self) -> tuple[tuple[int, ...], Estimate]:
         """Return the head most above its baseline, with an interval that allows for the choice."""
-        own = self.correlation
-        level, (low, high) = own.baseline(OTHER).value, own.ends
-        above = Estimate.of(own.value - level, (low - level, high - level), n=own.n, reason=own.reason)
-        at, chosen = above.extreme("largest")
-        own, (lo, hi) = own[at], [np.asarray(end + level[at]) for end in chosen.ends]
-        return at, replace(own, low=lo, high=hi, reason=chosen.reason)
+        level = self.correlation.baseline(OTHER).value
+        at, chosen = self.correlation.mapped(lambda x: x - level).extreme("largest")
+        return at, chosen.mapped(lambda x: np.asarray(x + level[at]))
 
     def panels(self) -> Sequence[Panel]:
         other, binned = self.correlation.baseline(OTHER).value, self.advantage_by_attention

@@ -80,14 +80,11 @@ def gradient_laws(
         >>> bayesgeom.gradient_laws(module, task, n=8).n
         8
     """
-    if targets not in ("sampled", "exact"):
-        raise InvalidArgument(f"targets must be 'sampled' or 'exact', as in training; got {targets!r}.")
     subject = as_model(model)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
     n = n if trials is None else len(trials)
-    if n < 2:
-        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for the baseline; got {n}.")
+    _check_count(n)
     subject.require(SITES, by="gradients")
     subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
     seed, wide = checked_seed(seed), in_float64(subject)
@@ -116,6 +113,11 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
         )
     tallies_of_layers = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
     return gradient_report(torch.cat(losses).cpu().numpy(), tallies_of_layers, worst, targets=targets, seed=seed)
+
+
+def _check_count(n: int) -> None:
+    if n < 2:
+        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for the baseline; got {n}.")
 
 
 def batches(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
@@ -154,8 +156,7 @@ def gradient_movement(
         Traceback (most recent call last):
         bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
-    if targets not in ("sampled", "exact") or n < 2:
-        raise InvalidArgument(f"targets must be 'sampled' or 'exact' and n at least 2; got {targets!r} and n={n}.")
+    _check_count(n)
     check_device(device)
     training, seed = run_of(run), checked_seed(seed)
     task, steps = training.task, training.steps

@@ -6,8 +6,9 @@ The model is not changed: submodule modes, the random state and existing hooks a
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, final
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 from bayesgeom.core.run import PATTERN, TOKEN_KEYS, Trials, V, at_scored
 from bayesgeom.core.torch_state import Change, SiteLayer, evaluating, keeping
 from bayesgeom.models.base import Model, hooked_sites
-from bayesgeom.monitor.rules import Event, Thresholds
-from bayesgeom.report.estimate import Baseline, Estimate, Kind, NonNegative, Quantity, Unit, mean_estimate
+from bayesgeom.report.estimate import Estimate, Kind, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import quantities_of
@@ -141,17 +141,14 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 def _watched(model: Model, trials: Trials, stored: dict[SiteLayer, Tensor]) -> dict[SiteLayer, Change]:
     """Hooks that keep the entropy of every layer's pattern, and the last layer's values."""
-
-    def attention(layer: int) -> Change:
-        def keep(pattern: Tensor) -> None:
-            scored = at_scored(PATTERN, pattern, trials)
-            stored[PATTERN, layer] = entropy_bits(scored.float()).mean(dim=(0, 2))
-
-        return keep
-
     layers, last = range(model.spec.n_layers), (V, model.spec.n_layers - 1)
-    patterns = {(PATTERN, layer): attention(layer) for layer in layers if PATTERN in model.sites}
+    keep = partial(_keep_entropy, stored, trials)
+    patterns: dict[SiteLayer, Change] = {(PATTERN, n): partial(keep, n) for n in layers if PATTERN in model.sites}
     return patterns | ({last: keeping(stored, last)} if V in model.sites else {})
+
+
+def _keep_entropy(stored: dict[SiteLayer, Tensor], trials: Trials, layer: int, pattern: Tensor) -> None:
+    stored[PATTERN, layer] = entropy_bits(at_scored(PATTERN, pattern, trials).float()).mean(dim=(0, 2))
 
 
 def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:
@@ -275,43 +272,3 @@ class MonitorReport(Report):
             drawn.append(panel)
         drawn[0].figure.update_yaxes(type="log", exponentformat="power")
         return drawn
-
-
-def monitor_report(
-    steps: Sequence[int],
-    measures: Sequence[Measures],
-    *,
-    chance: Mapping[str, float],
-    untrained: Mapping[str, float],
-    thresholds: Thresholds,
-    events: Sequence[Event],
-    seed: int,
-) -> MonitorReport:
-    """Return the report of all measurements so far."""
-    kl = np.stack([own.kl_bits for own in measures], axis=1)
-    n, summaries = len(kl), [own.summary() for own in measures]
-    at = {**chance, "separation": np.array([own.shuffled_separation for own in measures])}
-
-    def levels(metric: str) -> list[Baseline]:
-        """The known levels among chance and the untrained network."""
-        both = [Baseline.of(*LEVELS[metric], at[metric]), Baseline.of("baseline", UNTRAINED, untrained[metric])]
-        return [own for own in both if np.isfinite(own.value).any()]
-
-    estimates: dict[str, Any] = {
-        name: Estimate.of([own[name] for own in summaries], n=n, baselines=levels(name)) for name in LEVELS
-    }
-    estimates["kl_bits"] = mean_estimate(kl, seed=seed, baselines=levels("kl_bits"))
-    return MonitorReport(
-        **estimates,
-        steps=tuple(str(step) for step in steps),
-        key_orthogonality_by_head=np.stack([own.key_orthogonality for own in measures]),
-        coverage_by_head=np.stack([own.coverage for own in measures]),
-        attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in measures]),
-        rules=tuple(asdict(thresholds)),
-        threshold=np.array([*asdict(thresholds).values()], dtype=np.float64),
-        events=tuple(event.kind for event in events),
-        event_metrics=tuple(event.metric for event in events),
-        event_step=np.array([event.step for event in events], dtype=np.int64),
-        event_value=np.array([event.value for event in events], dtype=np.float64),
-        n=n,
-    )

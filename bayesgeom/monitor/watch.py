@@ -13,7 +13,7 @@ watch.save("runs/watched")
 import logging
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
@@ -30,15 +30,16 @@ from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.monitor.report import (
     LEVELS,
+    UNTRAINED,
     Measures,
     MonitorReport,
     chance_levels,
     measured,
-    monitor_report,
     undisturbed,
 )
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import METRICS as TABLE
 from bayesgeom.tasks.base import Branch, derived_seed
@@ -84,10 +85,10 @@ class Response:
     def __post_init__(self) -> None:
         check_types(self)
         known = {"kl_bits", "key_orthogonality"}
-        if self.action not in ("warn", "stop", "roll_back") or not self.acted_on <= known or self.most < 1:
+        if not self.acted_on <= known or self.most < 1:
             raise InvalidArgument(
-                f"action must be warn, stop or roll_back, `on` one or more of {', '.join(sorted(known))}, and `most` "
-                f"at least 1; got action={self.action!r}, on={self.on!r}, most={self.most}."
+                f"`on` must be one or more of {', '.join(sorted(known))}, and `most` at least 1; got on={self.on!r}, "
+                f"most={self.most}."
             )
 
     @property
@@ -247,14 +248,36 @@ class Monitor:
         """
         if not self._steps:
             raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
-        found = monitor_report(
-            self._steps,
-            self._measures,
-            chance=self.chance,
-            untrained=self.untrained,
-            thresholds=self._rules.thresholds,
-            events=self.events,
-            seed=derived_seed(self.settings.seed, Branch.RESAMPLING),
+        seed = derived_seed(self.settings.seed, Branch.RESAMPLING)
+        kl = np.stack([own.kl_bits for own in self._measures], axis=1)
+        n, summaries = len(kl), [own.summary() for own in self._measures]
+        at = {**self.chance, "separation": np.array([own.shuffled_separation for own in self._measures])}
+
+        def levels(metric: str) -> list[Baseline]:
+            """The known levels among chance and the untrained network."""
+            both = [
+                Baseline.of(*LEVELS[metric], at[metric]),
+                Baseline.of("baseline", UNTRAINED, self.untrained[metric]),
+            ]
+            return [own for own in both if np.isfinite(own.value).any()]
+
+        estimates: dict[str, Any] = {
+            name: Estimate.of([own[name] for own in summaries], n=n, baselines=levels(name)) for name in LEVELS
+        }
+        estimates["kl_bits"] = mean_estimate(kl, seed=seed, baselines=levels("kl_bits"))
+        found = MonitorReport(
+            **estimates,
+            steps=tuple(str(step) for step in self._steps),
+            key_orthogonality_by_head=np.stack([own.key_orthogonality for own in self._measures]),
+            coverage_by_head=np.stack([own.coverage for own in self._measures]),
+            attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in self._measures]),
+            rules=tuple(asdict(self._rules.thresholds)),
+            threshold=np.array([*asdict(self._rules.thresholds).values()], dtype=np.float64),
+            events=tuple(event.kind for event in self.events),
+            event_metrics=tuple(event.metric for event in self.events),
+            event_step=np.array([event.step for event in self.events], dtype=np.int64),
+            event_value=np.array([event.value for event in self.events], dtype=np.float64),
+            n=n,
         )
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
         return with_provenance(found, provenance(self.model, self.task, arguments))

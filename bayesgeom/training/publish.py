@@ -254,18 +254,17 @@ def estimated_seconds(
     *,
     device: str | torch.device = "cpu",
     precision: Precision,
-    log_every: int = Pace.log_every,
 ) -> float:
     """Estimate the training time of these stages on this machine under its current load.
 
     Each stage is divided into segments of one batch size and one precision. In each segment a few steps of a temporary
-    network are timed on real batches. The run's network and the global random state are not changed.
+    network are timed on real batches, and once a measurement of the held-out KL. The run's network and the global
+    random state are not changed.
 
     Args:
         stages: Recipes with the step at which each one starts (`loop.remaining_stages`).
         device: Device of the training.
         precision: Precision of the run's matrix products.
-        log_every: Steps between measurements of the held-out KL, which are timed, too.
 
     Returns:
         Seconds, without the time to save states and snapshots.
@@ -284,7 +283,7 @@ def estimated_seconds(
                     timed(first + n_timed % kinds, device, precision)
                     n_timed += 1
                 seconds += (end - first) * (time.perf_counter() - began) / n_timed
-            if n_reports := -(-(recipe.steps - start) // log_every):
+            if n_reports := -(-(recipe.steps - start) // Pace.log_every):
                 held_out, began = held_out_trials(recipe, device), time.perf_counter()
                 held_out_kl(module, held_out)
                 seconds += n_reports * (time.perf_counter() - began)

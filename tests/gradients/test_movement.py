@@ -126,7 +126,7 @@ def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureF
         ("--device", "foo"): "device 'foo' cannot be used here",
         ("--dtype", "float16"): "dtype is for Hugging Face models",
         ("--device-map", "auto"): "device_map is for Hugging Face models",
-        ("--n", "0"): "got 'sampled' and n=0",
+        ("--n", "0"): "at least 2 for the baseline; got 0",
         ("--seed", "-1"): "seed must be a non-negative integer below 2^63, got -1",
     }
     for arguments, message in refused.items():
@@ -153,7 +153,7 @@ def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
         gradient_movement([folder / "step-0000000"])
     with pytest.raises(InvalidArgument, match="of the same step"):
         gradient_movement([folder / "step-0000000"] * 2)
-    with pytest.raises(InvalidArgument, match="n at least 2"):
+    with pytest.raises(InvalidArgument, match="at least 2 for the baseline; got 1"):
         gradient_movement(run, n=1)
     for changed, message in (
         ({"task": Bijection(n_values=7, n_pairs=5, repeats=True)}, "different tasks.*has repeats False.*repeats True"),

@@ -293,7 +293,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot diagnose a Linear"):
         Monitor(nn.Linear(3, 3), TASK)
     for on in ("coverage", ["kl_bits", "coverage"]):
-        with pytest.raises(InvalidArgument, match="`on` one or more of key_orthogonality, kl_bits"):
+        with pytest.raises(InvalidArgument, match="`on` must be one or more of key_orthogonality, kl_bits"):
             Response(on=on)
     with pytest.raises(InvalidArgument, match="nothing has been measured"):
         Monitor(tiny(), TASK, settings=QUICK).report()
