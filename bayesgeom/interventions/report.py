@@ -20,10 +20,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import UNTRAINED, AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, log_baseline, log_floor
-from bayesgeom.dynamics.pictures import AttentionMapsReport
+from bayesgeom.dynamics.report import AttentionMapsReport
 from bayesgeom.report.diagnosis import load_report
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
