@@ -16,6 +16,7 @@ from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, 
 from bayesgeom.core.run import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Trials, Z
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.report import (
     AFTER,
     INSIDE,
@@ -29,7 +30,7 @@ from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.base import InterventionSite, Subspace, span
+from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace, span
 from bayesgeom.subspaces.quantity import ENTROPY, confounds
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
@@ -355,3 +356,27 @@ def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.Monkey
     intervene(lively(), subspace=fits.random(2), kind=FEW, n=8)
     ablate(lively(), battery="mlps", n=8)
     assert len(drawn) > 3 and set(drawn) == {"cpu"}
+
+
+@pytest.mark.parametrize("fit", [fits.random(2), fits.trained_swap(1, "belief", steps=1), fits.top_jacobian(2)])
+def test_seeds_that_differ_in_high_bits_give_other_draws(fit: Fit) -> None:
+    place = InterventionSite(RESID_POST, (0,))
+    found = [
+        intervene(lively(), subspace=fit, kind=FEW, sites=place, n=np.int64(5), seed=seed)
+        for seed in (3, np.uint64(3), 3 + 2**32)
+    ]
+    same, again, other = (own.change_bits.value[KL, 0] for own in found)
+    np.testing.assert_array_equal(same, again)
+    assert np.abs(same - other).min() > 1e-6
+    bases = [fit_subspace(lively(), None, fit, sites=place, seed=seed)[0].basis for seed in (3, 3 + 2**32)]
+    assert float((bases[0] - bases[1]).abs().max()) > 1e-4
+
+
+def test_seeds_of_onward_and_joint_edits_differ_in_high_bits() -> None:
+    place = InterventionSite(RESID_PRE, (1,))
+    onwards = [erase_onwards(lively(), quantity="belief", sites=place, n=5, seed=seed) for seed in (3, 3 + 2**32)]
+    joint = [
+        intervene(lively(), None, "random:2", kind="remove", sites=[place], n=5, seed=seed) for seed in (3, 3 + 2**32)
+    ]
+    assert len({float(own.kl_increase_bits.value[1]) for own in onwards}) == 2
+    assert len({float(own.increase_bits.value[0, 0]) for own in joint}) == 2
