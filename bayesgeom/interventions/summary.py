@@ -108,7 +108,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         movement=movement,
         indirect_movement=indirect_movement,
         effects=EFFECTS,
-        change_bits=replace(change, baselines=tuple(sorted(change.baselines, key=lambda own: own.kind == "ceiling"))),
+        change_bits=replace(change, baselines=tuple(sorted(change.baselines, key=_place))),
         unedited_bits=scores.unedited,
         sources=SOURCES,
         r2=_r2(context),
@@ -253,6 +253,11 @@ def _where(own: Estimate, is_known: Bool[np.ndarray, " layer"]) -> Estimate:
     """Return an estimate that is NaN elsewhere."""
     low, high = (np.where(is_known, end, np.nan) for end in own.ends)
     return replace(own, value=np.where(is_known, own.value, np.nan), low=low, high=high)
+
+
+def _place(own: Baseline) -> int:
+    """Return where a baseline of the changes stands: random erasures of one of them, and ceilings, come last."""
+    return 2 if own.kind == "ceiling" else own.name == ERASED
 
 
 def _moved(totals: Totals) -> tuple[Sums, Sums]:
