@@ -711,7 +711,7 @@ def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "
 def selftest() -> int:
     """Run every probe on planted data with known answers.
 
-    Takes about ten seconds on two CPU cores.
+    Takes about twenty seconds on two CPU cores.
     """
     from bayesgeom.selftest.run import ControlResult, planted_tables, selftest
 

@@ -153,7 +153,7 @@ def test_tables_hold_intervals_baselines_and_verdicts_in_color(document: str) ->
         "undecided",
     ]
     assert read.row("second")[1:3] == ["7", "≥ 6 … 9"] and read.row("third")[1:3] == ["0.5", "– (heavy tail)"]
-    assert '<span class="chip open">undecided' in document and '<span class="chip good">used' in document
+    assert '<span class="chip open">undecided' in document and '<span class="chip good">causal' in document
     assert read.text.count("19 sequences.") == 2
 
 
