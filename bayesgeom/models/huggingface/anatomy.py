@@ -9,12 +9,12 @@ and values are outputs of linear parts, separate or fused in one of a few layout
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
@@ -56,38 +56,28 @@ class Projection:
 
     def take(self, output: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos head d_head"]:
         """Return this projection's part of the output, with heads as an axis."""
-        s = self.sizes
-        if self.layout == "grouped":
-            cut = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
-            grouped: Tensor = output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))[:, :, :, cut]
-            return grouped.flatten(2, 3)
-        own: Tensor = output
-        if self.layout == "stacked":
-            widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
-            own = output.split(widths, dim=-1)[_ORDER.index(self.site)]
-        elif self.layout == "sharded":
-            own = output.unflatten(-1, (_N_SHARDS, 3, -1))[..., _IN_SHARD.index(self.site), :].flatten(2)
-        return rearrange(own, "b p (h d) -> b p h d", d=s.d_head)
+        own = output if self.layout == "own" else output[..., self._columns(output)]
+        return rearrange(own, "b p (h d) -> b p h d", d=self.sizes.d_head)
 
     def put(
         self, output: Float[Tensor, "batch pos width"], values: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch pos width"]:
         """Return the output with this projection's part replaced."""
-        s = self.sizes
-        if self.layout == "own":
-            return values.flatten(2)
-        parts = {site: replace(self, site=site).take(output) for site in _ORDER} | {self.site: values}
-        if self.layout == "stacked":
-            return torch.cat([parts[site].flatten(2) for site in _ORDER], dim=-1)
-        if self.layout == "sharded":
-            shards = [parts[site].flatten(2).unflatten(-1, (_N_SHARDS, -1)) for site in _IN_SHARD]
-            return torch.stack(shards, dim=3).flatten(2)
-        q = parts[Q].unflatten(2, (s.n_kv_heads, -1))
-        groups = torch.cat([q, parts[K][:, :, :, None], parts[V][:, :, :, None]], dim=3)
-        return groups.flatten(2)
+        flat: Tensor = values.flatten(2)
+        return flat if self.layout == "own" else output.index_copy(-1, self._columns(output), flat)
 
-
-_ORDER, _IN_SHARD = (Q, K, V), (Q, V, K)
+    def _columns(self, output: Float[Tensor, "batch pos width"]) -> Int64[Tensor, " column"]:
+        """The columns of the output that are this projection's, in the order of heads."""
+        s, of_all = self.sizes, torch.arange(output.shape[-1], device=output.device)
+        if self.layout == "grouped":
+            of_group = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
+            own: Tensor = of_all.unflatten(0, (s.n_kv_heads, -1, s.d_head))[:, of_group]
+        elif self.layout == "stacked":
+            widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
+            own = of_all.split(widths)[(Q, K, V).index(self.site)]
+        else:
+            own = of_all.unflatten(0, (_N_SHARDS, 3, -1))[:, (Q, V, K).index(self.site)]
+        return own.flatten()
 
 
 def projections(
@@ -107,7 +97,7 @@ def projections(
             widths = (sizes.n_heads, sizes.n_kv_heads, sizes.n_kv_heads)
             return {
                 site: Projection(path=path, site=site, layout="own", sizes=sizes)
-                for site, path, heads in zip(_ORDER, paths, widths, strict=True)
+                for site, path, heads in zip((Q, K, V), paths, widths, strict=True)
                 if outputs[path].shape[-1] == heads * sizes.d_head and not sizes.d_value
             }
     width = (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.d_head
@@ -119,7 +109,7 @@ def projections(
     for layout in layouts:
         if layout == "sharded" and (sizes.n_heads % _N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
             continue
-        found = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in _ORDER}
+        found = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
         if value is None or bool((found[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
             return found
     return {}

@@ -10,7 +10,6 @@ switches off.
 """
 
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -25,26 +24,8 @@ from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG
 from bayesgeom.models.config import shapes_only
 
-_LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers"}
-_EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
-_WIDTHS = {
-    "vocab_size",
-    "hidden_size",
-    "n_embd",
-    "d_model",
-    "intermediate_size",
-    "n_inner",
-    "ffn_dim",
-    "head_dim",
-    "num_attention_heads",
-    "n_head",
-    "n_heads",
-    "num_key_value_heads",
-    "state_size",
-    "attention_hidden_size",
-}
-# Numbers that a config or a model loops over: of layers and blocks of any kind, of slices, and of labels.
-_LOOPED = re.compile(r"(_|^)(layers?|blocks?|tp)$|^num_labels$")
+# Numbers that a config or a model loops over: of layers and blocks of any kind, of experts, of slices, and of labels.
+_LOOPED = re.compile(r"(_|^)(layers?|blocks?|experts?|tp)$|^num_labels$")
 _MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and the like have defaults
 _PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
 _OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
@@ -69,8 +50,8 @@ def check_files(path: Path) -> None:
             read_json(entry)
 
 
-def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
-    """Check layers, experts and widths of a config against the tensors in the directory.
+def check_loops(raw: Mapping[str, Any], path: Path) -> None:
+    """Check the numbers of layers, experts and the like in a config against the tensors in the directory.
 
     Args:
         raw: The parsed `config.json`.
@@ -80,31 +61,12 @@ def check_sizes(raw: Mapping[str, Any], path: Path) -> None:
         CheckpointFault: The config declares more than the files contain.
         SafetensorError: A file is truncated.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        shapes |= read_header(file)[0]
-    if not shapes:
-        return  # `check_weight_files` reports this
-    n_weights = sum(map(math.prod, shapes.values()))
-    longest = max((size for shape in shapes.values() for size in shape), default=0)
-    bounds = (
-        (_LAYERS, len(shapes), "tensors"),
-        (_EXPERTS, max(len(shapes), longest), "rows of a tensor at most"),
-        (_WIDTHS, n_weights, "weights"),
-    )
-    for key, value in _numbers(raw):
-        for keys, most, what in bounds:
-            if key in keys and value > most:
-                raise CheckpointFault(
-                    f"{path / CONFIG} sets {key} to {value:,}, but the safetensors in its directory hold {most:,} "
-                    f"{what}: they do not belong together. Restore the {CONFIG} that was saved with them."
-                )
-    most = max(len(shapes), _MOST_LOOPS)
+    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
     for key, value in _looped(raw):
-        if value > most:
+        if value > max(n_tensors, _MOST_LOOPS):
             raise CheckpointFault(
-                f"{path / CONFIG} sets {key} to {value:,}; at most {most:,} make sense for the {len(shapes):,} tensors "
-                f"in its directory. Restore the {CONFIG} that was saved with them."
+                f"{path / CONFIG} sets {key} to {value:,}, but its directory holds {n_tensors:,} tensors: they do not "
+                f"belong together. Restore the {CONFIG} that was saved with them."
             )
 
 
@@ -150,13 +112,6 @@ def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
         yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
     elif type(stored) is int and _LOOPED.search(key):
         yield key, stored
-
-
-def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The integers of a config, and of its `text_config` if there is one."""
-    for part in (raw, raw.get("text_config")):
-        if isinstance(part, Mapping):
-            yield from ((key, value) for key, value in part.items() if type(value) is int)
 
 
 # transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
@@ -281,6 +236,8 @@ _SHOWN = 4
 def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | Path, *, remedy: str) -> None:
     """Check that the weights of a loaded model are complete, of its shapes, and all used.
 
+    Tensors outside of the model, such as those of a second head, lead to a warning.
+
     Args:
         hf: The model, as transformers built it from the config.
         found: What `from_pretrained` returned with `output_loading_info=True`.
@@ -302,21 +259,7 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
             f"{', '.join(missing[:_SHOWN])}. They would be random numbers; this is not a complete causal language "
             f"model."
         )
-    check_placed(hf, found["unexpected_keys"], source)
-
-
-def check_placed(hf: Any, unexpected: Collection[str], source: str | Path) -> None:
-    """Check that no weights of the model itself were dropped, and warn of others, such as those of a second head.
-
-    Args:
-        hf: The model, as transformers built it from the config.
-        unexpected: Names of the tensors of the files that are not in it.
-        source: Directory, file or hub name, for the message.
-
-    Raises:
-        CheckpointFault: A dropped tensor is part of a layer or a module that the model has.
-    """
-    dropped = sorted(name for name in unexpected if not _COMPUTED.search(name))
+    dropped = sorted(name for name in found["unexpected_keys"] if not _COMPUTED.search(name))
     modules = {name for name, _ in hf.named_modules() if name}
     repeated = {_NUMBER.sub(".N", name) for name in modules if _NUMBER.search(name)}
     # Names in files of models without a head lack a prefix.

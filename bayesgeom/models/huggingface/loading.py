@@ -33,8 +33,8 @@ from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.huggingface.directory_checks import (
     check_config,
     check_files,
+    check_loops,
     check_memory,
-    check_sizes,
     check_weight_files,
     check_weights,
 )
@@ -309,7 +309,7 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
         check_config(raw, source)
         check_readable(raw, source)
         if Path(source).is_dir():
-            check_sizes(raw, Path(source))
+            check_loops(raw, Path(source))
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"

@@ -213,16 +213,16 @@ def weights_identity(hf: "PreTrainedModel") -> str:
                 settle(module, hf.dtype)
                 for name, tensor in _own_state(module):
                     entry = f"{path}.{name}" if path else name
-                    is_several = bool(is_traceable_wrapper_subclass(tensor))
-                    pointer = 0 if is_several else tensor.data_ptr()
+                    pointer = 0 if bool(is_traceable_wrapper_subclass(tensor)) else tensor.data_ptr()
                     place = (tensor.device, pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-                    if _is_offloaded(module) or place[1] == 0 or place not in known:
+                    if _is_offloaded(module) or pointer == 0 or place not in known:
                         known[place] = _hashed(entry, tensor, pool)
                     entries[entry] = f"{entry} {tuple(tensor.shape)} {tensor.dtype}".encode() + known[place]
     for entry in sorted(entries):
         digest.update(entries[entry])
     if settings := {path: own for path, module in hf.named_modules() if (own := _adapter_settings(module))}:
-        digest.update(json.dumps(settings, sort_keys=True).encode())
+        # An object, such as a variant of LoRA, counts by the name of its class.
+        digest.update(json.dumps(settings, sort_keys=True, default=lambda own: type(own).__qualname__).encode())
     return digest.hexdigest()[:16]
 
 
@@ -291,27 +291,11 @@ def _adapter_settings(module: nn.Module) -> dict[str, Any]:
     if not _is_of_peft(type(module)):
         return {}
     parents = [vars(kind) for kind in reversed(type(module).__mro__)]
-    switches = {
-        name: stored[name] for stored in parents for name in _SWITCHES if name in stored and _is_plain(stored[name])
-    }
-    own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
-    found = {name: _plain(value) for name, value in {**switches, **own}.items()}
+    found = {name: stored[name] for stored in parents for name in _SWITCHES if name in stored}
+    found |= {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
     if isinstance(active := found.get("_active_adapter"), str):
         found["_active_adapter"] = [active]  # PEFT stores one name as text or as a list
     return {"class": type(module).__qualname__, **found}
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)
-
-
-def _plain(value: object) -> Any:
-    """A value as JSON types; of another object, the name of its class, such as that of a variant of LoRA."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(stored) for key, stored in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(stored) for stored in value]
-    return value if _is_plain(value) else type(value).__qualname__
 
 
 def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:
