@@ -28,6 +28,7 @@ MANIFEST, STATIC = "capture.json", "static.safetensors"
 SCHEMA = 3  # 3: a hash over the manifest itself
 _HASH = "hash"
 _MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
+_SITES = {site.name: site for site in ALL_SITES}
 
 
 @final
@@ -66,12 +67,12 @@ class Manifest:
     @property
     def sites(self) -> dict[Site, tuple[int, ...]]:
         """Captured layers of each site that a pass records."""
-        return {site_named(name): tuple(own) for name, own in self.layers.items()}
+        return {_SITES[name]: tuple(own) for name, own in self.layers.items()}
 
     @property
     def static_sites(self) -> dict[Site, tuple[int, ...]]:
         """Captured layers of each site that is read from the weights."""
-        return {site_named(name): tuple(own) for name, own in self.static.items()}
+        return {_SITES[name]: tuple(own) for name, own in self.static.items()}
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -85,14 +86,6 @@ class Manifest:
             f"shard-{i:05d}.safetensors": slice(start, min(self.n, start + self.rows)) for i, start in enumerate(starts)
         }
 
-    def slices_of(self, n: int) -> list[tuple[str, slice]]:
-        """Return the shards that hold some of the first `n` sequences."""
-        return [(name, at) for name, at in self.slices().items() if at.start < n]
-
-    def with_shard(self, name: str, digest: str) -> "Manifest":
-        """Return the manifest with one more finished file."""
-        return replace(self, shards={**self.shards, name: digest})
-
     def write(self, folder: Path) -> None:
         """Write the manifest atomically.
 
@@ -104,12 +97,6 @@ class Manifest:
             temporary.write_text(
                 json.dumps({**content, _HASH: config_hash(content)}, indent=1) + "\n", encoding="utf-8"
             )
-
-    def differences(self, other: "Manifest") -> str:
-        """Return how a capture differs, apart from finished files and untrained networks; "" if it does not."""
-        apart_from = {"shards": None, "untrained": None}
-        mine, theirs = (json.loads(json.dumps(asdict(own) | apart_from)) for own in (self, other))
-        return apart(mine, theirs)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -162,11 +149,6 @@ def is_capture(folder: Path) -> bool:
     return is_file(folder / MANIFEST)
 
 
-def site_named(name: str) -> Site:
-    """Return the site of this name. Raises `KeyError` if there is none."""
-    return {site.name: site for site in ALL_SITES}[name]
-
-
 def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
@@ -193,22 +175,6 @@ def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:
     if found != manifest.shards[name]:
         raise CheckpointFault(f"{path} is damaged: its hash is not that in {MANIFEST}. Delete it and capture again.")
     return path
-
-
-def check_same(there: Manifest, requested: Manifest, folder: Path) -> None:
-    """Check that a capture in a directory can be continued.
-
-    Raises:
-        OutputFault: It is another capture, or the weights of the model have no hash.
-    """
-    if difference := there.differences(requested):
-        raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
-    spec = requested.model_spec
-    if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
-        raise OutputFault(
-            f"{folder} holds an unfinished capture, and the weights of {spec.name} have no hash, so it "
-            f"could be another model's. Delete it first."
-        )
 
 
 SHARD_BYTES = 128 * 2**20  # activations of one shard in float32; a shard never exceeds a block of the task
@@ -264,15 +230,15 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         found = model.run([one], record=wanted).recorded if wanted else {}
         arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
         manifest = _written(arrays, STATIC, manifest, folder)
-    dtype, cut = getattr(torch, manifest.dtype), Cutter(blocks)
-    for name, rows in manifest.slices().items():
-        n = rows.stop - rows.start
-        trials = cut.next(n)
+    slices = manifest.slices()
+    shards = _shards(blocks, [rows.stop - rows.start for rows in slices.values()])
+    for name, trials in zip(slices, shards, strict=True):
         if name in manifest.shards:
             check_shard(folder, manifest, name)
         else:
-            manifest = _written(captured(model, trials, manifest.sites, dtype), name, manifest, folder)
-        yield n
+            arrays = captured(model, trials, manifest.sites, getattr(torch, manifest.dtype))
+            manifest = _written(arrays, name, manifest, folder)
+        yield len(trials)
 
 
 def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
@@ -290,17 +256,25 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
-    if is_capture(folder):
-        there = read_manifest(folder)
-        check_same(there, requested, folder)
-        if list(there.untrained) != list(requested.untrained):
-            there = replace(there, untrained=requested.untrained)
-            there.write(folder)
-        return there
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
-    requested.write(folder)
-    return requested
+    if not is_capture(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
+        requested.write(folder)
+        return requested
+    there, spec = read_manifest(folder), requested.model_spec
+    apart_from = {"shards": None, "untrained": None}  # these may differ
+    mine, theirs = (json.loads(json.dumps(asdict(own) | apart_from)) for own in (there, requested))
+    if difference := apart(mine, theirs):
+        raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
+    if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
+        raise OutputFault(
+            f"{folder} holds an unfinished capture, and the weights of {spec.name} have no hash, so it "
+            f"could be another model's. Delete it first."
+        )
+    if list(there.untrained) != list(requested.untrained):
+        there = replace(there, untrained=requested.untrained)
+        there.write(folder)
+    return there
 
 
 def _written(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Manifest:
@@ -308,25 +282,19 @@ def _written(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Man
     with atomic_file(folder / name) as temporary:
         write_arrays(arrays, temporary, framework="pt")
         digest = hash_of(temporary)
-    manifest = manifest.with_shard(name, digest)
+    manifest = replace(manifest, shards={**manifest.shards, name: digest})
     manifest.write(folder)
     return manifest
 
 
-@final
-class Cutter:
-    """Cuts blocks into shards."""
-
-    def __init__(self, blocks: Iterator[Trials]) -> None:
-        self._blocks: Any = blocks
-        self._rest: Trials | None = None
-
-    def next(self, n: int) -> Trials:
-        """Return the next `n` sequences."""
-        parts, needed = list[Trials](), n
+def _shards(blocks: Iterator[Trials], sizes: Sequence[int]) -> Iterator[Trials]:
+    """Cut blocks into shards of these numbers of sequences."""
+    rest: Trials | None = None
+    for size in sizes:
+        parts, needed = list[Trials](), size
         while needed:
-            block = next(self._blocks) if self._rest is None else self._rest
+            block = next(blocks) if rest is None else rest
             parts.append(block.rows(slice(0, needed)))
-            self._rest = block.rows(slice(needed, None)) if len(block) > needed else None
+            rest = block.rows(slice(needed, None)) if len(block) > needed else None
             needed -= len(parts[-1])
-        return parts[0] if len(parts) == 1 else concatenate(parts)
+        yield concatenate(parts)

@@ -107,7 +107,9 @@ class CapturedModel(Model):
         most = min(n_recorded, len(whole))
         room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
         log, recorded, answers = BehaviorLog(), dict[Site, Tensor](), list[Tensor]()
-        for name, at in self.manifest.slices_of(len(whole)):
+        for name, at in self.manifest.slices().items():
+            if at.start >= len(whole):
+                break
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
             shard = _Shard(check_shard(self.folder, self.manifest, name), len(trials))
             shard.check_tokens(trials, self.folder)

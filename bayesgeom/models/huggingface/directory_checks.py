@@ -30,7 +30,7 @@ _MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and 
 _PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
 _OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
 _QUANTIZED = "quantization_config"
-_TIMES, _SMALL = 32, 2 * 2**30  # float32 of 1-bit weights; buffers of small models
+_TIMES, _FREE = 32, (2**24, 2**31)  # float32 of 1-bit weights; bytes of weights, and of buffers, that no file needs
 
 
 def check_files(path: Path) -> None:
@@ -80,24 +80,28 @@ def check_memory(config: Any, path: Path) -> None:
         path: The directory.
 
     Raises:
-        CheckpointFault: It needs more than 32 times the memory of the files, and more than 2 GB.
+        CheckpointFault: Its weights or its buffers need more than 32 times the memory of the files, and more than 16 MB
+            or 2 GB.
     """
     from transformers import AutoModelForCausalLM
 
     plain = deepcopy(config)
     vars(plain).pop(_QUANTIZED, None)
-    needed = 0
+    needed = [0, 0]
     # If the model cannot be built, transformers reports it when it loads the model.
     with (
         contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
         shapes_only(),
     ):
         model = AutoModelForCausalLM.from_config(plain)
-        needed = sum(part.numel() * part.element_size() for part in (*model.parameters(), *model.buffers()))
+        needed = [
+            sum(own.numel() * own.element_size() for own in tensors)
+            for tensors in (model.parameters(), model.buffers())
+        ]
     there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    if needed > _TIMES * there + _SMALL:
+    if any(size > _TIMES * there + free for size, free in zip(needed, _FREE, strict=True)):
         raise CheckpointFault(
-            f"{path / CONFIG} declares a model of {needed / 1e9:,.1f} GB, but the safetensors in its directory hold "
+            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors in its directory hold "
             f"{there / 1e9:,.3g} GB: they do not belong together. Restore the {CONFIG} that was saved with them."
         )
 

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import importlib.util
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -58,19 +57,21 @@ def gguf_in(path: Path) -> Path | None:
         The file, or None if the path is something else or cannot be read.
 
     Raises:
-        InvalidArgument: The directory contains several.
+        InvalidArgument: The directory contains several, or the optional package gguf is not installed.
     """
-    if path.is_file():
-        return path if path.suffix == SUFFIX else None
     try:
-        if not path.is_dir() or (path / "config.json").exists():
-            return None
-        found = sorted(path.glob(f"*{SUFFIX}"))
+        is_model = path.is_file() or (path / CONFIG).exists()
+        found = [path] * (path.suffix == SUFFIX) if is_model else sorted(path.glob(f"*{SUFFIX}"))
     except OSError:  # a directory without permission: what reads it next names the reason
         return None
     if len(found) > 1:
         raise InvalidArgument(
             f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
+        )
+    if found and importlib.util.find_spec("gguf") is None:
+        raise InvalidArgument(
+            f"{found[0]} is a GGUF file, and the package gguf that reads it is not installed: "
+            f"pip install 'bayesgeom[gguf]'."
         )
     return found[0] if found else None
 
@@ -178,21 +179,7 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
     return hf, tokenizer
 
 
-def require_gguf(file: Path) -> None:
-    """Check that the optional package is installed.
-
-    Raises:
-        InvalidArgument: It is not.
-    """
-    if importlib.util.find_spec("gguf") is None:
-        raise InvalidArgument(
-            f"{file} is a GGUF file, and the package gguf that reads it is not installed: "
-            f"pip install 'bayesgeom[gguf]'."
-        )
-
-
 FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
-PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -208,8 +195,7 @@ def load_huggingface(
 
     Args:
         source: Directory, or owner/name on the hub.
-        options: `dtype` and the options in `FETCHING` and `PLACEMENT`, as for `from_pretrained`. `dtype` is the
-            checkpoint's own by default.
+        options: Options of `from_pretrained`; None is left out. `dtype` is the checkpoint's own by default.
         device: Device of the model, unless `device_map` is given.
         trust_remote_code: Whether to run code from the repository.
         adapter: Directory of a PEFT adapter to put into the model.
@@ -219,22 +205,20 @@ def load_huggingface(
         InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
-    fetched: dict[str, Any] = {"revision": None, "trust_remote_code": trust_remote_code}
-    fetched |= {name: given[name] for name in FETCHING if name in given}
-    placed = {name: given[name] for name in (*PLACEMENT, "dtype") if name in given}
-    # transformers draws weights before it replaces them; this must not change the caller's random state.
+    fetched = {name: own for name, own in given.items() if name in FETCHING}
     if Path(source).is_dir():
         check_files(Path(source))
+    # transformers draws weights before it replaces them; this must not change the caller's random state.
     with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
-        config = _config(source, fetched)
-        hf = _model(source, config, fetched, placed)
-        tokenizer = _tokenizer(source, fetched)
+        config = _config(source, fetched, trust_remote_code)
+        hf = _model(source, config, given, trust_remote_code)
+        tokenizer = _tokenizer(source, fetched | {"trust_remote_code": trust_remote_code})
         exported = config.to_dict().get(SOURCE)  # by bayesgeom, with its task
         described = exported.get("task") if isinstance(exported, dict) else None
         task = None if described is None else task_from_config(described)
         if adapter is not None:
             hf = with_adapter(hf, adapter)
-    if not placed.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
+    if not given.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
         hf = hf.to(device)
     with _translated(source):
         return HFModel(hf, name=(adapter or Path(source)).name or str(source), tokenizer=tokenizer, task=task)
@@ -284,7 +268,6 @@ def load_gguf(
         InvalidArgument: The package gguf is not installed, or this is not a causal language model.
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
-    require_gguf(file)
     stored = storage_of(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
     unseen = contextlib.redirect_stderr(io.StringIO())  # the reader draws a progress bar that no option hides
@@ -299,25 +282,24 @@ def load_gguf(
     return model
 
 
-def _config(source: str | Path, options: dict[str, Any]) -> Any:
+def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: bool) -> Any:
     """The config, after checking that reading it runs no code."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-    fetched = {name: value for name, value in options.items() if name != "trust_remote_code"}
     raw, _ = PreTrainedConfig.get_config_dict(source, **fetched)
-    if not options["trust_remote_code"]:
+    if not trust_remote_code:
         check_config(raw, source)
         check_readable(raw, source)
         if Path(source).is_dir():
             check_loops(raw, Path(source))
     kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
+    if kind not in CONFIG_MAPPING and not trust_remote_code:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
         raise InvalidArgument(
             f"{source} cannot be built without code that comes with it ({reason}). The command line runs no such "
             f"code; from Python, read it, then bayesgeom.load(…, trust_remote_code=True)."
         )
-    config = AutoConfig.from_pretrained(source, **options)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **fetched)
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
     if config.is_encoder_decoder or not is_known:
         raise InvalidArgument(
@@ -327,16 +309,11 @@ def _config(source: str | Path, options: dict[str, Any]) -> Any:
     return config
 
 
-def _model(
-    source: str | Path,
-    config: Any,
-    options: dict[str, Any],
-    placed: dict[str, Any],
-) -> Any:
+def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_weight_files(source, {name: value for name, value in options.items() if name != "trust_remote_code"})
-    if Path(source).is_dir() and not options["trust_remote_code"]:
+    check_weight_files(source, {name: own for name, own in given.items() if name in FETCHING})
+    if Path(source).is_dir() and not trust_remote_code:
         check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
@@ -344,7 +321,8 @@ def _model(
         use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
-        **{"dtype": "auto", **placed, **options},
+        trust_remote_code=trust_remote_code,
+        **{"dtype": "auto", **given},
     )
     hf, found = loaded
     check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
@@ -370,7 +348,6 @@ def load_tokenizer(
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fetched: dict[str, Any] = {"trust_remote_code": trust_remote_code, **given}
     if file is not None:
-        require_gguf(file)
         source, fetched = file.parent, fetched | {"gguf_file": file.name}
     with quiet(), _translated(source):
         return AutoTokenizer.from_pretrained(source, **fetched)
@@ -398,30 +375,26 @@ def _translated(source: str | Path) -> Iterator[None]:
     except BayesGeomError:
         raise
     except SafetensorError as error:
-        raise CheckpointFault(
-            f"the safetensors in {source} are truncated or corrupt ({error}). Copy them again."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise CheckpointFault(f"{source}: {CONFIG} cannot be read as JSON: {error}. Restore it.") from error
+        raise CheckpointFault(f"safetensors in {source} are truncated or corrupt ({error}). Copy them.") from error
     except ImportError as error:
-        raise InvalidArgument(f"{source} cannot be loaded like this: {_first_line(error)}") from error
+        raise InvalidArgument(f"{source} cannot be loaded like this: {_reason(error)}") from error
     except OSError as error:
         if Path(source).is_dir():
-            raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+            raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
         raise CheckpointFault(
             f"{str(source)!r} is neither a checkpoint's name nor a directory, and it could not be loaded from the "
-            f"Hugging Face hub: {_first_line(error)} Check the name, or pass a saved directory."
+            f"Hugging Face hub: {_reason(error)} Check the name, or pass a saved directory."
         ) from error
-    except StrictDataclassError as error:  # its first line names a function
-        raise CheckpointFault(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
-    except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
-        raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError) as error:
+        raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
     except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
         raise CheckpointFault(
-            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({type(error).__name__}: "
-            f"{_first_line(error)}). Put the {CONFIG} there that the weights were saved with."
+            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({_reason(error)}). Put the "
+            f"{CONFIG} there that the weights were saved with."
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _reason(error: Exception) -> str:
+    """The first line of an error's message. The first line of a `StrictDataclassError` names a function only."""
+    first, *more = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join([first, *more]) if first.endswith(":") else first

@@ -109,15 +109,12 @@ class Client:
             "temperature": 1.0,
             "logprobs": self.top,
         }
-        found = self._read(self._whole_character(request))
-        return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
-
-    def _whole_character(self, request: Mapping[str, Any]) -> Any:
-        """The reply to a request, repeated if llama.cpp sampled a part of a character: it lists nothing then."""
+        # llama.cpp lists nothing if it samples a part of a character: the request is repeated.
         for _ in range(self.attempts):
             reply = self._reply("/completions", request)
-            if not _is_cut(reply):
-                return reply
+            if not _is_cut(choice := _first(reply.get("choices")) if isinstance(reply, dict) else None):
+                found = self._read(reply, choice)
+                return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
         raise ServerFault(
             f"{self.url} sampled a part of a character in each of {self.attempts} attempts, and lists no "
             f"log-probabilities then, as llama.cpp does. Use prompts after which such tokens are improbable, or "
@@ -135,20 +132,17 @@ class Client:
                 text = text.replace(form, "(key)")
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
-    def _read(self, reply: Any) -> list[Listed]:
+    def _read(self, reply: Any, choice: Any) -> list[Listed]:
         """The tokens of a reply, in either form of the interface: a mapping by text, or a list of entries."""
-        choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
-        listing = choice.get("logprobs") if isinstance(choice, dict) else None
         if not isinstance(choice, dict):
             raise ServerFault(
                 f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check that the server is "
                 f"OpenAI-compatible."
             )
-        top: Any = None
-        if isinstance(listing, dict) and (entry := _first(listing.get("content"))) is not None:
-            top = entry.get("top_logprobs") if isinstance(entry, dict) else None
-        elif isinstance(listing, dict):
-            top = _first(listing.get("top_logprobs"))
+        top, listing = None, choice.get("logprobs")
+        if isinstance(listing, dict):
+            entry = _first(listing.get("content"))
+            top = entry.get("top_logprobs") if isinstance(entry, dict) else _first(listing.get("top_logprobs"))
         if not top:
             raise ServerFault(
                 f"{self.url} replied without log-probabilities of the next token, which are all that is measured. "
@@ -286,13 +280,11 @@ def _listed(item: Any) -> Listed | None:
     return Listed(text, own if type(own) is int else None, log_prob)
 
 
-def _is_cut(reply: Any) -> bool:
-    """Whether a reply has no log-probabilities and a text that ends within a character."""
-    choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
+def _is_cut(choice: Any) -> bool:
+    """Whether a choice has no log-probabilities and a text that ends within a character."""
     if not isinstance(choice, dict) or choice.get("logprobs") is not None:
         return False
-    text = choice.get("text")
-    return isinstance(text, str) and text.endswith("\ufffd")
+    return str(choice.get("text")).endswith("\ufffd")
 
 
 def _first(items: Any) -> Any:
