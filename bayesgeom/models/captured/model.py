@@ -1,6 +1,6 @@
 """Reading of captures: a model that runs from files, on the captured sequences only."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -102,19 +102,20 @@ class CapturedModel(Model):
         given, whole = tuple(record), concatenate(list(blocks))
         wanted = tuple(dict.fromkeys(own for own in given if isinstance(own, Site)))
         streamed = next((own for own in given if isinstance(own, Stream)), None)
-        stream = _Streamed(streamed, self._layers)
+        reduced = dict[str, list[Tensor]]()
         rows = {site: self._layers[site] for site in wanted if not site.is_static}
         most = min(n_recorded, len(whole))
         room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
         log, recorded, answers = BehaviorLog(), dict[Site, Tensor](), list[Tensor]()
-        for name, at in self.manifest.slices().items():
+        for file, at in self.manifest.slices().items():
             if at.start >= len(whole):
                 break
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
-            shard = _Shard(check_shard(self.folder, self.manifest, name), len(trials))
+            shard = _Shard(check_shard(self.folder, self.manifest, file), len(trials))
             shard.check_tokens(trials, self.folder)
             answers.append(shard.scored(log, trials, baseline_predictives))
-            stream.add(shard, at)
+            for name, values in self._reduced(shard, at, streamed):
+                reduced.setdefault(name, []).append(values)
             stop = min(at.stop, room)
             for site in rows if at.start < room else ():
                 values = shard.of(site.name, stop - at.start)
@@ -136,8 +137,19 @@ class CapturedModel(Model):
         )
         if streamed is None:
             return run
-        seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
-        return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
+        found = {name: torch.cat(parts, dim=1) for name, parts in reduced.items()}
+        log_answers = torch.cat(answers)[: len(streamed.trials)]
+        return run.with_statistics(found, streamed.layers_by_name(), streamed.trials, log_answers)
+
+    def _reduced(self, shard: "_Shard", at: slice, stream: Stream | None) -> Iterator[tuple[str, Tensor]]:
+        """The statistics of a shard's sequences, by name, with the layer as the first axis."""
+        if stream is None or at.start >= len(stream.trials):
+            return
+        rows = slice(at.start, min(at.stop, len(stream.trials)))
+        for reduction, layers in stream.layers.items():
+            values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
+            of_layer = (reduction.of(values[own.index(layer)], stream.trials, rows) for layer in layers)
+            yield reduction.name, torch.stack([*of_layer])
 
     def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         if not sites:
@@ -150,30 +162,6 @@ class CapturedModel(Model):
             f"{self.folder} holds captured activations of {self.spec.name}, which cannot be run or edited. Only "
             f"diagnose reads a capture; load the model itself for anything else."
         )
-
-
-@final
-class _Streamed:
-    """Statistics that are computed shard by shard."""
-
-    def __init__(self, stream: Stream | None, layers: Mapping[Site, tuple[int, ...]]) -> None:
-        self.n = 0 if stream is None else len(stream.trials)
-        self._stream, self._layers = stream, layers
-        self._found: dict[str, list[Tensor]] = {}
-
-    def add(self, shard: "_Shard", at: slice) -> None:
-        """Compute the statistics of a shard's sequences."""
-        if self._stream is None or at.start >= self.n:
-            return
-        rows = slice(at.start, min(at.stop, self.n))
-        for reduction, layers in self._stream.layers.items():
-            values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
-            of_layer = [reduction.of(values[own.index(layer)], self._stream.trials, rows) for layer in layers]
-            self._found.setdefault(reduction.name, []).append(torch.stack(of_layer))
-
-    def finished(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
-        """Return the statistics of all sequences."""
-        return {name: torch.cat(parts, dim=1) for name, parts in self._found.items()}
 
 
 @final

@@ -153,15 +153,6 @@ class Parts:
     norms: Mapping[Site, str] = field(default_factory=dict)
     late_norms: Mapping[Site, tuple[str, int]] = field(default_factory=dict)
 
-    def without_heads(self) -> "Parts":
-        """Return the parts of a block that mixes positions without attention heads."""
-        return Parts(
-            attention=self.attention,
-            writers=self.writers,
-            write_scale=self.write_scale,
-            mid_reader=self.mid_reader,
-        )
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +268,13 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            given, gave = first_input(args, kwargs), first_tensor(output)
-            # Copies: Falcon adds the attention output to the MLP's output in place.
-            own = None if gave is None else Seen(given=None if given is None else given.clone(), gave=gave.clone())
+            given, gave = (
+                first_input(args, kwargs),
+                output[0] if isinstance(output, tuple | list) and output else output,
+            )
+            own: Seen | None = None
+            if isinstance(gave, Tensor):  # copies: Falcon adds the attention output to the MLP's output in place
+                own = Seen(given=None if given is None else given.clone(), gave=gave.clone())
             seen.setdefault(path, []).append(own)
 
         return keep
@@ -293,12 +288,6 @@ def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tens
     """Return the input of a part: its first argument, or `hidden_states`."""
     given = args[0] if args else kwargs.get("hidden_states")
     return given if isinstance(given, Tensor) else None
-
-
-def first_tensor(output: object) -> Shaped[Tensor, "..."] | None:
-    """Return a part's output, or the first of several outputs."""
-    gave = output[0] if isinstance(output, tuple | list) and output else output
-    return gave if isinstance(gave, Tensor) else None
 
 
 def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> bool:
@@ -350,11 +339,17 @@ def _writers(
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
     firsts = [path for path in (attention, output, *others) if path in wide]
     gave = {path: seen[path].gave.reshape(entered.shape).to(leaves.device) for path in wide}
-    pairs = [(a, m) for a in firsts for m in others if not _is_within(a, m) and not _is_within(m, a)]
+    pairs = [(a, m) for a in firsts for m in others if a != m and not f"{a}.".startswith(f"{m}.")]
+    pairs = [(a, m) for a, m in pairs if not f"{m}.".startswith(f"{a}.")]  # neither is a part of the other
     writers, scale = _least({(a, m): difference(entered + gave[a] + gave[m], leaves) for a, m in pairs}), 1.0
     if writers is None:
         written = leaves - entered
-        scales = {(a, m): _factor(gave[a] + gave[m], written) for a, m in pairs}
+        sums = {(a, m): (gave[a] + gave[m]).double() for a, m in pairs}
+        # The factor that brings the sum closest to what was written.
+        scales = {
+            pair: float((own * written.double()).sum() / own.square().sum().clamp_min(1e-30))
+            for pair, own in sums.items()
+        }
         writers = _least({(a, m): difference(scales[a, m] * (gave[a] + gave[m]), written) for a, m in pairs})
         if writers is None:
             return None, 1.0, None
@@ -362,16 +357,6 @@ def _writers(
     middle = entered + scale * gave[writers[0]]
     readers = (path for path in seen if path and path not in inside and path != attention)
     return writers, scale, _least({path: difference(seen[path].given, middle) for path in readers})
-
-
-def _is_within(path: str, other: str) -> bool:
-    """Whether a part is another part or inside it."""
-    return path == other or path.startswith(f"{other}.")
-
-
-def _factor(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> float:
-    """The c for which c · a is closest to b."""
-    return float((a.double() * b.double()).sum() / a.double().square().sum().clamp_min(1e-30))
 
 
 def _least(errors: Mapping[T, float]) -> T | None:
@@ -382,16 +367,13 @@ def _least(errors: Mapping[T, float]) -> T | None:
 
 def _entering(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> str | None:
     """The part whose output is the input of the key projection; "" for the block's input."""
-    if K not in projected:
+    if K not in projected or "" not in seen:
         return None
     given = seen[projected[K].path].given
-    if "" not in seen:
-        return None
     if is_close(given, seen[""].given):
         return ""
-    return next(
-        (path for path, part in seen.items() if path.count(".") == 0 and path and is_close(part.gave, given)), None
-    )
+    children = (path for path in seen if path and "." not in path)
+    return next((path for path in children if is_close(seen[path].gave, given)), None)
 
 
 def _norms(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> Iterator[tuple[Site, str]]:

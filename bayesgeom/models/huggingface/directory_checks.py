@@ -101,7 +101,7 @@ def check_memory(config: Any, path: Path) -> None:
     there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     if any(size > _TIMES * there + free for size, free in zip(needed, _FREE, strict=True)):
         raise CheckpointFault(
-            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors in its directory hold "
+            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors beside it hold "
             f"{there / 1e9:,.3g} GB: they do not belong together. Restore the {CONFIG} that was saved with them."
         )
 

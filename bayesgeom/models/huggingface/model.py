@@ -180,38 +180,6 @@ class Forward:
         return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))
 
 
-DISK = "disk"
-
-
-def untrained_copy(
-    hf: "PreTrainedModel", seed: int, *, device: str, rebuild: "Callable[[int], PreTrainedModel] | None"
-) -> "PreTrainedModel":
-    """Return a model of the same class with new weights, in evaluation mode, on `device` or spread like `hf`.
-
-    Raises:
-        NoCopy: Part of `hf` is on disk.
-    """
-    places: dict[str, Any] = vars(hf).get("hf_device_map", {})  # from accelerate; empty if there is one device
-    if DISK in places.values():
-        raise NoCopy(
-            f"part of {type(hf).__name__} is on disk, and an untrained network would have to fit in memory: untrained "
-            f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
-        )
-    with PROCESS_STATE, torch.random.fork_rng(), default_dtype(hf.dtype):
-        torch.manual_seed(seed)  # transformers initializes from the global generator
-        copy: PreTrainedModel = (
-            rebuild(seed) if rebuild is not None else type(hf)(deepcopy(hf.config))
-        )  # a copy, because transformers sets the attention implementation in it
-    module: nn.Module = copy.eval()
-    if len({str(place) for place in places.values()}) > 1:
-        import accelerate
-
-        accelerate.dispatch_model(module, device_map=places)
-    else:
-        module.to(device)
-    return copy
-
-
 _FUSED = "grouped_mm"
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
 _AMOUNT = 0.3  # standard deviations of the noise in the verification
@@ -367,8 +335,9 @@ class _Attaching:
 
         anatomy = anatomy_of(blocks, watched, lambda: seen.sizes(stated), seen.of)
         if any(seen.handed) and not all(seen.handed):  # attention in some layers only: the others have no heads
-            known = zip(anatomy.parts, seen.handed, strict=True)
-            anatomy = replace(anatomy, parts=tuple(p if own else p.without_heads() for p, own in known))
+            headless = (replace(own, output=None, projections={}, is_gated=False) for own in anatomy.parts)
+            known = zip(seen.handed, anatomy.parts, headless, strict=True)
+            anatomy = replace(anatomy, parts=tuple(whole if calls else rest for calls, whole, rest in known))
         self._check_finite(eager[0])  # fused attention can hide NaN
         error = float((eager[0].double() - self.logits.double()).abs().max() / self.logits.double().abs().max())
         if not error <= tolerance_of(self.spec.dtype):
@@ -612,10 +581,33 @@ class HFModel(Model):
             return self._attached.forward.at_scored(trials)
 
     def untrained_copy(self, seed: int) -> "HFModel":
-        hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
-        name = f"{self.spec.name} at initialization {seed}"
+        places: dict[str, Any] = vars(self._hf).get(
+            "hf_device_map", {}
+        )  # from accelerate; empty if there is one device
+        if "disk" in places.values():
+            raise NoCopy(
+                f"part of {self.spec.name} is on disk, and an untrained network would have to fit in memory: untrained "
+                f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
+            )
+        with PROCESS_STATE, torch.random.fork_rng(), default_dtype(self._hf.dtype):
+            torch.manual_seed(seed)  # transformers initializes from the global generator
+            # Of a copy of the config, because transformers sets the attention implementation in it.
+            rebuild = self._rebuild or (lambda _seed: type(self._hf)(deepcopy(self._hf.config)))
+            copy = rebuild(seed)
+        module: nn.Module = copy.eval()
+        if len({str(place) for place in places.values()}) > 1:
+            import accelerate
+
+            accelerate.dispatch_model(module, device_map=places)
+        else:
+            module.to(self.spec.device)
         return HFModel(
-            hf, name=name, tokenizer=self.tokenizer, task=self.task, digest=untrained(seed), rebuild=self._rebuild
+            copy,
+            name=f"{self.spec.name} at initialization {seed}",
+            tokenizer=self.tokenizer,
+            task=self.task,
+            digest=untrained(seed),
+            rebuild=self._rebuild,
         )
 
     @alone()

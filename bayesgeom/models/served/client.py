@@ -209,14 +209,13 @@ class Client:
             raise ServerFault(f"{self.url}{path} replied with no JSON: {quoted}. Check the address.") from None
 
 
-def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s: float = 60.0) -> Client:
+def client_of(address: str, *, key: str | None = None, top: int = TOP) -> Client:
     """Return the client of an address `http(s)://HOST[:PORT][/v1][#MODEL]`.
 
     Args:
         address: The address; MODEL is needed if the server offers several.
         key: Bearer token.
         top: Number of most probable tokens to request.
-        timeout_s: Seconds in which a whole reply must arrive.
 
     Raises:
         InvalidArgument: The address is not of this form, the key contains spaces or control characters, or the server
@@ -224,7 +223,7 @@ def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s
         ServerFault: The server cannot be reached.
     """
     url, model = parts_of(address)
-    client = Client(url=url, key=key, top=top, timeout_s=timeout_s)
+    client = Client(url=url, key=key, top=top)
     there = client.models()
     listed = client.quoted(", ".join(there[:8])) or "none"
     if not model and len(there) != 1:
