@@ -120,8 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
     stated = stored.pop(_HASH, None)
     if stated != config_hash(stored):
         raise CheckpointFault(
-            f"{path} was changed after it was written: it does not match its hash. The shards belong to the model, "
-            f"the layers and the sequences that it stated. Restore it, or capture again."
+            f"{path} was changed after it was written: it does not match its hash. Restore it, or capture again."
         )
     del stored["schema"]
     try:
@@ -165,8 +164,7 @@ def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:
     if name not in manifest.shards or not path.is_file():
         n, whole = len(manifest.shards.keys() & manifest.slices().keys()), len(manifest.slices())
         raise CheckpointFault(
-            f"{path} is missing: {n} of {whole} shards of this capture are finished. Run the same capture again; it "
-            f"continues where it stopped."
+            f"{path} is missing: {n} of {whole} shards are finished. Run the same capture again, which continues."
         )
     try:
         found = hash_of(path)
@@ -268,8 +266,7 @@ def _begun(folder: Path, requested: Manifest) -> Manifest:
         raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
     if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
         raise OutputFault(
-            f"{folder} holds an unfinished capture, and the weights of {spec.name} have no hash, so it "
-            f"could be another model's. Delete it first."
+            f"{folder} holds an unfinished capture, perhaps of another model: {spec.name} has no hash. Delete it."
         )
     if list(there.untrained) != list(requested.untrained):
         there = replace(there, untrained=requested.untrained)

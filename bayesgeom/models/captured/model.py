@@ -71,8 +71,7 @@ class CapturedModel(Model):
         found = CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
         if found.spec.weights_hash != untrained(seed) or found.manifest.task != self.manifest.task:
             raise CheckpointFault(
-                f"{found.folder} holds a capture of {found.spec.name}, not of the untrained network of seed {seed}. "
-                f"Capture again."
+                f"{found.folder} holds {found.spec.name}, not the untrained network of seed {seed}. Capture again."
             )
         return found
 
@@ -159,8 +158,7 @@ class CapturedModel(Model):
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(
-            f"{self.folder} holds captured activations of {self.spec.name}, which cannot be run or edited. Only "
-            f"diagnose reads a capture; load the model itself for anything else."
+            f"{self.folder} is a capture of {self.spec.name}, for diagnose only: load the model to run or edit it."
         )
 
 
@@ -173,17 +171,13 @@ class _Shard:
 
     def of(self, name: str, n: int | None) -> Shaped[Tensor, "layer *axes"]:
         """Return a tensor in float32, of the first `n` sequences."""
-        found = self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
-        if found.ndim < 2 or (n is not None and found.shape[1] != n):
-            raise self._unusable(name, found)
-        return found
+        return self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
 
     def check_tokens(self, trials: Trials, folder: Path) -> None:
         """Raise `CheckpointFault` unless the shard was captured on these sequences."""
         if not torch.equal(self._read("tokens", lambda part: part[: self._n]), trials.tokens.cpu()):
             raise CheckpointFault(
-                f"{self._path} was captured on other sequences than {folder / MANIFEST} describes: the task draws "
-                f"others now. Capture again with this version of bayesgeom."
+                f"{self._path} was captured on other sequences than {folder / MANIFEST} describes. Capture again."
             )
 
     def scored(
@@ -195,16 +189,8 @@ class _Shard:
             log.add_open_ended(entropy)
             return entropy.new_zeros(*entropy.shape, 0)
         answers, off = (self._read(name, lambda part: part[: self._n]).double() for name in (LOG_ANSWERS, OFF_ANSWER))
-        form = tuple(trials.at_scored(trials.labels).shape[:2])
-        for name, values, shape in ((LOG_ANSWERS, answers, (*form, len(trials.answers))), (OFF_ANSWER, off, form)):
-            if values.shape != shape or bool(values.isnan().any()):
-                raise self._unusable(name, values)
         log.add(trials, answers, off, baseline_predictives(trials))
         return answers
-
-    def _unusable(self, name: str, found: Tensor) -> CheckpointFault:
-        shape = tuple(found.shape)
-        return CheckpointFault(f"{self._path}: {name!r}, of shape {shape}, is not what was captured. Capture again.")
 
     def _read(self, name: str, of: Any) -> Tensor:
         from safetensors import SafetensorError, safe_open

@@ -192,8 +192,7 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
     fitting = sorted((name.count("."), name) for name, part in lists if len(part) == n_layers)
     if not fitting:
         raise InvalidArgument(
-            f"{type(hf).__name__} has no list of {n_layers} blocks, the number of layers in its config; its layout "
-            f"is not supported."
+            f"{type(hf).__name__} has no list of {n_layers} blocks, as its config states: it is not supported."
         )
     found = hf.get_submodule(fitting[0][1])
     assert isinstance(found, nn.ModuleList), "it was one above"

@@ -65,8 +65,7 @@ def check_loops(raw: Mapping[str, Any], path: Path) -> None:
     for key, value in _looped(raw):
         if value > max(n_tensors, _MOST_LOOPS):
             raise CheckpointFault(
-                f"{path / CONFIG} sets {key} to {value:,}, but its directory holds {n_tensors:,} tensors: they do not "
-                f"belong together. Restore the {CONFIG} that was saved with them."
+                f"{path / CONFIG} sets {key} to {value:,}, but the files there hold {n_tensors:,} tensors. Restore it."
             )
 
 
@@ -101,8 +100,8 @@ def check_memory(config: Any, path: Path) -> None:
     there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     if any(size > _TIMES * there + free for size, free in zip(needed, _FREE, strict=True)):
         raise CheckpointFault(
-            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors beside it hold "
-            f"{there / 1e9:,.3g} GB: they do not belong together. Restore the {CONFIG} that was saved with them."
+            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors there hold "
+            f"{there / 1e9:,.3g} GB. Restore the {CONFIG} that was saved with them."
         )
 
 
@@ -140,14 +139,12 @@ def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
         if value not in IMPLEMENTATIONS:
             raise InvalidArgument(
                 f"the config of {source} sets {key} to {value!r}, which transformers may fetch from the hub and run. "
-                f"Allowed are {', '.join(IMPLEMENTATIONS)}. Remove the entry, or, from Python, read that code and "
-                f"pass trust_remote_code=True."
+                f"Allowed are {', '.join(IMPLEMENTATIONS)}. Remove it, or read that code and trust_remote_code=True."
             )
     named = raw.get(_NAMES_A_FILE)
     if named is not None and not (_is_bare(named) or named == _INDEX):
         raise InvalidArgument(
-            f"the config of {source} sets {_NAMES_A_FILE} to {named!r}; only a *{_WEIGHTS} file in the same directory "
-            f"is read. Remove the entry."
+            f"the config of {source} sets {_NAMES_A_FILE} to {named!r}, no *{_WEIGHTS} file beside it. Remove this."
         )
 
 
@@ -188,9 +185,8 @@ def _check_index(index: Path, folder: Path | None) -> None:
     for name in dict.fromkeys(map(str, weight_map.values())):
         if not _is_bare(name):
             raise CheckpointFault(
-                f"{index} names {name!r} as a file of weights. Only *{_WEIGHTS} files in the same directory are read: "
-                f"opening anything else could run code or read other models' weights. Save the model again with "
-                f"save_pretrained."
+                f"{index} names {name!r} as a file of weights, but only *{_WEIGHTS} files beside it are read: others "
+                f"could run code or belong to other models. Save the model again with save_pretrained."
             )
         if folder is not None and not (folder / name).is_file():
             raise CheckpointFault(f"{index} names {name!r}, which is not in {folder}. Copy all parts of the model.")
@@ -260,8 +256,7 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
             f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
-            f"{', '.join(missing[:_SHOWN])}. They would be random numbers; this is not a complete causal language "
-            f"model."
+            f"{', '.join(missing[:_SHOWN])}. They would be random numbers: load a complete causal language model."
         )
     dropped = sorted(name for name in found["unexpected_keys"] if not _COMPUTED.search(name))
     modules = {name for name, _ in hf.named_modules() if name}
@@ -278,8 +273,7 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
     if own:
         raise CheckpointFault(
             f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
-            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Without them it would be another model. Restore the "
-            f"{CONFIG} that was saved with them."
+            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
         )
     if dropped:
         warnings.warn(

@@ -70,8 +70,7 @@ def gguf_in(path: Path) -> Path | None:
         )
     if found and importlib.util.find_spec("gguf") is None:
         raise InvalidArgument(
-            f"{found[0]} is a GGUF file, and the package gguf that reads it is not installed: "
-            f"pip install 'bayesgeom[gguf]'."
+            f"{found[0]} is a GGUF file, and the package gguf is not installed: pip install 'bayesgeom[gguf]'."
         )
     return found[0] if found else None
 
@@ -105,8 +104,7 @@ def storage_of(file: Path) -> str:
     layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
     if declared and declared[0] != (n_found := max(layers, default=-1) + 1):
         raise CheckpointFault(
-            f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}: it is not the file that was "
-            f"converted. Copy or download it again."
+            f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
         )
     most, *others = sorted(tensors, key=lambda kind: -weights[kind])
     stored = f"{most.name} in {tensors[most]} tensors"
@@ -296,15 +294,14 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
     if kind not in CONFIG_MAPPING and not trust_remote_code:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
         raise InvalidArgument(
-            f"{source} cannot be built without code that comes with it ({reason}). The command line runs no such "
-            f"code; from Python, read it, then bayesgeom.load(…, trust_remote_code=True)."
+            f"{source} needs code that comes with it ({reason}). Read it, then, from Python, load it with "
+            f"trust_remote_code=True."
         )
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **fetched)
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
     if config.is_encoder_decoder or not is_known:
         raise InvalidArgument(
-            f"{source} is a {kind}, which is not a causal language model. Pass a decoder such as GPT-2, Pythia or "
-            f"Llama."
+            f"{source} is a {kind}, which is not a causal language model. Pass a decoder such as GPT-2 or Llama."
         )
     return config
 
@@ -389,8 +386,8 @@ def _translated(source: str | Path) -> Iterator[None]:
         raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
     except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
         raise CheckpointFault(
-            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({_reason(error)}). Put the "
-            f"{CONFIG} there that the weights were saved with."
+            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({_reason(error)}). Restore "
+            f"its {CONFIG}."
         ) from error
 
 

@@ -109,8 +109,7 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
     if min(sizes.n_heads, sizes.n_kv_heads, sizes.d_head) < 0:
         raise InvalidArgument(
-            f"the config of {name} states {sizes.n_heads} heads, {sizes.n_kv_heads} key-value heads and a width of "
-            f"{sizes.d_head}; none can be negative."
+            f"{name} has {sizes.n_heads} heads, {sizes.n_kv_heads} key-value heads, width {sizes.d_head}: none is < 0."
         )
     weight = hf.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
@@ -163,10 +162,7 @@ class Forward:
             input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
         )
         if "logits" not in output:
-            raise InvalidArgument(
-                f"{type(self._hf).__name__} returns no logits: it is not a causal language model. Load it with "
-                f"AutoModelForCausalLM."
-            )
+            raise InvalidArgument(f"{type(self._hf).__name__} returns no logits. Load it with AutoModelForCausalLM.")
         return output["logits"]
 
     def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -216,18 +212,15 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
 
     if any(isinstance(parameter, DTensor) for parameter in hf.parameters()) or (hf.tp_size or 1) > 1:
         raise InvalidArgument(
-            f"{type(hf).__name__} is loaded with a tensor-parallel plan, which spreads heads over processes. Load it "
-            f"with device_map='auto', which keeps layers whole."
+            f"{type(hf).__name__} is tensor-parallel: its heads are spread. Load it with device_map='auto'."
         )
     if hf.config.is_encoder_decoder:
         raise InvalidArgument(
-            f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder such as "
-            f"GPT-2, Pythia or Llama."
+            f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder alone."
         )
     if (missing := unreachable(hf)) is not None:
         raise InvalidArgument(
-            f"{missing} of {type(hf).__name__} is on torch's meta device: the model has shapes but no weights. Load "
-            f"its weights, for example with from_pretrained."
+            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
         )
     with lock_of(hf), evaluating(hf), named_faults(hf):
         return _Attaching(hf, name, digest).attached()
@@ -344,8 +337,8 @@ class _Attaching:
             if is_forced:  # Falcon with ALiBi: its two implementations differ
                 return self._anatomy(is_forced=False)
             raise InvalidArgument(
-                f"{self.spec.name} returns other logits with eager attention (by {error:.1e}), so patterns would not "
-                f"be those of the model. Load it with attn_implementation='eager'."
+                f"{self.spec.name} returns logits that differ by {error:.1e} with eager attention, which gives the "
+                f"patterns. Load it with attn_implementation='eager'."
             )
         return anatomy, seen
 
@@ -440,8 +433,7 @@ class _Attaching:
             logits = self.forward.logits(tokens)
         if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
             raise InvalidArgument(
-                f"{self.spec.name} is not causal: changing the last token changes earlier predictions. Pass a causal "
-                f"language model, not an encoder."
+                f"{self.spec.name} is not causal: changing the last token changes earlier predictions. Pass a decoder."
             )
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")

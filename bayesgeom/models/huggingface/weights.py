@@ -58,14 +58,12 @@ def check_readable(raw: Mapping[str, Any], source: str | Path) -> None:
         return
     if not isinstance(members, Mapping):
         raise CheckpointFault(
-            f"{CONFIG} of {source} sets {QUANTIZATION} to {members!r}; it must be a JSON object. Restore the {CONFIG} "
-            f"that was saved with the weights."
+            f"{CONFIG} of {source} sets {QUANTIZATION} to {members!r}, not to a JSON object. Restore the file."
         )
     method = members.get("quant_method")
     if method is not None and not any(str(known).startswith(str(method)) for known in KNOWN):
         raise InvalidArgument(
-            f"{source} is quantized as {method!r}, which transformers cannot read. Load the model that was quantized, "
-            f"or a copy in one of these formats: {', '.join(map(str, KNOWN))}."
+            f"{source} is quantized as {method!r}. transformers reads {', '.join(map(str, KNOWN))}: load such a copy."
         )
 
 
@@ -107,14 +105,8 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
 @cache
 def _mute_repeats() -> None:
     """Let bitsandbytes' logger pass each message once."""
-    seen = set[object]()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        is_known = record.msg in seen
-        seen.add(record.msg)
-        return not is_known
-
-    logging.getLogger(_REPEATED).addFilter(is_new)
+    first: dict[object, logging.LogRecord] = {}
+    logging.getLogger(_REPEATED).addFilter(lambda record: first.setdefault(record.msg, record) is record)
 
 
 def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
@@ -140,8 +132,7 @@ def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
             raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidArgument(
-            f"{type(hf).__name__} is quantized ({stored}), and its library cannot run it here: {first}. Load the model "
-            f"without quantization, or quantized otherwise."
+            f"{type(hf).__name__} is quantized ({stored}), and cannot be run here: {first}. Load another copy."
         ) from error
 
 
@@ -233,15 +224,15 @@ def config_of(hf: "PreTrainedModel") -> dict[str, Any]:
 
 
 def unreachable(hf: nn.Module) -> str | None:
-    """Return the name of the first parameter on the meta device without values, or None.
+    """Return the name of the first parameter or buffer on the meta device without values, or None.
 
     A forward pass of such a model returns no numbers.
     """
     for path, module in hf.named_modules():
         if _is_offloaded(module):
             continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.device.type == "meta":
+        for name, own in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if own.device.type == "meta":
                 return f"{path}.{name}" if path else name
     return None
 
@@ -303,11 +294,6 @@ def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:
     if is_traceable_wrapper_subclass(tensor):
         inner, _ = tensor.__tensor_flatten__()
         return b"".join(part.encode() + _hashed(name, getattr(tensor, part), pool) for part in inner)
-    if tensor.device.type == "meta":
-        raise InvalidArgument(
-            f"{name} is on torch's meta device: the model has shapes but no weights. Load its weights, for example "
-            f"with from_pretrained."
-        )
     raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
     pieces = (raw[start : start + PIECE] for start in range(0, len(raw), PIECE))
     return b"".join(pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces))

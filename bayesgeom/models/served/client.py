@@ -73,8 +73,7 @@ class Client:
     def __post_init__(self) -> None:
         if self.key is not None and not _VISIBLE.fullmatch(self.key):
             raise InvalidArgument(
-                "the server's key must consist of printable ASCII characters without spaces; remove spaces and line "
-                "breaks around it."
+                "the server's key must be printable ASCII without spaces; remove spaces and line breaks around it."
             )
 
     def models(self) -> list[str]:
@@ -117,8 +116,7 @@ class Client:
                 return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
         raise ServerFault(
             f"{self.url} sampled a part of a character in each of {self.attempts} attempts, and lists no "
-            f"log-probabilities then, as llama.cpp does. Use prompts after which such tokens are improbable, or "
-            f"another server."
+            f"log-probabilities then. Use prompts after which such tokens are improbable, or another server."
         )
 
     def quoted(self, reply: object) -> str:
@@ -136,8 +134,7 @@ class Client:
         """The tokens of a reply, in either form of the interface: a mapping by text, or a list of entries."""
         if not isinstance(choice, dict):
             raise ServerFault(
-                f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check that the server is "
-                f"OpenAI-compatible."
+                f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check the kind of server."
             )
         top, listing = None, choice.get("logprobs")
         if isinstance(listing, dict):
@@ -145,9 +142,8 @@ class Client:
             top = entry.get("top_logprobs") if isinstance(entry, dict) else _first(listing.get("top_logprobs"))
         if not top:
             raise ServerFault(
-                f"{self.url} replied without log-probabilities of the next token, which are all that is measured. "
-                f"Start the server so that it gives them (vLLM: --max-logprobs {self.top}; llama-cpp-python: "
-                f"--logits_all 1)."
+                f"{self.url} replied without log-probabilities of the next token. Start the server so that it gives "
+                f"them (vLLM: --max-logprobs {self.top}; llama-cpp-python: --logits_all 1)."
             )
         entries = list(top.items()) if isinstance(top, dict) else top if isinstance(top, list) else [top]
         found = [_listed(item) for item in entries]
@@ -157,8 +153,7 @@ class Client:
         if len(valid) < len(found) or total > 1 + _SUM or len(set(ids)) < len(ids):
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
-                f"{total:.6g}): {self.quoted(top)}. Each token needs one log-probability, with a sum of at most 1 over "
-                f"their probabilities; use another server."
+                f"{total:.6g}): {self.quoted(top)}. Use another server."
             )
         return valid
 
