@@ -83,7 +83,7 @@ def biased() -> transformers.PreTrainedModel:
 
 Made = Callable[[], transformers.PreTrainedModel]
 HOSTILE: dict[str, tuple[Made, Callable[[Path], object], str]] = {
-    "layers": (llama, asked(num_hidden_layers=HUGE), r"num_hidden_layers to 1,000,000,000, but .* holds 21 tensors"),
+    "layers": (llama, asked(num_hidden_layers=HUGE), r"num_hidden_layers to 1,000,000,000, but .* hold 21 tensors"),
     "width": (llama, asked(hidden_size=3 * 10**7), r"declares a model of 28.9 GB, but"),
     "experts": (llama, asked(num_local_experts=HUGE), r"num_local_experts to 1,000,000,000"),
     "a part of its own": (llama, asked(text_config={"num_hidden_layers": HUGE}), r"num_hidden_layers to 1,000,000,000"),
