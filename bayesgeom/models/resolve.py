@@ -28,8 +28,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model, check_memory_gib
-from bayesgeom.models.captured.files import is_capture
-from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures

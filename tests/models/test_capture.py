@@ -27,9 +27,8 @@ from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.captured import files as writing
-from bayesgeom.models.captured.files import MANIFEST
-from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.captured import model as writing
+from bayesgeom.models.captured.model import MANIFEST, CapturedModel
 from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
