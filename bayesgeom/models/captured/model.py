@@ -391,9 +391,8 @@ class CapturedModel(Model):
         log, recorded, answers, reduced = BehaviorLog(), dict[Site, Tensor](), list[Tensor](), list[dict[str, Tensor]]()
         for file, at in ((file, at) for file, at in self.manifest.slices().items() if at.start < len(whole)):
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
-            shard = _Shard(check_shard(self.folder, self.manifest, file), len(trials))
-            shard.check_tokens(trials, self.folder)
-            answers.append(shard.scored(log, trials, baseline_predictives))
+            shard = _Shard(check_shard(self.folder, self.manifest, file), trials)
+            answers.append(shard.scored(log, baseline_predictives))
             if streamed is not None and at.start < len(streamed.trials):
                 reduced.append(self._reduced(shard, at, streamed))
             stop = min(at.stop, room)
@@ -418,9 +417,8 @@ class CapturedModel(Model):
         if streamed is None:
             return run
         found = {name: torch.cat([own[name] for own in reduced], dim=1) for name in streamed.layers_by_name()}
-        return run.with_statistics(
-            found, streamed.layers_by_name(), streamed.trials, log_answers[: len(streamed.trials)]
-        )
+        log_answers = log_answers[: len(streamed.trials)]
+        return run.with_statistics(found, streamed.layers_by_name(), streamed.trials, log_answers)
 
     def _reduced(self, shard: "_Shard", at: slice, stream: Stream) -> dict[str, Tensor]:
         """The statistics of a shard's sequences, by name, with the layer as the first axis."""
@@ -434,7 +432,7 @@ class CapturedModel(Model):
     def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         if not sites:
             return {}
-        shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
+        shard = _Shard(check_shard(self.folder, self.manifest, STATIC))
         return {site: shard.of(site.name, None) for site in sites}
 
     def _refuse(self) -> NoReturn:
@@ -445,33 +443,36 @@ class CapturedModel(Model):
 
 @final
 class _Shard:
-    """One file of a capture; `n` sequences of it are read."""
+    """One file of a capture, and the sequences at its start, if there are any.
 
-    def __init__(self, path: Path, n: int | None) -> None:
-        self._path, self._n = path, n
+    Raises:
+        CheckpointFault: It was captured on other sequences.
+    """
+
+    def __init__(self, path: Path, trials: Trials | None = None) -> None:
+        self._path, self._trials = path, trials
+        if trials is not None and not torch.equal(self._first("tokens", trials), trials.tokens.cpu()):
+            raise CheckpointFault(f"{path} was captured on other sequences than {MANIFEST} describes. Capture again.")
 
     def of(self, name: str, n: int | None) -> Shaped[Tensor, "layer *axes"]:
         """Return a tensor in float32, of the first `n` sequences."""
         return self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
 
-    def check_tokens(self, trials: Trials, folder: Path) -> None:
-        """Raise `CheckpointFault` unless the shard was captured on these sequences."""
-        if not torch.equal(self._read("tokens", lambda part: part[: self._n]), trials.tokens.cpu()):
-            raise CheckpointFault(
-                f"{self._path} was captured on other sequences than {folder / MANIFEST} describes. Capture again."
-            )
-
     def scored(
-        self, log: BehaviorLog, trials: Trials, baseline_predictives: BaselinePredictives
+        self, log: BehaviorLog, baseline_predictives: BaselinePredictives
     ) -> Float[Tensor, "batch query_pos answer"]:
         """Score the captured predictions into the log, and return the answer log-probabilities."""
-        if not trials.has_posterior:
-            entropy = self._read(ENTROPY, lambda part: part[: self._n]).double()
+        assert self._trials is not None, "the file of static sites has no predictions"
+        if not self._trials.has_posterior:
+            entropy = self._first(ENTROPY, self._trials).double()
             log.add_open_ended(entropy)
             return entropy.new_zeros(*entropy.shape, 0)
-        answers, off = (self._read(name, lambda part: part[: self._n]).double() for name in (LOG_ANSWERS, OFF_ANSWER))
-        log.add(trials, answers, off, baseline_predictives(trials))
+        answers, off = (self._first(name, self._trials).double() for name in (LOG_ANSWERS, OFF_ANSWER))
+        log.add(self._trials, answers, off, baseline_predictives(self._trials))
         return answers
+
+    def _first(self, name: str, trials: Trials) -> Tensor:
+        return self._read(name, lambda part: part[: len(trials)])
 
     def _read(self, name: str, of: Any) -> Tensor:
         from safetensors import SafetensorError, safe_open
