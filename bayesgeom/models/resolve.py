@@ -27,8 +27,7 @@ from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model, check_memory_gib
-from bayesgeom.models.captured.files import is_capture
-from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
