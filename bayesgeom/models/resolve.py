@@ -309,7 +309,7 @@ def _of_object(model: Any) -> Model:
     raise InvalidArgument(
         f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module, pass an instance of your subclass of bayesgeom.models.base.Model: see docs/extending.md."
+        f"own module: bayesgeom.wrap(net, blocks=…), which needs the name of its list of blocks."
     )
 
 
