@@ -253,3 +253,17 @@ def test_weights_without_a_reset_need_a_function_that_rebuilds() -> None:
         bayesgeom.wrap(build(), blocks=lambda net: [net[1]]).untrained_copy(0)
     copy = bayesgeom.wrap(build(), blocks=lambda net: [net[1]], rebuild=build).untrained_copy(0)
     assert copy.sites == {RESID_PRE, RESID_POST}
+
+
+def test_a_function_of_tokens_gives_what_predictions_alone_give() -> None:
+    model = bayesgeom.load("mess3-small")
+    net, task = model.module, model.task
+    assert task is not None
+    ours, theirs = (bayesgeom.diagnose(own, task, n=32, n_untrained=0) for own in (lambda tokens: net(tokens), model))
+    assert float(ours["calibration"].estimate("mean_kl_bits")) == float(theirs["calibration"].estimate("mean_kl_bits"))
+    assert "bayesgeom.wrap" in ours.skipped["belief_readout"]
+
+
+def test_a_function_that_returns_no_logits_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="forward="):
+        bayesgeom.diagnose(lambda tokens: tokens, TASK, n=8)

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
+from types import FunctionType
 from typing import Any, TypedDict, Unpack, final
 
 import torch
@@ -88,6 +89,8 @@ class Layout:
     @property
     def sites(self) -> tuple[Site, ...]:
         """The sites that these parts could give."""
+        if not self.blocks:
+            return ()
         heads = (*(Q, K, V) * bool(self.qkv), *(Z,) * bool(self.out), *(PATTERN,) * bool(self.qkv and self.out))
         return (RESID_PRE, RESID_POST, *(ATTN_OUT,) * bool(self.attn), *(MLP_OUT,) * bool(self.mlp), *heads)
 
@@ -178,6 +181,33 @@ def wrap(
     for unknown in options.keys() - Options.__annotations__.keys():
         raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
     return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, options), n_heads, options)
+
+
+def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
+    """Return the `Model` of a function of token ids that returns logits: it has predictions and no sites.
+
+    Raises:
+        InvalidArgument: It cannot be called on token ids, its output is no logits, or it sees later tokens.
+    """
+    name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
+    options: Options = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
+    return WrappedModel(_Called(function), Layout(blocks=()), 0, options)
+
+
+@final
+class _Called(nn.Module):
+    """A function as a module without weights."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Any:
+        return self.function(tokens)
+
+    def reset_parameters(self) -> None:
+        """Raise `NoCopy`: what the function computes with is unknown."""
+        raise NoCopy("a function of tokens has no untrained baselines: pass the module itself to bayesgeom.wrap.")
 
 
 def _layout(
@@ -323,7 +353,7 @@ class WrappedModel(Model):
     def _spec(self, digest: str) -> ModelSpec:
         """Run the module on a few tokens, and return its sizes."""
         layout, (n_heads, n_kv_heads) = self._layout, self._heads
-        weight, widths = next(self._net.parameters()), dict[str, list[int]]()
+        weight, widths = next(self._net.parameters(), torch.zeros(())), dict[str, list[int]]()
         n, n_pos = 1, 2
 
         def seen(name: str, is_output: bool) -> Callable[..., None]:
@@ -344,9 +374,10 @@ class WrappedModel(Model):
         ]
         with hooked(self._net, hooks, by=self._name):
             d_vocab = self._forward(torch.zeros(n, n_pos, dtype=torch.int64, device=weight.device)).shape[-1]
-        if len(of := set(widths["stream"])) > 1:
+        stream = widths.setdefault("stream", [0])
+        if len(of := set(stream)) > 1:
             raise InvalidArgument(f"blocks of {self._name} read and write widths {sorted(of)}: one is needed.")
-        whole = (widths.get("heads") or widths.get("q") or [widths["stream"][0]])[0]
+        whole = (widths.get("heads") or widths.get("q") or stream)[0]
         if layout.qkv and len(layout.qkv[0]) == 1 and not layout.out:
             whole = whole * n_heads // (n_heads + 2 * n_kv_heads)
         if n_heads and (n_heads % n_kv_heads or whole % n_heads):
@@ -361,9 +392,9 @@ class WrappedModel(Model):
             n_layers=len(layout.blocks),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
-            d_model=widths["stream"][0],
+            d_model=stream[0],
             d_head=d_head,
-            d_mlp=max(wide, default=4 * widths["stream"][0]),
+            d_mlp=max(wide, default=4 * stream[0]),
             d_vocab=d_vocab,
             n_ctx=self._options.get("n_ctx"),
             score_scale=d_head**-0.5 if d_head else 1.0,
@@ -450,6 +481,8 @@ class WrappedModel(Model):
         """Return why each site is withheld."""
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
         self._check_causal(trials.tokens)
+        if not self._layout.blocks:
+            return dict.fromkeys(ALL_SITES, "a function has no parts: pass its module to bayesgeom.wrap")
         sites = [site for site in self._layout.sites if site != PATTERN]  # that of this module is never formed
         places = list(product(sites, range(self.spec.n_layers)))
 
