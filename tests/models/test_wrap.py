@@ -260,7 +260,8 @@ def test_a_function_of_tokens_gives_what_predictions_alone_give() -> None:
     net, task = model.module, model.task
     assert task is not None
     ours, theirs = (bayesgeom.diagnose(own, task, n=32, n_untrained=0) for own in (net.forward, model))
-    assert float(ours["calibration"].estimate("kl_bits")) == float(theirs["calibration"].estimate("kl_bits"))
+    one, other = (float(own["calibration"].estimate("kl_bits")) for own in (ours, theirs))
+    assert one == pytest.approx(other, rel=1e-5)  # passes of other sizes
     assert "bayesgeom.wrap" in ours.skipped["belief_readout"]
 
 
