@@ -46,4 +46,4 @@ def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
         and "| hmm-s5 | stream, onwards | stream, later, onwards | stream | stream |" in measured()
     )
     assert "| `repeats-transformer` | undecided | undecided | causal in layer 2 |" in fits()
-    assert "given position alone: yes in layers 1, 2" in causes() 
+    assert "given position alone: yes in layers 1, 2" in causes()
