@@ -91,6 +91,25 @@ def share_controls(
     _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
 
 
+def value_readings(
+    checkpoint: str, /, *, task: str | None = None, n: int = 512, seed: int = 0, device: str = "cpu", out: Path | None = None
+) -> None:
+    """Measure the share of the first principal components of last-layer values in each reading of the papers.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, or a directory.
+        task: Another task, as for `bayesgeom diagnose`. Default: the checkpoint's own.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.values import value_readings as measured
+
+    _check(out)
+    _conclude(measured(load(checkpoint, device=device), task, n=n, seed=seed), out)
+
+
 def swap_shares(folder: Path, /, *, subspace: str = "frame", out: Path | None = None) -> None:
     """Compare how far saved swaps of several networks move the answer with the share of the difference exchanged.
 
@@ -165,18 +184,6 @@ def settling(
         _conclude(decided_again(from_report), out)
     else:
         _conclude(with_settling(training_dynamics(*runs, n=n, seed=seed, device=device, out=out)), out)
-
-
-def criteria(report: Path, /) -> None:
-    """State the verdicts on claims A1 to A5 of a saved ablation report, with their reasons.
-
-    Args:
-        report: Directory of the report, as `bayesgeom ablate CHECKPOINT --n 512 --out` saves it.
-    """
-    from examples.replication.criteria import criteria_of, saved_ablation
-
-    for criterion in criteria_of(saved_ablation(report)):
-        print(criterion)
 
 
 def _check(out: Path | None) -> None:

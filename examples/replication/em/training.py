@@ -5,8 +5,9 @@ computed a few at a time and not stored, so a sequence of two thousand fits the 
 holds independent runs.
 
 The conditions differ only in step sizes. The EM-like condition uses a tenfold step for the values. Its controls use the
-tenfold step for everything, for the output alone or for the routing alone: an effect that they share is not due to the
-values.
+tenfold step for each other matrix alone, for both matrices of the routing or of the output path, and for everything: an
+effect that they share is not due to the values. Queries and keys act through their product, so √10 for each is a tenfold
+step of the product.
 """
 
 import math
@@ -118,23 +119,29 @@ def _pattern(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A name, and the matrices that take the larger step."""
+    """A name, the matrices that take a larger step, and that step."""
 
     name: str
     larger: frozenset[str]
+    step: float = LARGE
 
     def rate(self, matrix: str) -> float:
         """Return the step size of one matrix."""
-        return LARGE if matrix in self.larger else SMALL
+        return self.step if matrix in self.larger else SMALL
 
 
 BASELINE, EM_LIKE = "SGD 0.01", "EM-like: 0.1 on W_V"
+_ROUTING = frozenset({"W_Q", "W_K"})
 CONDITIONS = (
     Condition(name=BASELINE, larger=frozenset()),
     Condition(name=EM_LIKE, larger=frozenset({"W_V"})),
     Condition(name="SGD 0.1", larger=frozenset(MATRICES)),
     Condition(name="0.1 on W_O", larger=frozenset({"W_O"})),
-    Condition(name="0.1 on W_Q and W_K", larger=frozenset({"W_Q", "W_K"})),
+    Condition(name="0.1 on W_Q and W_K", larger=_ROUTING),
+    Condition(name="0.1 on W_Q", larger=frozenset({"W_Q"})),
+    Condition(name="0.1 on W_K", larger=frozenset({"W_K"})),
+    Condition(name="0.0316 on W_Q and W_K", larger=_ROUTING, step=math.sqrt(SMALL * LARGE)),
+    Condition(name="0.1 on W_V and W_O", larger=frozenset({"W_V", "W_O"})),
 )
 
 
