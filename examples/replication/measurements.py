@@ -92,7 +92,14 @@ def share_controls(
 
 
 def value_readings(
-    checkpoint: str, /, *, task: str | None = None, n: int = 512, seed: int = 0, device: str = "cpu", out: Path | None = None
+    checkpoint: str,
+    /,
+    *,
+    task: str | None = None,
+    n: int = 512,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
 ) -> None:
     """Measure the share of the first principal components of last-layer values in each reading of the papers.
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -127,12 +126,13 @@ def leading_shares(
     """Return the shares of variance of PC1 and PC1 + PC2; `weights` are those of the points (default: equal).
 
     Example:
-        >>> leading_shares(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).numpy().round(6)
-        array([0.8, 1. ])
+        >>> leading_shares(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).double().round(decimals=6).tolist()
+        [0.8, 1.0]
     """
     share = torch.full((len(points), 1), 1.0 / len(points)).to(points) if weights is None else weights[:, None]
     share = share / share.sum()
     centered = (points - (share * points).sum(dim=0)) * share.sqrt()
     gram = centered.mT @ centered if len(points) > points.shape[1] else centered @ centered.mT
     variances = torch.linalg.eigvalsh(gram).flip(-1)
-    return (variances[:2].cumsum(0) / variances.sum()).to(points.dtype)
+    shares: Tensor = variances[:2].cumsum(0) / variances.sum()
+    return shares

@@ -162,6 +162,10 @@ def test_the_arms_are_those_of_the_comparison() -> None:
         "SGD 0.1": (0.1, 0.1, 0.1, 0.1),
         "0.1 on W_O": (0.01, 0.01, 0.01, 0.1),
         "0.1 on W_Q and W_K": (0.1, 0.1, 0.01, 0.01),
+        "0.1 on W_Q": (0.1, 0.01, 0.01, 0.01),
+        "0.1 on W_K": (0.01, 0.1, 0.01, 0.01),
+        "0.0316 on W_Q and W_K": (pytest.approx(0.1 / 10**0.5), pytest.approx(0.1 / 10**0.5), 0.01, 0.01),
+        "0.1 on W_V and W_O": (0.01, 0.01, 0.1, 0.1),
     }
     assert SEEDS == (42, 2024, 1337, 7777, 9999)
 
@@ -201,8 +205,12 @@ def test_steps_to_a_threshold() -> None:
 
 
 def planted(rates: list[float], drops: list[float], *, generalizes: bool = False) -> list[Curves]:
-    """Loss falls as 2 − rate·step/100 + a seed's own offset; held out it stays, unless the conditions generalize."""
+    """Loss falls as 2 − rate·step/100 + a seed's own offset; held out it stays, unless the conditions generalize.
+
+    Conditions without a rate are as slow as the baseline.
+    """
     steps = np.arange(101.0)
+    rates = [*rates, *[rates[0]] * (len(CONDITIONS) - len(rates))]
     found = []
     for drop in drops:
         loss = np.stack([2 + drop - rate * steps / 100 for rate in rates])
@@ -217,7 +225,7 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
     found = em_report([TWICE], [1, 2, 3], [curves], recorded_steps(100, 10))
     speedup = found.speedup[TRAINED, 0]
     np.testing.assert_allclose(speedup.value[[0, 1, 2, 4]], [1, 2, 4, 1], rtol=1e-9)
-    assert np.isnan(speedup.value[3]) and list(found.reached[TRAINED, 0]) == [3, 3, 3, 0, 3]
+    assert np.isnan(speedup.value[3]) and list(found.reached[TRAINED, 0, :5]) == [3, 3, 3, 0, 3]
     np.testing.assert_allclose(speedup.ends[0][1], 2, rtol=1e-6)  # seeds differ in level alone: pairing removes it
     assert (speedup.resampled, speedup.n) == ("seeds", 3) and speedup.baseline(BASELINE).value[1] == 1.0
     ratio = found.em_speed_ratio[TRAINED, 0]
@@ -225,8 +233,8 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
     np.testing.assert_allclose(ratio.ends[0][[0, 2]], ratio.ends[1][[0, 2]], rtol=1e-6)
     assert np.isnan(ratio.value[3]) and (ratio.baseline(EM_LIKE).value == 1).all()
     margin = np.array([0.1, 0.0, -0.2, 0.15, 0.1]) / NATS_PER_BIT
-    np.testing.assert_allclose(found.em_margin_bits.value[TRAINED, 0], margin, atol=1e-9)
-    np.testing.assert_allclose(found.em_margin_bits.ends[0][TRAINED, 0], margin, atol=1e-9)
+    np.testing.assert_allclose(found.em_margin_bits.value[TRAINED, 0, :5], margin, atol=1e-9)
+    np.testing.assert_allclose(found.em_margin_bits.ends[0][TRAINED, 0, :5], margin, atol=1e-9)
     low, high = found.final_loss_bits[TRAINED, 0, 0].ends
     assert high - low > 0.5
     assert np.isnan(found.speedup.value[HELD_OUT]).all() and not found.reached[HELD_OUT].any()
@@ -237,11 +245,11 @@ def test_planted_speeds_and_margins_are_found_with_paired_intervals() -> None:
 def test_a_baseline_that_overfits_is_as_fast_as_itself() -> None:
     """It passes its final held-out loss at step 20 and again at the end; its own speed-up was 5."""
     at = np.arange(0.0, 101.0, 10.0)
-    falls = np.array([0.01, 0.02, 0.01, 0.005, 0.01])[:, None] * at
+    falls = np.array([0.01, 0.02, 0.01, 0.005, *[0.01] * 5])[:, None] * at
     unseen = 2 - falls + np.where(at > 50, 0.016 * (at - 50), 0.0)
     curves = [replace(own, held_out=unseen + i) for i, own in enumerate(planted([0.1] * 5, [0.0, 0.3, -0.2]))]
     found = em_report([TWICE], [1, 2, 3], [curves], recorded_steps(100, 10))
-    expected = [1, 2, 1, 0.5, 1]
+    expected = np.array([1, 2, 1, 0.5, *[1] * 5])
     np.testing.assert_allclose(found.speedup.value[HELD_OUT, 0], expected, rtol=1e-9)
     np.testing.assert_allclose(expected[1] / found.em_speed_ratio.value[HELD_OUT, 0], expected, rtol=1e-9)
 
@@ -275,7 +283,7 @@ def test_the_authors_speed_is_to_the_mean_final_loss() -> None:
 
 def test_the_report_says_both_units_and_both_sequences(report: EMReport) -> None:
     assert report.conditions == tuple(NAMES) and report.seeds == ("42", "2024", "1337")
-    assert report.sequences == ("trained on", "held out") and report.loss_bits_by_step.shape == (2, 2, 5, 3, 5)
+    assert report.sequences == ("trained on", "held out") and report.loss_bits_by_step.shape == (2, 2, 9, 3, 5)
     np.testing.assert_allclose(report.final_loss_bits.value, report.loss_bits_by_step[..., -1].mean(axis=3))
     least = report.loss_bits_by_step[HELD_OUT].min(axis=-1).mean(axis=-1)
     np.testing.assert_allclose(report.best_held_out_bits.value, least)

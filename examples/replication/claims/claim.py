@@ -107,7 +107,7 @@ class Run:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class Condition:
     """One decidable part of a claim: the interval of `number` lies below (above) `times` · `than`.
 
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
@@ -132,7 +132,7 @@ class Case:
     """
 
     network: str
-    tests: Sequence[Test]
+    tests: Sequence[Condition]
     reading: str = ""
     part: str = ""
     size: str = ""
@@ -209,7 +209,7 @@ class Claim:
         >>> from examples.replication.claims import find
         >>> claim = find("B1")
         >>> claim.id, claim.quantifier, [case.network for case in claim.cases]
-        ('B1', 'some transformer', ['bijection-v20'])
+        ('B1', 'some transformer', ['`bijection-v20`'])
     """
 
     id: str
@@ -276,11 +276,11 @@ class Outcome:
         return f"{first} in {self.counts[first]} of {known}{rest}"
 
 
-def threshold(test: Test, numbers: Mapping[str, Value]) -> tuple[float, float]:
+def threshold(test: Condition, numbers: Mapping[str, Value]) -> tuple[float, float]:
     """Return the ends of a test's threshold: equal for a constant and a level, NaN if it is not known.
 
     Example:
-        >>> threshold(Test(number="kl", side="below", than=2.0, times=0.5), {})
+        >>> threshold(Condition(number="kl", side="below", than=2.0, times=0.5), {})
         (1.0, 1.0)
     """
     if not isinstance(test.than, str):
@@ -296,7 +296,7 @@ def threshold(test: Test, numbers: Mapping[str, Value]) -> tuple[float, float]:
     return low, high
 
 
-def judged(test: Test, numbers: Mapping[str, Value], *, is_point: bool = False) -> Verdict:
+def judged(test: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Verdict:
     """Return the verdict of one test.
 
     Args:
@@ -306,7 +306,7 @@ def judged(test: Test, numbers: Mapping[str, Value], *, is_point: bool = False) 
 
     Example:
         >>> kl = Value(value=0.5, lo=0.4, hi=0.6, baseline=1.0)
-        >>> [str(judged(Test(number="kl", side="below", than=x), {"kl": kl})) for x in (0.7, 0.5, 0.3)]
+        >>> [str(judged(Condition(number="kl", side="below", than=x), {"kl": kl})) for x in (0.7, 0.5, 0.3)]
         ['holds', 'at the threshold', 'does not hold']
     """
     own, (least, most) = numbers.get(test.number), threshold(test, numbers)
@@ -323,7 +323,7 @@ def judged(test: Test, numbers: Mapping[str, Value], *, is_point: bool = False) 
     return Verdict.HOLDS if is_below == (test.side == "below") else Verdict.FAILS
 
 
-def rows(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Iterator[tuple[Case, Test, Verdict]]:
+def rows(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Iterator[tuple[Case, Condition, Verdict]]:
     """Return every test of a claim with its verdict, in the order of the cases; `numbers` as for `verdict`."""
     known = _numbers(claim, numbers)
     for case in claim.cases:
@@ -336,7 +336,7 @@ def by_part(claim: Claim, numbers: Mapping[str, Value] | None = None) -> dict[tu
     tests: dict[tuple[str, str], dict[str, list[Verdict]]] = {}
     for case, _, own in rows(claim, numbers):
         tests.setdefault((case.reading, case.network), {}).setdefault(case.part, []).append(own)
-    return {place: {part: _first(_ALL, own) for part, own in parts.items()} for place, parts in tests.items()}
+    return {place: {part: weakest(own) for part, own in parts.items()} for place, parts in tests.items()}
 
 
 def by_network(claim: Claim, numbers: Mapping[str, Value] | None = None) -> dict[tuple[str, str], Verdict]:
@@ -345,7 +345,7 @@ def by_network(claim: Claim, numbers: Mapping[str, Value] | None = None) -> dict
     return {place: _first(order, list(parts.values())) for place, parts in by_part(claim, numbers).items()}
 
 
-def deciding(claim: Claim) -> list[tuple[Case, Test, Verdict]]:
+def deciding(claim: Claim) -> list[tuple[Case, Condition, Verdict]]:
     """Return the recorded rows; of a network that needs some one part, only those of the part that decides."""
     found, networks, chosen = list(rows(claim)), by_network(claim), by_part(claim)
     if claim.parts == "every":
@@ -393,6 +393,11 @@ def _over_networks(claim: Claim, verdicts: Sequence[Verdict]) -> Outcome:
     if not claim.is_universal:
         return Outcome(verdict=_first(_ANY, known), counts=counts)
     return Outcome(verdict=known[0] if len(set(known)) == 1 else Verdict.PARTLY, counts=counts)
+
+
+def weakest(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of what has to hold as a whole: one that fails decides, else one without data."""
+    return _first(_ALL, verdicts)
 
 
 def _first(order: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Verdict:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from examples.replication.claims.claim import Case, Claim, Measurement, Number, Origin, Run, Test, Value
+from examples.replication.claims.claim import Case, Claim, Condition, Measurement, Number, Origin, Run, Value
 
 FOLDER, MEASURED = Path(__file__).parent / "data", "measured.toml"
 PROGRAMS = ("bayesgeom ", "python -m examples.replication ")  # what a command may begin with
@@ -126,12 +126,12 @@ def _case(entry: Mapping[str, Any], where: str) -> Case:
     return _made(Case, {name: own for name, own in entry.items() if name != "tests"}, place, {"tests": tests})
 
 
-def _test(entry: Mapping[str, Any], where: str) -> Test:
+def _test(entry: Mapping[str, Any], where: str) -> Condition:
     sides = [side for side in ("above", "below") if side in entry]
     if len(sides) != 1:
         raise InvalidArgument(f"a test of {where} needs one of above and below, got {_listed(entry)}.")
     own = {name: value for name, value in entry.items() if name not in sides}
-    return _made(Test, own | {"side": sides[0], "than": entry[sides[0]]}, f"a test of {where}")
+    return _made(Condition, own | {"side": sides[0], "than": entry[sides[0]]}, f"a test of {where}")
 
 
 def _run(entry: Mapping[str, Any], where: str) -> Run:

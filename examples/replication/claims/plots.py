@@ -59,7 +59,7 @@ class Row:
 def plot(claim: Claim) -> str:
     """Return the plot of a claim's rows.
 
-    If all numbers are positive, they are multiples of their thresholds on a logarithmic axis; else they are as measured.
+    If all numbers are positive, they are multiples of their thresholds on a logarithmic axis; else as measured.
     """
     found = rows_of(claim)
     drawn = [row for row in found if not math.isnan(row.value)]
@@ -97,9 +97,7 @@ def rows_of(claim: Claim) -> list[Row]:
             ends = (value.value, value.value)
         at = math.nan if value is None else value.value
         limits = threshold(test, numbers)
-        found.append(
-            Row(label=_label(case), quantity=number.title, value=at, ends=ends, limits=limits, verdict=own)
-        )
+        found.append(Row(label=_label(case), quantity=number.title, value=at, ends=ends, limits=limits, verdict=own))
     return found
 
 
@@ -147,16 +145,16 @@ def _ticks(low: float, high: float, is_relative: bool) -> list[tuple[float, str]
         return [(float(x), f"{10.0**x:g}") for x in range(math.ceil(low), math.floor(high) + 1)]
     start, end = (10**low, 10**high) if is_relative else (low, high)
     power = 10.0 ** math.floor(math.log10((end - start) / 4))
-    step = next(own * power for own in _STEPS if own * power * 5 >= end - start)
+    step = next(own * power for own in _STEPS if own * power * 8 >= end - start)
     values = [round(step * i / power) * power for i in range(math.ceil(start / step), math.floor(end / step) + 1)]
     return [(math.log10(x) if is_relative else x, number_text(x)) for x in values if x > 0 or not is_relative]
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, color: str, *, width: int = 1) -> str:
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}" stroke-width="{width}"/>'
-    )
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}" stroke-width="{width}"/>'
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#222222", size: int = 12) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" font-size="{size}">{escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" font-size="{size}">{escape(text)}</text>'
+    )

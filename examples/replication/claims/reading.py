@@ -108,10 +108,11 @@ def _variant(report: Report, row: Record) -> str | None:
 def _matches(number: Number, report: Report, row: Record) -> bool:
     if number.variant_has is not None and number.variant_has not in (_variant(report, row) or ""):
         return False
-    layer, head, position = map(row.place, ("layer", "head", "position"))
-    if (layer or 0) < number.from_layer or (position or 0) < number.from_position:
+    layer, head, position = (row.place(axis) for axis in ("layer", "head", "position"))
+    if int(layer or 0) < number.from_layer or int(position or 0) < number.from_position:
         return False
-    wanted, own = (number.variant, number.layer, number.head, number.position), (_variant(report, row), layer, head, position)
+    wanted = (number.variant, number.layer, number.head, number.position)
+    own = (_variant(report, row), layer, head, position)
     return all(want is None or want == have for want, have in zip(wanted, own, strict=True))
 
 

@@ -72,7 +72,11 @@ class Reproduction:
             before = "–" if known is None else known.text(number.unit)
             rows.append((number.label, before, found.text(number.unit), agrees))
         differing = [f"differs: {self.claim.numbers[name].label}: {self._parts(name)}" for name in self.differs]
-        lines = [*fitted(rows), "", *(line for line, parts in zip(differing, self.differs.values(), strict=True) if parts)]
+        lines = [
+            *fitted(rows),
+            "",
+            *(line for line, parts in zip(differing, self.differs.values(), strict=True) if parts),
+        ]
         lines.append(f"verdict: recorded {verdict(self.claim)}, reproduced {self.verdict}")
         return "\n".join([*lines, *(f"not run: {command}" for command in self.not_run)])
 

@@ -70,9 +70,10 @@ class EMReport(Report):
     about: ClassVar[str] = (
         "One attention head learns to predict the next symbol of a Markov chain. The EM-like condition uses a step of "
         "0.1 for the value matrix and 0.01 for the rest. It must beat not only 0.01 everywhere, which takes smaller "
-        "steps overall, but also the controls: 0.1 everywhere, on each other matrix alone, on the routing, on both matrices "
-        "of the output path. The gray lines are the entropy rate of the chain, which no predictor beats on new data; a loss below "
-        "it on the training sequence is memorization. Bands and whiskers are Student's 95 % intervals over seeds."
+        "steps overall, but also the controls: 0.1 everywhere, on each other matrix alone, on the routing, and on both "
+        "matrices of the output path. The gray lines are the entropy rate of the chain, which no predictor beats on "
+        "new data; a loss below it on the training sequence is memorization. Bands and whiskers are Student's 95 % "
+        "intervals over seeds."
         "\n\n"
         "The EM-like condition beats its controls if every control has a higher final loss on both sequences: the "
         "interval of each paired difference lies above 0. It does not beat them if one interval lies below 0."

@@ -6,8 +6,8 @@ holds independent runs.
 
 The conditions differ only in step sizes. The EM-like condition uses a tenfold step for the values. Its controls use the
 tenfold step for each other matrix alone, for both matrices of the routing or of the output path, and for everything: an
-effect that they share is not due to the values. Queries and keys act through their product, so √10 for each is a tenfold
-step of the product.
+effect that they share is not due to the values. Queries and keys act through their product, so √10 for each is a
+tenfold step of the product.
 """
 
 import math
