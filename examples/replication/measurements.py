@@ -14,7 +14,9 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.storage import check_target
 
 
-def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | None = None) -> None:
+def em(
+    *, seeds: int = 5, steps: int = 1_000, length: int = 2_000, by_matrix: bool = False, out: Path | None = None
+) -> None:
     """Train one attention head with the EM-like schedule and with controls, on a sticky chain.
 
     Takes about five minutes on two CPU cores with five seeds.
@@ -23,12 +25,13 @@ def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | N
         seeds: How many of the paper's seeds (42, 2024, 1337, 7777, 9999): 2 to 5.
         steps: Full-batch training steps.
         length: Symbols per sequence.
+        by_matrix: Compare with the same step on one other matrix at a time, on the authors' own chain alone.
         out: Directory for the report. Default: it is not saved.
     """
     from examples.replication.em.report import em_experiment
 
     _check(out)
-    _conclude(em_experiment(seeds=seeds, steps=steps, length=length), out)
+    _conclude(em_experiment(seeds=seeds, steps=steps, length=length, by_matrix=by_matrix), out)
 
 
 def write_strength(

@@ -126,7 +126,8 @@ def leading_shares(
     """Return the shares of variance of PC1 and PC1 + PC2; `weights` are those of the points (default: equal).
 
     Example:
-        >>> leading_shares(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).double().round(decimals=6).tolist()
+        >>> points = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> leading_shares(points.double()).round(decimals=6).tolist()
         [0.8, 1.0]
     """
     share = torch.full((len(points), 1), 1.0 / len(points)).to(points) if weights is None else weights[:, None]
