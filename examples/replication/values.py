@@ -14,10 +14,9 @@ from torch import Tensor
 
 from bayesgeom.core.errors import checked
 from bayesgeom.core.run import V
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Estimate, Share, mean_estimate, smooth_estimate, stacked
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
