@@ -469,7 +469,7 @@ def capture(
         n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
     """
     from bayesgeom.diagnosis.recording import Selection
-    from bayesgeom.models.captured.files import read_manifest
+    from bayesgeom.models.captured.model import read_manifest
 
     selection = Selection(sites=sites, layers=layers, dtype=save_dtype)
     bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)
