@@ -31,6 +31,7 @@ from bayesgeom.core.run import (
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
+    W_O,
     K,
     ModelSpec,
     Q,
@@ -158,6 +159,11 @@ class Forward:
         Raises:
             InvalidArgument: The model returns no logits.
         """
+        for config in (self._hf.config, self._hf.config.get_text_config(decoder=True)):
+            if config.return_dict is False:  # parts inside the model would return tuples
+                raise InvalidArgument(
+                    f"the config of {type(self._hf).__name__} sets return_dict=False: set config.return_dict to True."
+                )
         known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
         output: Mapping[str, Tensor] = self._hf(
             input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
@@ -298,6 +304,10 @@ class _Attaching:
             withheld |= dict.fromkeys((TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS), reason)
         if (layer := static_sites.misnormed(of_weights.get(NORM_WEIGHT, ()))) is not None:
             withheld[NORM_WEIGHT] = f"W_K of layer {layer} reads no norm"
+        if (
+            patched := next((layer for layer, parts in enumerate(anatomy.parts) if parts.is_patched), None)
+        ) is not None:
+            withheld[W_O] = f"the attention of layer {patched} changes what its output matrix returns"
         self._check_causal(site_hooks, withheld)
         self._check_gated(site_hooks, withheld)
         layers = site_hooks.layers | of_weights
@@ -557,7 +567,7 @@ def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer:
     """The attention output for these head outputs: W_O, then the norm after it if there is one; None if z is gated."""
     parts = anatomy.parts[layer]
     assert parts.output is not None and parts.writers is not None, "z and attn_out exist"
-    if parts.is_gated:
+    if parts.is_gated or parts.is_patched:
         return None
     out = call(anatomy.part(layer, parts.output), z.flatten(-2))
     return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))

@@ -9,7 +9,6 @@ There is no table of families. `anatomy` finds the parts by what they compute. `
 including edits, against the equations that relate sites. A site that fails is withheld, with the reason.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, final
 
@@ -18,10 +17,12 @@ from torch import Tensor, nn
 
 from bayesgeom.core.run import ModelSpec, Site, Trials, untrained
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import alone, evaluating
+from bayesgeom.core.torch_state import alone, evaluating, structure_of
 from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.attach import Attached, attach, untrained_copy
-from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+from bayesgeom.models.huggingface.weights import weights_identity
+from bayesgeom.models.replay.hooked import prefix_replayer
 from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class HFModel(Model):
         digest: str | None = None,
         rebuild: "Callable[[int], PreTrainedModel] | None" = None,
     ) -> None:
-        self.module, self.task, self.tokenizer = hf, task, tokenizer
-        self._hf, self._rebuild = hf, rebuild
+        self.module, self.task, self.tokenizer, self.structure = hf, task, tokenizer, structure_of(hf)
+        self._hf, self._rebuild, self._is_plain_hash = hf, rebuild, digest is not None
         self._replayer: Replayer | None = None
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
@@ -58,6 +59,15 @@ class HFModel(Model):
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset(self._attached.layers).difference(self.partial_sites)
+
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now, made as that of the spec."""
+        return weights_hash(self._hf.state_dict()) if self._is_plain_hash else weights_identity(self._hf)
+
+    def attached_again(self, digest: str) -> "HFModel":
+        """Return a new adapter of the model as it is now; `digest` is the hash of its weights."""
+        given = digest if self._is_plain_hash else None
+        return HFModel(self._hf, name=self.spec.name, task=self.task, digest=given, rebuild=self._rebuild)
 
     def proof_errors(self) -> Mapping[Site, float]:
         """Return the largest equation error of each site, relative to the largest entry."""
@@ -83,13 +93,6 @@ class HFModel(Model):
 
     @alone()
     def replayer(self) -> Replayer:
-        if self._replayer is None:  # prefix reuse if it is exact; otherwise full passes, with a warning
-            self._replayer = replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
-            if (layer := replay.inexact_from()) is not None:
-                self._replayer = PlainLoop(self)
-                warnings.warn(
-                    f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than "
-                    f"the residual stream: every ablation runs a full forward pass.",
-                    stacklevel=2,
-                )
+        if self._replayer is None:
+            self._replayer = prefix_replayer(self, self._attached.site_hooks.anatomy.blocks)
         return self._replayer
