@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, check_types, checked
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
     from bayesgeom.models.base import Model
@@ -100,7 +100,7 @@ class ModelConfig(ABC):
             seed: Seed of the weights.
         """
         with PROCESS_STATE, default_dtype(torch.float32), torch.random.fork_rng(devices=()):
-            return self._build(seed=seed)
+            return self._build(seed=torch_seed(seed))
 
     @abstractmethod
     def _build(self, *, seed: int) -> nn.Module:

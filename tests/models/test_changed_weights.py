@@ -47,12 +47,18 @@ def wrapped_checkpoint(path: Path) -> Model:
     return load(path / "tiny")
 
 
+def of_ones_own(_path: Path) -> Model:
+    net = config_from_dict({"architecture": "transformer", **SIZES}).build(seed=1)
+    return bayesgeom.wrap(net, blocks="blocks", attn="attn", mlp="mlp")
+
+
 MAKERS = {
     "transformer": built("transformer"),
     "lstm": built("lstm"),
     "checkpoint": checkpoint,
     "huggingface": of_huggingface,
     "wrapped": built("mamba2"),
+    "one's own": of_ones_own,
     "wrapped checkpoint": wrapped_checkpoint,
 }
 
@@ -151,3 +157,9 @@ def test_the_weights_of_ones_own_model_may_not_change_unnoticed() -> None:
     scaled(module)
     with pytest.raises(InvalidArgument, match="the weights of gru were changed since it was first measured"):
         bayesgeom.diagnose(model, TASK, n=5)
+
+
+def test_a_function_has_no_weights_by_which_work_could_be_resumed() -> None:
+    net = config_from_dict({"architecture": "transformer", **SIZES}).build(seed=1)
+    model = as_model(lambda tokens: net(tokens))
+    assert not model.spec.is_identified and as_model(model) is model

@@ -41,6 +41,7 @@ from bayesgeom.models.adapters.proof import (
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
+from bayesgeom.tasks.base import torch_seed
 
 
 @final
@@ -87,7 +88,7 @@ class LensModel(Model):
                 f"Hugging Face model itself."
             )
         with PROCESS_STATE, torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(torch_seed(seed))
             return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialization {seed}")
 
     def replayer(self) -> Replayer:
