@@ -148,9 +148,9 @@ def test_weights_made_in_inference_mode_are_refused_before_work_begins() -> None
         model = lively()
     passes: list[int] = []
     model.module.embed.register_forward_hook(lambda *_: passes.append(1))
-    with pytest.raises(InvalidArgument, match=r"the weights of tiny were made under torch\.inference_mode"):
+    with pytest.raises(InvalidArgument, match=r"tiny .*inference_mode"):
         ablations.attribution_preview(model, n=9)
     assert passes == [] and bayesgeom.ablate(model, n=9, battery="mlps").n == 9
     model = lively()
-    with torch.device("meta"), pytest.raises(InvalidArgument, match="default device is meta"):
+    with torch.device("meta"), pytest.raises(InvalidArgument, match="meta"):
         ablations.attribution_preview(model, n=9)

@@ -164,7 +164,7 @@ def test_a_weight_that_is_not_what_is_computed_is_noticed_by_the_logits() -> Non
     assert isinstance(replayer, Replay)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nn.functional, "gelu", lambda x: 2 * plain(x))
-        with pytest.warns(UserWarning, match="a part of it computes something else than its weights say"):
+        with pytest.warns(UserWarning, match="every ablation runs a full forward pass"):
             baseline = replayer.baseline(TRIALS)
         expected = Exact.of(TRIALS).scores(model.logits(TRIALS).detach())
         loop = PlainLoop(model)
@@ -181,7 +181,7 @@ def test_sites_of_replaced_attention_are_withheld() -> None:
     model = HookedModel(module, task=TASK)
     assert {s.Z, s.PATTERN, s.K, s.W_K, s.TOKEN_KEYS} <= model.withheld.keys()
     assert {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST, s.TOKEN_EMBEDDINGS} <= model.sites
-    with pytest.raises(MissingSite, match="requires site 'z'"):
+    with pytest.raises(MissingSite, match="'z'"):
         bayesgeom.ablate(model, n=5, battery="heads")
 
 
@@ -210,9 +210,9 @@ def empty(module: Transformer) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (hollow, r"blocks\.1\.ln1\.w of transformer is on torch's meta device"),
-        (mixed, "transformer has weights in float16 and float32: convert all of them"),
-        (mixed_double, "transformer has weights in float32 and float64"),
+        (hollow, r"blocks\.1\.ln1\.w of transformer"),
+        (mixed, "transformer .*float16 and float32"),
+        (mixed_double, "transformer .*float32 and float64"),
         (empty, "transformer has no blocks"),
     ],
 )
@@ -224,6 +224,10 @@ def test_what_cannot_be_measured_is_refused_before_work_begins(
     for measure in (bayesgeom.diagnose, bayesgeom.ablate):
         with pytest.raises(InvalidArgument, match=message):
             measure(module, TASK, n=5)
+    attached = HookedModel(lively().module, name="transformer")
+    change(attached.module)
+    with pytest.raises(InvalidArgument, match=message):
+        bayesgeom.ablate(attached, TASK, n=5)
 
 
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, nn.Module.double])
@@ -243,7 +247,7 @@ def test_blocks_that_share_more_than_the_residual_run_full_passes(config: type) 
     plain = module.blocks[2].forward
     module.blocks[2].forward = lambda resid: plain(resid) + 3 * first[-1]
     model = as_model(module)
-    with pytest.warns(UserWarning, match="because block 2 reads more than the residual stream"):
+    with pytest.warns(UserWarning, match="block 2"):
         assert isinstance(model.replayer(), PlainLoop)
     module.blocks = module.blocks[:2]
     short = as_model(module)

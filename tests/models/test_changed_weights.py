@@ -155,11 +155,11 @@ def test_the_weights_of_ones_own_model_may_not_change_unnoticed() -> None:
     model = GRUModel(module, name=None, task=None, digest=None)
     assert as_model(model) is model
     scaled(module)
-    with pytest.raises(InvalidArgument, match="the weights of gru were changed since it was first measured"):
+    with pytest.raises(InvalidArgument, match=r"gru .*GRUModel"):
         bayesgeom.diagnose(model, TASK, n=5)
 
 
 def test_a_function_has_no_weights_by_which_work_could_be_resumed() -> None:
     net = config_from_dict({"architecture": "transformer", **SIZES}).build(seed=1)
-    model = as_model(lambda tokens: net(tokens))
+    model = as_model(lambda tokens: net(tokens) + 0)
     assert not model.spec.is_identified and as_model(model) is model

@@ -117,6 +117,7 @@ class HookedModel(Model):
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now."""
+        check_weights(self._transformer, self.spec.name)
         return weights_hash(self.module.state_dict())
 
     def attached_again(self, digest: str) -> "HookedModel":
@@ -277,6 +278,7 @@ class ResidualModel(Model):
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now."""
+        check_weights(self._module, self.spec.name)
         return weights_hash(self.module.state_dict())
 
     def attached_again(self, digest: str) -> "ResidualModel":

@@ -212,6 +212,14 @@ class Attached:
     errors: Mapping[Site, float]
 
 
+def _check_reachable(hf: "PreTrainedModel") -> None:
+    """Raise `InvalidArgument` if weights have shapes and no numbers."""
+    if (missing := unreachable(hf)) is not None:
+        raise InvalidArgument(
+            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
+        )
+
+
 @torch.no_grad()
 def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
     """Locate and verify the sites of a model; its training mode is restored.
@@ -235,10 +243,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
         raise InvalidArgument(
             f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder alone."
         )
-    if (missing := unreachable(hf)) is not None:
-        raise InvalidArgument(
-            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
-        )
+    _check_reachable(hf)
     with lock_of(hf), evaluating(hf), named_faults(hf):
         return _Attaching(hf, name, digest).attached()
 
@@ -579,6 +584,7 @@ class HFModel(Model):
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now, made as that of the spec."""
+        _check_reachable(self._hf)
         return weights_hash(self._hf.state_dict()) if self._is_plain_hash else weights_identity(self._hf)
 
     def attached_again(self, digest: str) -> "HFModel":

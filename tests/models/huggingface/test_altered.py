@@ -112,11 +112,11 @@ def tuples(hf: Any) -> None:
 @pytest.mark.parametrize(
     ("alter", "message"),
     [
-        (hollow, "is on torch's meta device"),
-        (mixed, "LlamaForCausalLM cannot be run on 7 random tokens: expected m1 and m2 to have the same dtype"),
-        (mixed_norm, "LlamaForCausalLM cannot be run on 7 random tokens: expected m1 and m2 to have the same dtype"),
-        (short, "LlamaForCausalLM has no list of 3 blocks, the number of layers in its config"),
-        (tuples, "the config of LlamaForCausalLM sets return_dict=False"),
+        (hollow, r"model\.layers\.1\..* LlamaForCausalLM"),
+        (mixed, "LlamaForCausalLM .*7 random tokens.* dtype"),
+        (mixed_norm, "LlamaForCausalLM .*7 random tokens.* dtype"),
+        (short, "LlamaForCausalLM .* 3 blocks"),
+        (tuples, "LlamaForCausalLM .*return_dict=False"),
     ],
     ids=["hollow", "mixed", "mixed norm", "short", "tuples"],
 )
