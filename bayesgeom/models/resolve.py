@@ -21,6 +21,7 @@ from bayesgeom.core.errors import (
     checked,
     shown,
     unknown_name,
+    with_plain_integers,
 )
 from bayesgeom.core.files import put_back, read_json
 from bayesgeom.core.run import is_untrained, seed_of
@@ -126,6 +127,7 @@ def load(
     check_default_device()
     check_device(device)
     check_memory_gib(memory_gib)
+    options = with_plain_integers(options)
     check_options(options)
     batch_size = options.pop("batch_size", None)
     model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
