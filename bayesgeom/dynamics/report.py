@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.text import counted, fitted, number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

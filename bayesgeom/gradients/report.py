@@ -10,7 +10,7 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.dynamics.report import NEARBY, stable, step_table, steps_panel, times_later
 from bayesgeom.gradients.capture import (
@@ -21,7 +21,6 @@ from bayesgeom.gradients.capture import (
     LayerTally,
     Targets,
 )
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

@@ -42,7 +42,7 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import METRICS as TABLE
-from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.tasks.base import Branch, check_count, checked_seed, derived_seed, torch_seed
 from bayesgeom.training.optimizers import restore_state_of, state_of
 
 FILE = "last_good.safetensors"
@@ -124,6 +124,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_count(self.n)
+        checked_seed(self.seed)
 
 
 @final
@@ -168,8 +170,8 @@ class Monitor:
         thresholds: Thresholds = THRESHOLDS,
         response: Response = Response(),
     ) -> None:
-        if every < 1 or settings.n < 1:
-            raise InvalidArgument(f"every and n must be at least 1; got {every} and {settings.n}.")
+        if every < 1:
+            raise InvalidArgument(f"every must be at least 1; got {every}.")
         if settings.out is not None:
             check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
@@ -185,7 +187,7 @@ class Monitor:
             if settings.untrained:
                 untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
                 self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
-        self.chance = chance_levels(self.model, self._trials, seed=settings.seed)
+        self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)

@@ -24,7 +24,7 @@ import torch
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file, read_json
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.native.compiled import has_numba
+from bayesgeom.models.native.scan import has_numba
 
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]

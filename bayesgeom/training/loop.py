@@ -24,7 +24,7 @@ from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
     BEFORE_RECORDS,
     Precision,
@@ -236,7 +236,7 @@ def batch_seed(recipe: Recipe, step: int) -> int:
 
     Do not change the formula: the training data of every shipped checkpoint follow from it.
     """
-    return int(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
+    return DerivedSeed(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def held_out_seed(recipe: Recipe) -> int:

@@ -16,8 +16,8 @@ from bayesgeom.gradients.capture import (
     loss_nats,
 )
 from bayesgeom.models.base import Model
-from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
+from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, lively, n_hooks

@@ -69,6 +69,7 @@ from bayesgeom.models.huggingface.weights import (
     unreachable,
     weights_identity,
 )
+from bayesgeom.tasks.base import torch_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -198,7 +199,7 @@ def untrained_copy(
             f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
         )
     with PROCESS_STATE, torch.random.fork_rng(), default_dtype(hf.dtype):
-        torch.manual_seed(seed)  # transformers initializes from the global generator
+        torch.manual_seed(torch_seed(seed))  # transformers initializes from the global generator
         copy: PreTrainedModel = (
             rebuild(seed) if rebuild is not None else type(hf)(deepcopy(hf.config))
         )  # a copy, because transformers sets the attention implementation in it
