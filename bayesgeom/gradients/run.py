@@ -10,7 +10,7 @@ import torch
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import PATTERN, ModelSpec, Trials, at_scored, concatenate
-from bayesgeom.core.torch_state import with_gradients
+from bayesgeom.core.torch_state import with_gradients, with_torch_defaults
 from bayesgeom.dynamics.trainings import Source, run_of
 from bayesgeom.gradients.capture import (
     PER_SEQUENCE,
@@ -127,7 +127,7 @@ def batches(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
 
 
 @checked()
-@with_gradients
+@with_torch_defaults
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:

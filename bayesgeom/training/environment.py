@@ -10,7 +10,6 @@ product instead of by instruction set names, because a virtual machine, an envir
 disable instructions.
 """
 
-import contextlib
 import functools
 import json
 import time
@@ -185,20 +184,6 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
             raise
         return found.split(". ", maxsplit=1)[0].rstrip(".")
     return ""
-
-
-def without_autocast(device: str | torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager that turns off an autocast of the caller for this kind of device.
-
-    Example:
-        >>> ones = torch.ones(2, 2)
-        >>> with torch.autocast("cpu", torch.bfloat16), without_autocast("cpu"):
-        ...     (ones @ ones).dtype
-        torch.float32
-    """
-    kind = torch.device(device).type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
 
 
 def recorded_precision(out: Path) -> Precision | None:
