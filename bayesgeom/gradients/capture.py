@@ -108,13 +108,15 @@ def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tens
         for layer in range(model.spec.n_layers)
         for name, part in _points(model, layer)
     ]
-    with _float64_of(model), hooked(model.module, hooks, by=model.spec.name), torch.enable_grad():
-        loss = loss_nats(model.logits(trials), trials, targets)
     layers = range(model.spec.n_layers)
     matrices = {layer: part.weight for layer in layers if (part := _value_matrix(model, layer)) is not None}
-    wanted = [place for place in stored if place[0] not in ("pattern", "value_inputs")]
-    # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
-    found = torch.autograd.grad(loss.sum(), [*(stored[place] for place in wanted), *matrices.values()])
+    with _float64_of(model), torch.enable_grad():
+        with hooked(model.module, hooks, by=model.spec.name):
+            loss = loss_nats(model.logits(trials), trials, targets)
+        wanted = [place for place in stored if place[0] not in ("pattern", "value_inputs")]
+        inputs = [*(stored[place] for place in wanted), *matrices.values()]
+        # Sequences are independent, so the gradient of the sum holds each sequence's. A quantized matrix has none.
+        found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
     by = dict(zip(wanted, found[: len(wanted)], strict=True))
     by_matrix = dict(zip(matrices, found[len(wanted) :], strict=True))
     at = {place: value.detach() for place, value in stored.items()}
