@@ -22,6 +22,7 @@ import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file, read_json
+from bayesgeom.core.torch_state import reduced_precision
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.scan import has_numba
 
@@ -42,7 +43,7 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
     Returns:
         `device`: the kind, such as cpu or cuda; `processor`: the instruction set that torch uses on a CPU, such as
         AVX2, or the name of the GPU; `n_threads` of an operation; `has_numba`: whether numba compiles the loops of some
-        architectures; `torch_version`.
+        architectures; `torch_version`; `float32_precision`: to what torch may reduce products in float32.
 
     Example:
         >>> environment("cpu")["device"]
@@ -56,6 +57,7 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
         "n_threads": torch.get_num_threads(),
         "has_numba": has_numba(),
         "torch_version": str(torch.__version__),
+        "float32_precision": reduced_precision(),
     }
 
 
@@ -81,7 +83,8 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
     except FileNotFoundError:
         return None
     kinds = {name: type(value) for name, value in environment("cpu").items()}
-    if not isinstance(started, dict) or {name: type(value) for name, value in started.items()} != kinds:
+    found = started.items() if isinstance(started, dict) else [("", started)]
+    if not {(name, type(value)) for name, value in found} <= kinds.items():  # earlier versions recorded less
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
