@@ -126,5 +126,6 @@ def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
     for name, stored in run.reduced.items():
         if set(layers) <= set(own := run.reduced_layers.get(name, every)):
             reduced[name] = cut(stored, own)
-    spec = replace(run.spec, n_layers=len(layers))
-    return replace(run, spec=spec, recorded=recorded, layers={}, reduced=reduced, reduced_layers={}, streamed=None)
+    spec, masks = replace(run.spec, n_layers=len(layers)), tuple(run.masks[layer] for layer in layers if run.masks)
+    found = replace(run, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
+    return replace(found, reduced_layers={}, streamed=None)

@@ -398,7 +398,7 @@ def with_ceiling(own: Estimate, ceiling: Any) -> Estimate:
     return replace(own, baselines=(*own.baselines, level))
 
 
-def within(own: Estimate, least: float, greatest: float) -> Estimate:
+def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
     """Return an estimate whose intervals end at the bounds of its range; those that reach one are conservative.
 
     Example:

@@ -18,14 +18,15 @@ from torch import Tensor
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, NonFinite, OutputFault, check_types, shown
 from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
-from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials, concatenate, is_untrained
+from bayesgeom.core.run import ALL_SITES, PATTERN, ModelSpec, Site, Trials, concatenate, is_untrained
 from bayesgeom.models.base import PASS_BYTES, Model, Stream, bytes_per_sequence
 from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"
-SCHEMA = 3  # 3: a hash over the manifest itself
+MASKS = "masks"  # in the file of static sites: what the attention of each layer can see
+SCHEMA = 4  # 3: a hash over the manifest itself; 4: masks of attention
 _HASH = "hash"
 _MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
 
@@ -263,6 +264,8 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         wanted = list(manifest.static_sites)
         found = model.run([one], record=wanted).recorded if wanted else {}
         arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
+        if PATTERN in manifest.sites:
+            arrays[MASKS] = torch.stack(model.visible(one)).cpu()
         manifest = _written(arrays, STATIC, manifest, folder)
     dtype, cut = getattr(torch, manifest.dtype), Cutter(blocks)
     for name, rows in manifest.slices().items():
@@ -275,7 +278,7 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         yield n
 
 
-def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
+def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice, _mask: object) -> Tensor:
     found = values.to(dtype)
     if found.dtype == values.dtype:  # nothing was rounded; the checks below cost a fifth of a forward pass
         return found

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
-from bayesgeom.core.run import ALL_SITES, Run, Site, Trials, concatenate, untrained
+from bayesgeom.core.run import ALL_SITES, PATTERN, Run, Site, Trials, concatenate, untrained
 from bayesgeom.models.base import BaselinePredictives, Model, Replayer, Stream, room_for
 from bayesgeom.models.captured.files import (
     ENTROPY,
     LOG_ANSWERS,
     MANIFEST,
+    MASKS,
     OFF_ANSWER,
     STATIC,
     check_shard,
@@ -102,7 +103,8 @@ class CapturedModel(Model):
         given, whole = tuple(record), concatenate(list(blocks))
         wanted = tuple(dict.fromkeys(own for own in given if isinstance(own, Site)))
         streamed = next((own for own in given if isinstance(own, Stream)), None)
-        stream = _Streamed(streamed, self._layers)
+        masks = self._masks() if PATTERN in self._layers else ()
+        stream = _Streamed(streamed, self._layers, masks)
         rows = {site: self._layers[site] for site in wanted if not site.is_static}
         most = min(n_recorded, len(whole))
         room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
@@ -131,11 +133,16 @@ class CapturedModel(Model):
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
+            masks=masks,
         )
         if streamed is None:
             return run
         seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
         return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
+
+    def _masks(self) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
+        shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
+        return tuple(shard.of(MASKS, None).bool())
 
     def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         if not sites:
@@ -154,9 +161,14 @@ class CapturedModel(Model):
 class _Streamed:
     """Statistics that are computed shard by shard."""
 
-    def __init__(self, stream: Stream | None, layers: Mapping[Site, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        stream: Stream | None,
+        layers: Mapping[Site, tuple[int, ...]],
+        masks: Sequence[Bool[Tensor, "from_pos key_pos"]],
+    ) -> None:
         self.n = 0 if stream is None else len(stream.trials)
-        self._stream, self._layers = stream, layers
+        self._stream, self._layers, self._masks = stream, layers, masks
         self._found: dict[str, list[Tensor]] = {}
 
     def add(self, shard: "_Shard", at: slice) -> None:
@@ -166,7 +178,12 @@ class _Streamed:
         rows = slice(at.start, min(at.stop, self.n))
         for reduction, layers in self._stream.layers.items():
             values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
-            of_layer = [reduction.of(values[own.index(layer)], self._stream.trials, rows) for layer in layers]
+            of_layer = [
+                reduction.of(
+                    values[own.index(layer)], self._stream.trials, rows, self._masks[layer] if self._masks else None
+                )
+                for layer in layers
+            ]
             self._found.setdefault(reduction.name, []).append(torch.stack(of_layer))
 
     def finished(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
