@@ -140,6 +140,8 @@ class Reason(IntEnum):
     """The curve does not fall, or was not measured."""
     NOT_RESAMPLED = 17, "not resampled"
     """The numbers behind it are means whose sequences are not resampled here."""
+    OUT_OF_RANGE = 18, "out of range"
+    """The value lies outside the range of its quantity, such as an R² below −1 of a fit that does not carry over."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

@@ -13,7 +13,7 @@ from bayesgeom.core.text import counted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.dynamics.threshold_steps import NEARBY
 from bayesgeom.report.columns import fitted
-from bayesgeom.report.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
+from bayesgeom.report.estimate import R2, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -69,10 +69,8 @@ class DynamicsReport(Report):
     pattern_distance_bits_by_layer: Annotated[Float[np.ndarray, "run step layer"], Unit("bits")]
     key_overlap: Annotated[Estimate, Share("run step layer", better="lower", label="mean |cos| between keys")]
     pc1_share: Annotated[Estimate, Share("run step", better="higher", label="PC1 share of the last values")]
-    curve_share: Annotated[Estimate, AtMostOne("run step", better="higher", label="curve share of the last values")]
-    belief_r2: Annotated[
-        Estimate, AtMostOne("run step", better="higher", label="held-out R² of the belief, last layer")
-    ]
+    curve_share: Annotated[Estimate, R2("run step", better="higher", label="curve share of the last values")]
+    belief_r2: Annotated[Estimate, R2("run step", better="higher", label="held-out R² of the belief, last layer")]
     answer_shift_bits: Annotated[
         Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the frame swap")
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 import torch
 from einops import reduce
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Trials, at_scored
@@ -207,9 +207,11 @@ def joined(frames: Sequence[Frame]) -> Frame:
     )
 
 
-def gradient_norms(layers: Sequence[LayerGradients], trials: Trials) -> dict[str, Float64[Tensor, " batch"]]:
+def gradient_norms(
+    layers: Sequence[LayerGradients], trials: Trials, masks: Sequence[Bool[Tensor, "from_pos key_pos"]]
+) -> dict[str, Float64[Tensor, " batch"]]:
     """Return norms and correlation of a batch, mean over layers and heads."""
-    tallies = [layer_tally(layer, trials) for layer in layers]
+    tallies = [layer_tally(layer, trials, mask) for layer, mask in zip(layers, masks, strict=True)]
     by_layer = {
         "routing_norm": [tally.routing_norm for tally in tallies],
         "value_norm": [tally.value_norm for tally in tallies],

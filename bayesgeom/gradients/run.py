@@ -101,10 +101,11 @@ def _checked(
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
     """Return the report on a model in float64, measured one batch of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
+    masks = model.visible(trials)
     for batch in batches(trials, model.spec):
         loss, layers = captured(model, batch, targets)
         losses.append(loss)
-        tallies.append([layer_tally(layer, batch) for layer in layers])
+        tallies.append([layer_tally(layer, batch, mask) for layer, mask in zip(layers, masks, strict=True)])
         found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
         errors.append(torch.stack(found).numpy())
     worst = np.max(np.stack(errors), axis=0)
@@ -187,8 +188,9 @@ def _snapshot_measured(model: Model, trials: Trials, targets: Targets) -> tuple[
     """Return a snapshot's spec, frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
     wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
+    masks = wide.visible(trials)
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
         frames.append(frame_of(layers, batch))
-        found.append({"loss_nats": loss, **gradient_norms(layers, batch)})
+        found.append({"loss_nats": loss, **gradient_norms(layers, batch, masks)})
     return model.spec, joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}

@@ -45,17 +45,17 @@ class LayerTally:
     binned: Float64[Tensor, "4 head bin"]
 
 
-def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
+def layer_tally(layer: LayerGradients, trials: Trials, mask: Bool[Tensor, "from_pos key_pos"]) -> LayerTally:
     """Return the statistics of a layer, for at least two sequences, so that each has another one as its baseline.
 
-    Norms are root mean squares over a sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
+    `mask` is what its attention can see: see `Model.visible`. Norms are root mean squares over a sequence: ∂L/∂s over
+    visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
     """
     gain = advantage(layer.pattern, layer.agreement)
     routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()
-    visible = trials.visible()[:, None]
+    visible = mask[trials.scored_positions()][:, None]
     attention, saved = (at_scored(PATTERN, x, trials) for x in (layer.pattern, gain))
-    n_pos = layer.pattern.shape[-1]
-    n_pairs = n_pos * (n_pos + 1) / 2
+    n_pairs = mask.sum()
     by_length = pulled.norm(dim=-1)
     return LayerTally(
         correlation=_row_correlation(attention, saved, visible),

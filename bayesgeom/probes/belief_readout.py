@@ -31,6 +31,7 @@ from bayesgeom.probes.base import (
     with_untrained,
 )
 from bayesgeom.report.estimate import (
+    R2,
     AtMostOne,
     Baseline,
     Estimate,
@@ -124,7 +125,7 @@ class BeliefReadoutReport(Report):
     title: ClassVar[str] = "Belief read-out"
     limit: ClassVar[str] = "at most 3,072 scored positions"
 
-    r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of the belief")]
+    r2: Annotated[Estimate, R2("site layer", better="higher", label="R² of the belief")]
     total_variation: Annotated[Estimate, Share("site layer", better="lower", label="total variation from the belief")]
     balanced_accuracy: Annotated[Estimate, Share("site layer", better="higher", label="surviving hypotheses")]
     silhouette: Annotated[Estimate, Signed("site layer cluster_count", better="higher", label="silhouette of clusters")]
@@ -137,8 +138,8 @@ class BeliefReadoutReport(Report):
     nearest_centroid_accuracy: Annotated[
         Estimate, Share("site layer confidence", better="higher", label="accuracy of the nearest best guess")
     ]
-    window_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of window observers")]
-    window_map_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of a map from them")]
+    window_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of window observers")]
+    window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
     sites: tuple[str, ...]
