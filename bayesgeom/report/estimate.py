@@ -417,7 +417,7 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
     ]
 
     def inside(values: Values) -> Values:
-        """Return values with those beyond a bound at it, or NaN."""
+        """Return values with those beyond a bound at it if that is rounding, else NaN; the same array if all fit."""
         with np.errstate(invalid="ignore"):
             is_low, is_high = values < least, values > greatest
             is_out = (values < least - slack[0]) | (values > greatest + slack[1])
@@ -425,15 +425,15 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
             return values
         return np.where(is_out, np.nan, np.where(is_low, least, np.where(is_high, greatest, values)))
 
-    value = inside(own.value)
+    value, baselines = inside(own.value), tuple(_level_inside(level, inside) for level in own.baselines)
     is_out = np.isnan(value) & ~np.isnan(own.value)
-    baselines = tuple(_level_inside(level, inside) for level in own.baselines)
-    if is_out.any():
-        low, high = (None if own.low is None else np.where(is_out, np.nan, end) for end in own.ends)
-        code = np.where(is_out, int(Reason.OUT_OF_RANGE), codes_of(own))
+    low, high = own.low, own.high
+    if low is not None and high is not None and value is not own.value:  # ends that are the value move with it
+        (low, high), is_same = own.ends, own.ends[0] == own.ends[1]
+        low, high = (np.where(is_out, np.nan, np.where(is_same, value, end)) for end in (low, high))
+    if value is not own.value or any(new is not old for new, old in zip(baselines, own.baselines, strict=True)):
+        code = np.where(is_out, int(Reason.OUT_OF_RANGE), codes_of(own)) if is_out.any() else own.reason
         own = replace(own, value=value, low=low, high=high, reason=code, baselines=baselines)
-    elif value is not own.value or any(new is not old for new, old in zip(baselines, own.baselines, strict=True)):
-        own = replace(own, value=value, baselines=baselines)
     low, high, is_reached = within_bounds(own.value, *own.ends, (least, greatest))
     if not is_reached.any():
         return own
