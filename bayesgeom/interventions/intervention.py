@@ -1,16 +1,18 @@
 """A checked intervention: fits subspaces, draws controls, runs every condition and passes the sums to the summary."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core.edits import AtPositions, Edit, SubspaceKind
+from bayesgeom.core.edits import AtPositions, Edit
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import RESID_POST, Run, Trials, concatenate
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
@@ -28,15 +30,15 @@ from bayesgeom.interventions.engine import (
 )
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
-from bayesgeom.interventions.verdicts import Reach, listed
+from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report
+from bayesgeom.interventions.verdicts import Reach
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.subspace import covariance, random_subspaces
-from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.subspaces.erasers import Eraser, NothingLeft
-from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
+from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
@@ -44,6 +46,7 @@ N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on
 N_COMPARED = 32  # pairs for the share outside a subspace
 _PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
+_OUTSIDE = 0.1  # length that a direction of a code keeps outside the subspace
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
 
 
@@ -81,9 +84,9 @@ class Intervention:
         fit.check(Setting(model=model, place=place, trials=one))
         has_donors = design.kind == "swap" or isinstance(fit, TrainedSwap)
         donors = _donors_of(task, fit, design, seed) if has_donors else ""
-        found = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
-        found.positions.check(one)
-        return found
+        checked = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
+        checked.positions.check(one)
+        return checked
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -113,54 +116,81 @@ class Intervention:
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        sample = self.sample()
+        sample, about, design = self.sample(), self.fit.about, self.design
         subspaces, empty = self.fitted(sample)
-        about, design, n_random = self.fit.about, self.design, self.design.n_random
         moments = {at: covariance(sample.points(at)) for at in subspaces}
-        controls = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
+        matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
-        main = self.scored(self.n, self._main_conditions(sample, subspaces), sample, means=means, ceiling_at=1)
-        conditions = dict[int, list[Edit]]()
+        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials))
+        given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
+        conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
         for at, own in subspaces.items():
-            edits = self.conditions(sample, at)
-            alike = edits.filling(controls[at].bases, design.n_matched)
-            conditions[at] = [edits.ceiling(), *edits.controls(random[at], own), *alike]
-        control = self.scored(min(self.n, design.n_control), conditions, sample, means=means)
+            held = [other.get(at, own) for other in (given, by_code)]
+            conditions[at], controls[at] = self._edits(self.conditions(sample, at), own, held, random[at], matched[at])
+        main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
+        paths = range(1, 1 + design.n_random + design.n_matched)
+        control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
+        r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT)
+        seed = derived_seed(self.seed, _SHUFFLE)
+        erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
+        overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
+        outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}
+        whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
+        donors = f"; donors: {self.donors}" if design.kind == "swap" else ""
         context = Context(
-            kind=self.design.kind,
+            design=design,
             label=self.fit.label,
             quantity=about.quantity.label,
-            where=where_text(
-                self.place.site.name, self.positions.label, self.donors if self.design.kind == "swap" else "none"
-            ),
+            where=f"{self.place.site.name}, {self.positions.label}{donors}",
             bands=self.positions.bands(sample.run.trials.n_scored),
-            subspaces=subspaces,
             n_layers=self.model.spec.n_layers,
-            r2=coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT),
-            erasures=erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE)),
-            variance_share={at: own.variance_share(moments[at]) for at, own in subspaces.items()},
-            outside_share=_outside(self, subspaces),
-            overlaps=overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2)),
-            untrained=_untrained(self) if is_identified else {},
-            whole=_whole(self, sample) if is_identified and self._claims_the_quantity else {},
-            empty=empty,
-            controls=Controls(
-                random=slice(1, 1 + n_random),
-                matched=slice(1 + n_random, 1 + n_random + design.n_matched),
-                found=controls,
-            ),
+            layers={
+                at: LayerEvidence(
+                    subspace=own,
+                    matched=matched[at],
+                    erasure=erasure[at],
+                    r2={target: values[at] for target, values in r2.items()},
+                    overlap=overlap.get(at),
+                    variance_share=own.variance_share(moments[at]),
+                    outside_share=outside[at],
+                    untrained_share=untrained.get(at, float("nan")),
+                    whole=whole.get(at, ()),
+                    has_given=at in given,
+                    has_code=at in by_code,
+                )
+                for at, own in subspaces.items()
+            },
+            empty=tuple(empty),
             is_identified=is_identified,
             is_readout=about.is_readout,
-            claims_the_quantity=self._claims_the_quantity,
-            follows_answer=about.quantity.name != "entropy" and not self.place.score_after,
+            holds=_holds(self),
+            code=code,
             n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(intervention_report(main, control, context), self._provenance())
+
+    def _edits(
+        self,
+        edits: LayerEdits,
+        own: Subspace,
+        held: Sequence[Subspace],
+        random: Float64[Tensor, "draw d rank"],
+        matched: Matched,
+    ) -> tuple[list[Edit], list[Edit]]:
+        """Return the conditions and the controls of one layer, in the order that `summary` states."""
+        conditions = [edits.own(own), edits.ceiling()]
+        alike = edits.filling(matched.bases, self.design.n_matched)
+        controls = [edits.ceiling(), *edits.controls(random, own), *alike]
+        if self.design.kind != "swap":
+            return conditions, controls
+        removal = replace(edits, kind="remove")
+        conditions += [removal.own(own), removal.ceiling(), *map(edits.own, held)]
+        return conditions, [*controls, *removal.controls(random)]
 
     def fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
         """Return the subspaces, and the reason in layers where the quantities held fixed leave none.
@@ -179,7 +209,7 @@ class Intervention:
                     empty[layer] = error.reason
         if not subspaces:
             groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
-            reasons = "; ".join(f"in {listed(layers)}, {reason}" for reason, layers in groups.items())
+            reasons = "; ".join(f"in layers {', '.join(map(str, at))}, {reason}" for reason, at in groups.items())
             raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
         return subspaces, empty
 
@@ -204,36 +234,17 @@ class Intervention:
         seed = derived_seed(self.seed, _DRAWS, layer)
         return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
 
-    def conditions(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> LayerEdits:
+    def conditions(self, sample: Sample, layer: int) -> LayerEdits:
         """Return the factory of the edits of one layer."""
         like = sample.run.at(self.place.site)
         return LayerEdits(
             site=self.place.site,
             layer=layer,
-            kind=kind or self.design.kind,
+            kind=self.design.kind,
             like=like,
             points=sample.points(layer),
             seed=self.seed,
         )
-
-    def _main_conditions(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """Return subspace and ceiling; under a swap also their removal, and the erasure of the quantity."""
-        found: dict[int, list[Edit]] = {}
-        erasers: Mapping[int, Subspace] = subspaces
-        if self._claims_the_quantity and not isinstance(self.fit, Eraser):
-            erasers = Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
-        for layer, own in subspaces.items():
-            conditions = self.conditions(sample, layer)
-            found[layer] = [conditions.own(own), conditions.ceiling()]
-            if self.design.kind == "swap":
-                removal = self.conditions(sample, layer, "remove")
-                found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
-        return found
-
-    @property
-    def _claims_the_quantity(self) -> bool:
-        """Whether the subspace claims to hold the quantity, so that erasing the quantity tests the claim."""
-        return self.design.kind == "swap" and self.fit.about.at_scored
 
     def controls(
         self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
@@ -250,16 +261,17 @@ class Intervention:
         *,
         means: Means | None = None,
         ceiling_at: int = 0,
+        paths: Sequence[int] | None = None,
     ) -> Totals:
-        """Score every condition on `n` pairs: where the site allows it, also without their direct paths.
+        """Score every condition on `n` pairs: where the site allows it, some also without their direct paths.
 
-        If the ceiling is first, these are all other conditions, and the controls of a subspace. Else it is the first.
+        By default these are all others if the ceiling is first, else the first one.
         """
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(self.task.sample(1, seed=self.seed))
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
         n_edits, chosen = len(next(iter(conditions.values()))), tuple[int, ...]()
         if self.place.is_residual and RESID_POST in self.model.sites:
-            chosen = (0,) if ceiling_at else tuple(range(1, n_edits))
+            chosen = tuple(paths or ((0,) if ceiling_at else range(1, n_edits)))
 
         def variants(batch: PairPass) -> list[Variant]:
             mask, found = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
@@ -360,24 +372,28 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     Raises:
         InvalidArgument: The task draws no pairs, or its pairs cannot be swapped.
     """
-    if design.donors == "independent":
-        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
-        return "independent"
-    try:
-        originals, donors = task.sample_pair(N_COMPARED, seed=seed)
-    except NotImplementedError as error:
-        if design.donors == "paired":
-            raise InvalidArgument(
-                f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
-            ) from error
-        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
-        return "independent"
-    _check_pairs(task, originals, donors)
-    if design.donors == "paired":
-        return "paired"
-    own, other = (fit.about.quantity.exact(trials) for trials in (originals, donors))
-    spread = float((own - own.mean(dim=(0, 1))).square().sum())
-    return "paired" if float((own - other).square().sum()) > _SAME * spread else "independent"
+    chosen: str = design.donors
+    originals, donors = _independent(task, 2, seed, "cpu")
+    if chosen != "independent":
+        try:
+            pairs = task.sample_pair(N_COMPARED, seed=seed)
+            own, other = map(fit.about.quantity.exact, pairs)
+            spread = float((own - own.mean(dim=(0, 1))).square().sum())
+            differ = own.shape == other.shape and float((own - other).square().sum()) > _SAME * spread
+            if design.donors == "paired" or differ:
+                chosen, (originals, donors) = "paired", pairs
+        except NotImplementedError as error:
+            if design.donors == "paired":
+                raise InvalidArgument(
+                    f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
+                ) from error
+    same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
+    if originals.tokens.shape != donors.tokens.shape or not all(same):
+        raise InvalidArgument(
+            f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped. Use kind "
+            f"'remove' or 'keep'."
+        )
+    return "paired" if chosen == "paired" else "independent"
 
 
 def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
@@ -385,16 +401,6 @@ def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Tria
     return originals, donors
 
 
-def _check_pairs(task: WindTunnel, originals: Trials, donors: Trials) -> None:
-    same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
-    if originals.tokens.shape != donors.tokens.shape or not all(same):
-        raise InvalidArgument(
-            f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped. Use kind "
-            f"'remove' or 'keep'."
-        )
-
-
-@torch.no_grad()
 def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
     """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
     if job.design.kind != "swap":
@@ -405,16 +411,15 @@ def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, 
 
 def _untrained(job: Intervention) -> dict[int, float]:
     """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
-    shares = list[dict[int, float]]()
+    shares = list[list[float]]()
     for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
         model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
-        design = replace(job.design, n_fit=min(job.design.n_fit, N_READ))
-        other = replace(job, model=model, design=design)
+        other = replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
         sample = other.sample()
         subspaces = fitted_where_possible(job.fit, sample, job.layers)
-        known = _shares(other, sample, subspaces, min(job.n, design.n_control))
-        shares.append(dict.fromkeys(job.layers, float("nan")) | known)
-    return {at: min(share[at] for share in shares) for at in job.layers} if shares else {}
+        known = _shares(other, sample, subspaces, min(job.n, job.design.n_control))
+        shares.append([known.get(at, math.nan) for at in job.layers])
+    return dict(zip(job.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
 
 
 def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
@@ -430,22 +435,46 @@ def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
         subspaces = fitted_where_possible(fit, sample, job.layers)
         outside, untrained = _outside(other, subspaces), _untrained(other)
         for at, share in _shares(other, sample, subspaces, job.n).items():
-            known = untrained.get(at, float("nan"))
-            reach = Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known)
-            found[at].append(reach)
+            known = untrained.get(at, math.nan)
+            found[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
     return found
 
 
 def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
     """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
-    found: dict[int, float] = {}
     if not subspaces:
-        return found
+        return {}
     edits = {at: job.conditions(sample, at) for at in subspaces}
     conditions = {at: [edits[at].own(own), edits[at].ceiling()] for at, own in subspaces.items()}
-    totals = job.scored(n, conditions, sample, ceiling_at=1)
-    sums = totals.conditions[..., 0].sum(axis=0)
-    for row, layer in enumerate(subspaces):
-        way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
-        found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")
+    sums = job.scored(n, conditions, sample, ceiling_at=1).conditions[:, :, :2, :, 0].sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        own, ceiling = (sums[..., MOVED] / sums[..., DISTANCE]).T
+        return dict(zip(subspaces, np.where(ceiling > 0, own / ceiling, np.nan).tolist(), strict=True))
+
+
+def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:
+    """Return what covaries with a code outside each subspace, where that is at most half of the site."""
+    found = dict[int, Subspace]()
+    for layer, own in subspaces.items() if code and job.design.kind == "swap" else ():
+        points = sample.points(layer)
+        with contextlib.suppress(InvalidArgument):  # the code and the site do not covary
+            whole = covariance_subspace(f"{code} code", JointMoments.of(points, sample.confounds((code,))))
+            taken = span(own.name, torch.cat([own.basis, own.reads], dim=1).to(points)).basis
+            left, size, _ = torch.linalg.svd(whole.basis - taken @ (taken.T @ whole.basis), full_matrices=False)
+            if whole.rank <= whole.width // 2 and bool((is_left := size > _OUTSIDE).any()):
+                found[layer] = Subspace(whole.name, left[:, is_left])
     return found
+
+
+def _given(job: Intervention, sample: Sample) -> dict[int, Subspace]:
+    """Return the subspaces with position and answer held fixed, in layers where something is left."""
+    if not _holds(job) or not isinstance(job.fit, Eraser):
+        return {}
+    return fitted_where_possible(replace(job.fit, given=_holds(job)), sample, job.layers)
+
+
+def _holds(job: Intervention) -> tuple[str, ...]:
+    """Return what a swap of this subspace also holds fixed: a belief goes with the answer by definition."""
+    if job.design.kind != "swap" or not isinstance(job.fit, Eraser) or job.fit.given:
+        return ()
+    return ("position", "answer") if job.fit.quantity.name == "entropy" else ("position",)

@@ -3,13 +3,13 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesgeom.core.errors import (
     CheckpointFault,
@@ -24,12 +24,11 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import put_back, read_json
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device
-from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
-from bayesgeom.models.adapters.residual import ResidualModel
+from bayesgeom.models.adapters.wrapping import from_callable
 from bayesgeom.models.base import Model, check_memory_gib
-from bayesgeom.models.captured.files import is_capture
-from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
@@ -43,16 +42,12 @@ from bayesgeom.models.huggingface.loading import (
 )
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
-from bayesgeom.models.native.lstm import LSTM
-from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 
-ModelLike = Model | Checkpoint | nn.Module | str | Path
+ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 _AT_A_TIME = 32  # prompts per forward pass
 _WELL_KNOWN = {  # names that the hub once had without an owner
@@ -161,7 +156,7 @@ def _loaded(
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
-    if _exists(path):
+    if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
         model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
     else:
         _require_hub_name(name)
@@ -304,13 +299,9 @@ def _of_object(model: Any) -> Model:
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
-    if isinstance(model, nn.Module) and (own := _adapted(model)) is not None:
-        return own
-    raise InvalidArgument(
-        f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module, pass an instance of your subclass of bayesgeom.models.base.Model: see docs/extending.md."
-    )
+    if callable(model) and not isinstance(model, nn.Module | type):
+        return from_callable(model)
+    return of_module(model)
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> Model:
@@ -319,41 +310,26 @@ def from_checkpoint(checkpoint: Checkpoint) -> Model:
 
 
 def of_module(
-    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
+    module: Any, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
 ) -> Model:
     """Return the model of a module built from a `ModelConfig`.
 
     Raises:
         InvalidArgument: No adapter supports this module.
     """
-    model = _adapted(module, name=name, task=task, digest=digest)
-    if model is None:
-        raise InvalidArgument(
-            f"no adapter for a {type(module).__name__}: pass a module built from a bayesgeom ModelConfig, or wrap it "
-            f"in the Model interface."
-        )
-    return model
-
-
-def _adapted(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
-    """Return the model of a module built from a `ModelConfig`, None for other modules."""
-    match module:
-        case Transformer():
-            return HookedModel(module, name=name or "transformer", **known)
-        case PositionwiseMLP() | LSTM() | Mamba():
-            return ResidualModel(module, name=name, **known)
-        case Wrapped(config=config):
-
-            def rebuild(seed: int) -> Any:
-                built = config.build(seed=seed)
-                assert isinstance(built, Wrapped), "it is built from the same config"
-                return built.whole
-
-            return HFModel(module.whole, name=name or config.name, rebuild=rebuild, **known)
-        case _:
-            known = {"task": None, "digest": None, **known}
-            made = (kind.adapter(module, name=name, **known) for kind in architectures().values())
-            return next((model for model in made if model is not None), None)
+    known: dict[str, Any] = {"task": task, "digest": digest}
+    if isinstance(module, Wrapped):
+        return HFModel(module.whole, name=name or module.config.name, rebuild=module.rebuilt, **known)
+    if (own := of_native(module, name=name, **known)) is not None:
+        return own
+    for kind in architectures().values() if isinstance(module, nn.Module) else ():
+        if (own := kind.adapter(module, name=name, **known)) is not None:
+            return own
+    raise InvalidArgument(
+        f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
+        f"own module: bayesgeom.wrap(net, blocks=…), with the name of its list of blocks."
+    )
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:
@@ -455,14 +431,6 @@ def _is_foreign(path: Path) -> bool:
     except (OSError, CheckpointFault):
         return False  # `load_checkpoint` reports the error
     return isinstance(config, dict) and "model_type" in config and OURS not in config
-
-
-def _exists(path: Path) -> bool:
-    """Whether the path exists; false for a name that is too long for the file system."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _has_separator(name: str) -> bool:

@@ -18,13 +18,13 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.run import RESID_PRE
+from bayesgeom.core.text import WIDTH
 from bayesgeom.interventions.design import Design
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import save_checkpoint, weights_hash
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
-from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
@@ -173,13 +173,13 @@ def result(
 
 def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count models made of a module or of a checkpoint, which every name, directory and module passes through."""
-    own, found = resolve._adapted, Counter[str]()
+    own, found = resolve.of_module, Counter[str]()
 
     def counted(module: nn.Module, **others: Any) -> Any:
         found[f"{others.get('name')} {weights_hash(module.state_dict())}"] += 1
         return own(module, **others)
 
-    monkeypatch.setattr(resolve, "_adapted", counted)
+    monkeypatch.setattr(resolve, "of_module", counted)
     return found
 
 
