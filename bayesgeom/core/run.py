@@ -526,7 +526,8 @@ class Run:
         streamed: The same pass with `reduced` on more sequences.
         seed: Seed of a probe's own resampling.
         windows: The window observers' scores on all `n` sequences. None if the task has no latent dynamics.
-        masks: What the attention of each layer can see, if the run has patterns; see `Model.visible`. Empty: causal.
+        masks: What the attention of each layer can see, if the run has patterns: see `bayesgeom.models.base.visible`.
+            Empty: causal.
     """
 
     spec: ModelSpec

@@ -229,8 +229,8 @@ class LayerTally:
 def layer_tally(layer: LayerGradients, trials: Trials, mask: Bool[Tensor, "from_pos key_pos"]) -> LayerTally:
     """Return the statistics of a layer, for at least two sequences, so that each has another one as its baseline.
 
-    `mask` is what its attention can see: see `Model.visible`. Norms are root mean squares over a sequence: ∂L/∂s over
-    visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
+    `mask` is what its attention can see: see `bayesgeom.models.base.visible`. Norms are root mean squares over a
+    sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
     """
     gain = advantage(layer.pattern, layer.agreement)
     routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()

@@ -489,8 +489,7 @@ class Model(ABC):
     ) -> Run:
         """Run the model once over batches of sequences: score all, and record sites of the first `n_recorded`.
 
-        The module runs in evaluation mode and without gradients. Afterwards, also after an exception, its former modes
-        are restored and only the hooks set here are removed. Another thread that uses the same module waits.
+        The module runs in evaluation mode, without gradients; modes and hooks are restored. Other threads wait for it.
 
         Args:
             blocks: Batches of sequences. A batch that needs too much memory is run in parts.
@@ -517,8 +516,6 @@ class Model(ABC):
         places = {site: self.layers_of(site) for site in wanted if not site.is_static}
         recorder, log = Recorder(self.module, self.spec, self.point, places, stream), BehaviorLog()
         with evaluating(self.module), torch.no_grad():
-            if stream is not None and PATTERN in {reduction.site for reduction in stream.layers}:
-                recorder.masks = self.visible(stream.trials)
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
         scored, exact, baselines = log.finished()
@@ -534,45 +531,12 @@ class Model(ABC):
             layers=layers,
             seed=seed,
             windows=log.windows(),
-            masks=recorder.masks or (self.visible(trials) if PATTERN in places else ()),
+            masks=recorder.masks,
         )
         if stream is None:
             return run
         reduced, n = recorder.reduced(), recorder.n_streamed
         return run.with_statistics(reduced, stream.layers_by_name(), trials.rows(slice(0, n)), log_answers[:n])
-
-    @final
-    @alone()
-    @torch.no_grad()
-    def visible(self, trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
-        """Return which positions the attention of each layer lets every position see, read in a pass of one sequence.
-
-        Nothing is assumed of the mask: causal, a sliding window, chunks. Where queries are zero, a score is what mask
-        and positional bias add, so a weight is 0 only where a key is hidden. A mask depends on positions alone, because
-        padding is on the right. A layer whose pattern is not available gets the causal mask.
-
-        Args:
-            trials: Sequences of the length in question; the first one is run.
-
-        Returns:
-            The mask of each layer, true where a key is seen. Layers with the same mask share a tensor.
-        """
-        one = trials.rows(slice(0, 1))
-        n_pos = one.tokens.shape[1]
-        kinds = [torch.ones(n_pos, n_pos, dtype=torch.bool, device=one.tokens.device).tril()]
-        masks = dict[int, Tensor]()
-
-        def read(layer: int, pattern: Float[Tensor, "batch head query_pos key_pos"]) -> None:
-            own = (pattern != 0).any(dim=1)[0].to(kinds[0].device)
-            masks[layer] = next((kind for kind in kinds if torch.equal(kind, own)), own)
-            kinds.append(masks[layer])
-
-        hooks: dict[SiteLayer, Change] = {(Q_ROT, layer): torch.zeros_like for layer in self.layers_of(Q_ROT, PATTERN)}
-        hooks |= {(PATTERN, layer): partial(read, layer) for layer in self.layers_of(PATTERN)}
-        if hooks:
-            with evaluating(self.module), hooked_sites(self, hooks):
-                self.logits(one)
-        return tuple(masks.get(layer, kinds[0]) for layer in range(self.spec.n_layers))
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -619,6 +583,9 @@ class Model(ABC):
                 recorder.room = room_for(
                     self.spec, places, block, stream=stream, most=n_recorded, budget_bytes=budget_bytes
                 )
+                is_reduced = stream is not None and PATTERN in {reduction.site for reduction in stream.layers}
+                if is_reduced or (PATTERN in places and recorder.room):
+                    recorder.masks = visible(self, block)
             # Split a block at the end of the storage, so that the rest of it runs without hooks.
             ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
@@ -710,6 +677,41 @@ def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractCon
     """
     own = [site_hook(place, model.point(*place), change) for place, change in hooks.items()]
     return hooked(model.module, own, by=model.spec.name)
+
+
+@alone()
+@torch.no_grad()
+def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
+    """Return which positions the attention of each layer lets every position see, read in a pass of one sequence.
+
+    Nothing is assumed of the mask: causal, a sliding window, chunks. Where queries are zero, a score is what mask
+    and positional bias add, so a weight is 0 only where a key is hidden. A mask depends on positions alone, because
+    padding is on the right. A layer whose pattern is not available gets the causal mask.
+
+    Args:
+        model: The model.
+        model: The model.
+        trials: Sequences of the length in question; the first one is run.
+
+    Returns:
+        The mask of each layer, true where a key is seen. Layers with the same mask share a tensor.
+    """
+    one = trials.rows(slice(0, 1))
+    n_pos = one.tokens.shape[1]
+    kinds = [torch.ones(n_pos, n_pos, dtype=torch.bool, device=one.tokens.device).tril()]
+    masks = dict[int, Tensor]()
+
+    def read(layer: int, pattern: Float[Tensor, "batch head query_pos key_pos"]) -> None:
+        own = (pattern != 0).any(dim=1)[0].to(kinds[0].device)
+        masks[layer] = next((kind for kind in kinds if torch.equal(kind, own)), own)
+        kinds.append(masks[layer])
+
+    hooks: dict[SiteLayer, Change] = {(Q_ROT, layer): torch.zeros_like for layer in model.layers_of(Q_ROT, PATTERN)}
+    hooks |= {(PATTERN, layer): partial(read, layer) for layer in model.layers_of(PATTERN)}
+    if hooks:
+        with evaluating(model.module), hooked_sites(model, hooks):
+            model.logits(one)
+    return tuple(masks.get(layer, kinds[0]) for layer in range(model.spec.n_layers))
 
 
 def provenance(

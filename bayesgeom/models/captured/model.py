@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -29,7 +29,16 @@ from bayesgeom.core.errors import (
 )
 from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
 from bayesgeom.core.run import ALL_SITES, PATTERN, ModelSpec, Run, Site, Trials, concatenate, is_untrained, untrained
-from bayesgeom.models.base import PASS_BYTES, BaselinePredictives, Model, Replayer, Stream, bytes_per_sequence, room_for
+from bayesgeom.models.base import (
+    PASS_BYTES,
+    BaselinePredictives,
+    Model,
+    Replayer,
+    Stream,
+    bytes_per_sequence,
+    room_for,
+    visible,
+)
 from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.reduction import Reduction
@@ -240,7 +249,7 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         found = model.run([one], record=wanted).recorded if wanted else {}
         arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
         if PATTERN in manifest.sites:
-            arrays[MASKS] = torch.stack(model.visible(one)).cpu()
+            arrays[MASKS] = torch.stack(visible(model, one)).cpu()
         manifest = _written(arrays, STATIC, manifest, folder)
     slices = manifest.slices()
     shards = _shards(blocks, [rows.stop - rows.start for rows in slices.values()])
@@ -391,20 +400,18 @@ class CapturedModel(Model):
         rows = {site: self._layers[site] for site in wanted if not site.is_static}
         most = min(n_recorded, len(whole))
         room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
-        masks = self._masks() if PATTERN in self._layers else ()
         log, recorded, answers, reduced = BehaviorLog(), dict[Site, Tensor](), list[Tensor](), list[dict[str, Tensor]]()
         for file, at in ((file, at) for file, at in self.manifest.slices().items() if at.start < len(whole)):
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
             shard = _Shard(check_shard(self.folder, self.manifest, file), trials)
             answers.append(shard.scored(log, baseline_predictives))
             if streamed is not None and at.start < len(streamed.trials):
-                reduced.append(self._reduced(shard, at, streamed, masks))
-            stop = min(at.stop, room)
+                reduced.append(self._reduced(shard, at, streamed))
             for site in rows if at.start < room else ():
-                values = shard.of(site.name, stop - at.start)
+                values = shard.of(site.name, min(at.stop, room) - at.start)
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
-                recorded[site][:, at.start : stop] = values
+                recorded[site][:, at.start : at.start + values.shape[1]] = values
         (scored, exact, baselines), log_answers = log.finished(), torch.cat(answers)
         run = Run(
             spec=self.spec,
@@ -417,29 +424,31 @@ class CapturedModel(Model):
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
-            masks=masks,
+            masks=self._masks,
         )
         if streamed is None:
             return run
         found = {name: torch.cat([own[name] for own in reduced], dim=1) for name in streamed.layers_by_name()}
-        log_answers = log_answers[: len(streamed.trials)]
-        return run.with_statistics(found, streamed.layers_by_name(), streamed.trials, log_answers)
+        seen = streamed.trials
+        return run.with_statistics(found, streamed.layers_by_name(), seen, log_answers[: len(seen)])
 
-    def _reduced(
-        self, shard: "_Shard", at: slice, stream: Stream, masks: Sequence[Bool[Tensor, "from_pos key_pos"]]
-    ) -> dict[str, Tensor]:
+    def _reduced(self, shard: "_Shard", at: slice, stream: Stream) -> dict[str, Tensor]:
         """The statistics of a shard's sequences, by name, with the layer as the first axis."""
         rows, reduced = slice(at.start, min(at.stop, len(stream.trials))), dict[str, Tensor]()
         for reduction, layers in stream.layers.items():
             values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
             of_layer = (
-                reduction.of(values[own.index(layer)], stream.trials, rows, masks[layer] if masks else None)
+                reduction.of(values[own.index(layer)], stream.trials, rows, self._masks[layer] if self._masks else None)
                 for layer in layers
             )
             reduced[reduction.name] = torch.stack([*of_layer])
         return reduced
 
+    @cached_property
     def _masks(self) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
+        """What the attention of each layer can see; empty without captured patterns."""
+        if PATTERN not in self._layers:
+            return ()
         return tuple(_Shard(check_shard(self.folder, self.manifest, STATIC)).of(MASKS, None).bool())
 
     def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:

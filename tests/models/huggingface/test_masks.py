@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bayesgeom
 from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Q, Run
 from bayesgeom.diagnosis.measuring import within
-from bayesgeom.models.base import Stream
+from bayesgeom.models.base import Stream, visible
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.probes.attention_entropy import SUMS, UNIFORM, AttentionEntropy, AttentionEntropyReport
 from bayesgeom.probes.qk_alignment import QKAlignment
@@ -147,7 +147,7 @@ def test_layers_of_several_kinds_keep_their_masks(
     kind: str, changed: dict[str, Any], seen: Callable[[int, int], range]
 ) -> None:
     model = built(kind, **changed)
-    masks = model.visible(TASK.sample(1, seed=0))
+    masks = visible(model, TASK.sample(1, seed=0))
     for layer, mask in enumerate(masks):
         for q in range(LENGTH):
             assert mask[q].nonzero()[:, 0].tolist() == list(seen(layer, q)), (layer, q)
