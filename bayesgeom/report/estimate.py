@@ -428,9 +428,10 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
     value, baselines = inside(own.value), tuple(_level_inside(level, inside) for level in own.baselines)
     is_out = np.isnan(value) & ~np.isnan(own.value)
     low, high = own.low, own.high
-    if low is not None and high is not None and value is not own.value:  # ends that are the value move with it
-        (low, high), is_same = own.ends, own.ends[0] == own.ends[1]
-        low, high = (np.where(is_out, np.nan, np.where(is_same, value, end)) for end in (low, high))
+    if low is not None and high is not None and value is not own.value:  # ends move with a value that was rounded
+        is_moved = value != own.value
+        low, high = (np.where(is_moved, np.clip(end, least, greatest), end) for end in (low, high))
+        low, high = (np.where(is_out, np.nan, end) for end in (low, high))
     if value is not own.value or any(new is not old for new, old in zip(baselines, own.baselines, strict=True)):
         code = np.where(is_out, int(Reason.OUT_OF_RANGE), codes_of(own)) if is_out.any() else own.reason
         own = replace(own, value=value, low=low, high=high, reason=code, baselines=baselines)
