@@ -32,10 +32,11 @@ from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.core.torch_state import SiteLayer, keeping, with_gradients
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, provenance
+from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report.report import with_provenance
+from bayesgeom.report.storage import PROGRESS
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
@@ -232,6 +233,7 @@ class BatteryRun:
             "mode": self.mode,
             "n": self.n,
             "seed": self.seed,
+            "numerics": numerics(self.model),
         }
 
     def exact(self, out: Path | None = None) -> AblationReport:
@@ -331,7 +333,7 @@ class BatteryRun:
         out = out if self.model.spec.is_identified else None
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
-        with progress_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
+        with progress_in(out, saved=PROGRESS), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
             for block in self.blocks():
                 seen += len(block)

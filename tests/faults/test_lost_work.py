@@ -118,9 +118,8 @@ def test_a_battery_goes_on_once_there_is_room(
         assert main([*battery, "--out", "run"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err == (
-        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device; the progress saved "
-        f"in run is intact; to continue, free some disk space and repeat the same command.\n"
-    )
+        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device.\n"
+    ), "no progress was saved before"
     assert names(Path("run")) == []
     assert main([*battery, "--out", "run"]) == 0
     assert Diagnosis.load("run").summary() == Diagnosis.load("whole").summary()

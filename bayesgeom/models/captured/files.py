@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, NonFinite, OutputFault, check_types, shown
-from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
+from bayesgeom.core.files import apart, atomic_file, holds_others, is_file, read_json, remove_strays, write_arrays
 from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials, concatenate, is_untrained
 from bayesgeom.models.base import PASS_BYTES, Model, Stream, bytes_per_sequence
 from bayesgeom.models.checkpoint_files import config_hash
@@ -291,13 +291,14 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
     if is_capture(folder):
+        remove_strays(folder)
         there = read_manifest(folder)
         check_same(there, requested, folder)
         if list(there.untrained) != list(requested.untrained):
             there = replace(there, untrained=requested.untrained)
             there.write(folder)
         return there
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or holds_others(folder)):
         raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
     requested.write(folder)
     return requested
