@@ -290,8 +290,8 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
+    remove_strays(folder)
     if is_capture(folder):
-        remove_strays(folder)
         there = read_manifest(folder)
         check_same(there, requested, folder)
         if list(there.untrained) != list(requested.untrained):
