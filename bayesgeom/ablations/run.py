@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.ablations._tally import Tally
-from bayesgeom.ablations.batteries import Ablation, Battery, mode_names, uses_donor
+from bayesgeom.ablations.batteries import Ablation, Battery, check_battery, uses_donor
 from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.engine import (
     BatchScores,
@@ -33,7 +33,7 @@ from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.core.torch_state import SiteLayer, keeping, with_gradients
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import PROGRESS
@@ -94,6 +94,8 @@ def ablate(
         (4,)
     """
     sent = None if executor is None else (Batch.of(executor), name_of(model))
+    check_names(task, [model])
+    check_battery(battery, mode)
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     folder = None if out is None else Path(out)
@@ -169,6 +171,8 @@ def attribution_preview(
         >>> ablations.attribution_preview(module, task, n=8).attribution_bits.shape
         (4,)
     """
+    check_names(task, [model])
+    check_battery(battery, mode)
     subject = as_model(model)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
@@ -206,8 +210,7 @@ class BatteryRun:
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
-        if mode not in (known := mode_names()):
-            raise InvalidArgument(f"mode must be {', '.join(known[:-1])} or {known[-1]}, got {mode!r}.")
+        check_battery(battery, mode)
         least = 2 if any(uses_donor(ablation.mode or mode) for ablation in chosen) else 1
         if n < least:
             reason = " to resample from another sequence" if least == 2 else ""

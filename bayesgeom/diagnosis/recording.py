@@ -15,7 +15,7 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.captured.files import Manifest, rows_per_shard, write
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -94,12 +94,14 @@ def capture(
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
+    selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
+    check_names(task, [model])
+    check_sites(selection.sites)
     subject, folder = as_model(model), Path(out)
     if isinstance(subject, CapturedModel):
         raise InvalidArgument(f"{subject.folder} is a capture already; pass the model itself.")
     chosen = task_of(subject, task)
     n = min(n, chosen.n_sequences) if isinstance(chosen, FiniteTask) else n
-    selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
     for own in copies[:1]:
@@ -145,13 +147,20 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
         needs = [probe.needs for probe in all_probes().values()]
         reads = dict.fromkeys(site for own in needs for site in (*own.sites, *own.optional))
         return [site for site in reads if model.layers_of(site)]
-    known = {site.name: site for site in ALL_SITES}
+    known = check_sites(named)
     for name in names:
-        if name not in known:
-            raise unknown_name("site", name, known)
         if not model.layers_of(known[name]):
             model.require([known[name]], by="this capture")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+def check_sites(named: str | Sequence[str] | None) -> dict[str, Site]:
+    """Return all sites by name; raise `UnknownName` if one of these is none."""
+    known = {site.name: site for site in ALL_SITES}
+    for name in [named] if isinstance(named, str) else named or ():
+        if name not in known:
+            raise unknown_name("site", name, known)
+    return known
 
 
 def _layers(model: Model, site: Site, layers: Sequence[int] | None) -> tuple[int, ...]:

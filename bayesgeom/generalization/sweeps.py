@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, checked
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, check_known, checked
 from bayesgeom.core.run import NO_LABEL, Behavior, Run, Trials
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
 from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
 from bayesgeom.report.panels import Panel
@@ -26,7 +26,7 @@ from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
@@ -208,6 +208,9 @@ def sweep(
         8
     """
     sent = None if executor is None else (Batch.of(executor), None if model is None else name_of(model))
+    known = check_names(task, [model])
+    if known is not None:
+        check_known(f"{task}", [vary], known - {_INNER})
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
@@ -354,6 +357,7 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
         if model is None:
             raise InvalidArgument(f"{task} is text and needs the ids of a model's tokenizer: pass a model.")
         task = task_of(model, task)
+    check_draws(task)
     if not task.has_posterior:
         raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
     return task
