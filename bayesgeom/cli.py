@@ -910,14 +910,12 @@ def _check_names(options: Mapping[str, Any]) -> None:
         return
     from bayesgeom.ablations.batteries import check_battery
     from bayesgeom.diagnosis.plan import check_probes
-    from bayesgeom.diagnosis.recording import check_sites
     from bayesgeom.models.resolve import check_names
     from bayesgeom.subspaces.fits import fit_from_text
 
     check_names(options.get("task"), [source.checkpoint])
     check_battery(options.get("battery"), options.get("mode", "mean"))
     check_probes(options.get("probes"))
-    check_sites(options.get("sites"))
     if (subspace := options.get("subspace")) is not None:
         fit_from_text(subspace)
 

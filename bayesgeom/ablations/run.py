@@ -33,7 +33,7 @@ from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.core.torch_state import SiteLayer, keeping, with_gradients
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import PROGRESS
@@ -94,9 +94,8 @@ def ablate(
         (4,)
     """
     sent = None if executor is None else (Batch.of(executor), name_of(model))
-    check_names(task, [model])
     check_battery(battery, mode)
-    subject = as_model(model)
+    subject = model_for(model, task)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     folder = None if out is None else Path(out)
     if sent is None:
@@ -171,9 +170,8 @@ def attribution_preview(
         >>> ablations.attribution_preview(module, task, n=8).attribution_bits.shape
         (4,)
     """
-    check_names(task, [model])
     check_battery(battery, mode)
-    subject = as_model(model)
+    subject = model_for(model, task)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
         raise InvalidArgument(

@@ -15,7 +15,7 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.captured.files import Manifest, rows_per_shard, write
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -45,6 +45,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         check_types(self)
+        _check_sites(self.sites)
         if self.dtype not in DTYPES:
             raise InvalidArgument(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
 
@@ -95,9 +96,7 @@ def capture(
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
     selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
-    check_names(task, [model])
-    check_sites(selection.sites)
-    subject, folder = as_model(model), Path(out)
+    subject, folder = model_for(model, task), Path(out)
     if isinstance(subject, CapturedModel):
         raise InvalidArgument(f"{subject.folder} is a capture already; pass the model itself.")
     chosen = task_of(subject, task)
@@ -147,14 +146,14 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
         needs = [probe.needs for probe in all_probes().values()]
         reads = dict.fromkeys(site for own in needs for site in (*own.sites, *own.optional))
         return [site for site in reads if model.layers_of(site)]
-    known = check_sites(named)
+    known = _check_sites(named)
     for name in names:
         if not model.layers_of(known[name]):
             model.require([known[name]], by="this capture")
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def check_sites(named: str | Sequence[str] | None) -> dict[str, Site]:
+def _check_sites(named: str | Sequence[str] | None) -> dict[str, Site]:
     """Return all sites by name; raise `UnknownName` if one of these is none."""
     known = {site.name: site for site in ALL_SITES}
     for name in [named] if isinstance(named, str) else named or ():

@@ -26,7 +26,7 @@ from bayesgeom.gradients.movement import (
 from bayesgeom.gradients.report import GradientReport, gradient_report
 from bayesgeom.gradients.tally import LayerTally, identity_errors, layer_tally, together
 from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, check_names, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 
@@ -73,8 +73,7 @@ def gradient_laws(
         >>> bayesgeom.gradient_laws(module, task, n=8).n
         8
     """
-    check_names(None if isinstance(trials_or_task, Trials) else trials_or_task, [model])
-    subject = as_model(model)
+    subject = model_for(model, None if isinstance(trials_or_task, Trials) else trials_or_task)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
     return _checked(subject, task, trials, targets=targets, n=n, seed=seed)

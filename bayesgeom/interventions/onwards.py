@@ -27,7 +27,7 @@ from bayesgeom.interventions.matching import matched_subspaces
 from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
@@ -288,9 +288,8 @@ def erase_onwards(
         8
     """
     check_count(n)
-    check_names(task, [model])
     place, quantity = sites or InterventionSite(), PosteriorQuantity.of(quantity)
-    subject = as_model(model)
+    subject = model_for(model, task)
     chosen = scored_task_of(subject, task)
     place.check_in(subject, editable=(RESID_PRE, RESID_POST))
     device, n_layers = subject.spec.device, subject.spec.n_layers

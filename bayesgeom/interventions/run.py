@@ -11,7 +11,7 @@ from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.joint_report import JointInterventionReport
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
 
@@ -98,9 +98,7 @@ def intervene(
         >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
         8
     """
-    check_names(task, [model])
-    fit = as_fit(subspace)
-    subject = as_model(model)
+    fit, subject = as_fit(subspace), model_for(model, task)
     chosen = scored_task_of(subject, task)
     if sites is None or isinstance(sites, InterventionSite):
         place, design = sites or InterventionSite(), Design.of(kind)
@@ -145,9 +143,7 @@ def fit_subspace(
         >>> found[0].rank
         3
     """
-    check_names(task, [model])
-    fit = as_fit(subspace)
-    subject = as_model(model)
+    fit, subject = as_fit(subspace), model_for(model, task)
     place, chosen = sites or InterventionSite(), scored_task_of(subject, task)
     fitting = Intervention.of(subject, chosen, fit, design=Design("remove"), place=place, n=1, seed=seed)
     return fit.fitted(fitting.sample(), fitting.layers)

@@ -203,6 +203,12 @@ def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] 
     return {*field_names(type(chosen)), *(name for own in inner for name in field_names(type(own)))}
 
 
+def model_for(model: ModelLike, task: object) -> Model:
+    """Return `as_model(model)`, after both names are checked by `check_names`."""
+    check_names(task, [model])
+    return as_model(model)
+
+
 def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.device, trust_remote_code: bool) -> Model:
     """Load a GGUF file, a capture, one of bayesgeom's own checkpoints, or a directory of Hugging Face's form."""
     if is_capture(path):
