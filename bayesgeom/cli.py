@@ -41,9 +41,8 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown
-from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.text import WIDTH, counted, number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
-from bayesgeom.report.columns import WIDTH
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
@@ -470,7 +469,7 @@ def capture(
         n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
     """
     from bayesgeom.diagnosis.recording import Selection
-    from bayesgeom.models.captured.files import read_manifest
+    from bayesgeom.models.captured.model import read_manifest
 
     selection = Selection(sites=sites, layers=layers, dtype=save_dtype)
     bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)

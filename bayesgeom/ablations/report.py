@@ -16,9 +16,8 @@ from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
 from bayesgeom.core.edits import Mode
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from bayesgeom.core.errors import InvalidArgument, checked, shown
 from bayesgeom.core.files import is_file
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.diagnosis.plan import AnyProbe, check_probes
 from bayesgeom.diagnosis.run import diagnose
@@ -23,7 +23,6 @@ from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, mean_estimate, stacked, with_interval
 from bayesgeom.report.panels import Panel

@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report

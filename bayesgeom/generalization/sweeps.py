@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, check_known, checked
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, checked
 from bayesgeom.core.run import NO_LABEL, Behavior, Run, Trials
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
@@ -209,8 +208,8 @@ def sweep(
     """
     sent = None if executor is None else (Batch.of(executor), None if model is None else name_of(model))
     known = check_names(task, [model])
-    if known is not None:
-        check_known(f"{task}", [vary], known - {_INNER})
+    if known is not None and vary not in known - {_INNER}:
+        raise _no_parameter(task, vary, known)
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
@@ -331,13 +330,18 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
     if vary not in own and isinstance(inner, WindTunnel):
         changes[_INNER] = varied_task(inner, vary, value)
     elif vary not in own or vary == _INNER:
-        known = {*own} - {_INNER}
-        raise InvalidArgument(f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted(known))}.")
+        raise _no_parameter(task, vary, own)
     else:
         check_fields(type(task), {vary: value})
         changes[vary] = value
     varied: Task = replace(task, **changes)
     return varied
+
+
+def _no_parameter(task: object, vary: str, known: Iterable[str]) -> InvalidArgument:
+    return InvalidArgument(
+        f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted({*known} - {_INNER}))}."
+    )
 
 
 def _listed(values: Any) -> list[Any]:

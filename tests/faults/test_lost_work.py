@@ -323,7 +323,7 @@ def test_what_safetensors_left_of_a_killed_run_is_no_obstacle_and_does_not_stay(
     monkeypatch.setitem(recipes.RECIPES, TINY.name, TINY)
     if is_begun and command[0] == "capture":
         with monkeypatch.context() as patch:
-            patch.setattr("bayesgeom.models.captured.files.captured", interrupted)
+            patch.setattr("bayesgeom.models.captured.model.captured", interrupted)
             assert main([*command]) == 130
     elif is_begun:
         assert main([*command]) == 0
