@@ -28,6 +28,7 @@ from bayesgeom.core.errors import (
     check_fields,
     check_known,
     integer_of,
+    make_plain,
     shown,
     unknown_name,
 )
@@ -364,12 +365,13 @@ def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
 
 
 def check_parameters(task: WindTunnel | TextTask) -> None:
-    """Check the types of a task's parameters, at the start of its constructor.
+    """Check the types of a task's parameters, at the start of its constructor; a saved task holds Python's numbers.
 
     Raises:
         InvalidArgument: A value has another type than its field.
     """
     _check_types(type(task), vars(task), of=f"task {task.name!r}: ")
+    make_plain(task)
 
 
 def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
@@ -377,8 +379,6 @@ def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     for name, value in parameters.items():
         if isinstance(value, int) and value.bit_length() > 63:
             raise InvalidArgument(f"{of}{name} must be an integer below 2^63, got one of {value.bit_length()} bits.")
-        if isinstance(value, np.generic):  # a saved task holds plain numbers
-            raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
     check_fields(kind, parameters, of=of)
 
 
