@@ -150,8 +150,10 @@ def perform(text: str) -> str:
     if (file := Path(job["file"])).is_file():
         return ""
     try:
-        there, here = job["numerics"], numerics()
-        if found := [f"{name} {there[name]} there, {here[name]} here" for name in here if there[name] != here[name]]:
+        there, here = job.get("numerics", {}), numerics()  # a driver of an earlier version sends none
+        if found := [
+            f"{name} {there.get(name)} there, {own} here" for name, own in here.items() if there.get(name) != own
+        ]:
             raise ExecutorFault(f"driver and worker differ: {'; '.join(found)}. Install and set the same.")
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("a") as lock, limited(job["threads"]):

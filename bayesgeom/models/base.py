@@ -708,15 +708,14 @@ def numerics(model: Model | None = None) -> dict[str, str]:
     Args:
         model: The model whose hooks are listed.
     """
-    kinds = ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
-    autocast = [f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds if torch.is_autocast_enabled(kind)]
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return {
         "bayesgeom": own_version(),
         **versions(),
         "float32_precision": reduced_precision(),
-        "cudnn_tf32": str(torch.backends.cudnn.allow_tf32) if torch.cuda.is_available() else "",
+        "cudnn_tf32": str(torch.backends.cudnn.allow_tf32),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "autocast": ", ".join(autocast),
+        "autocast": ", ".join(f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds),
         **({} if model is None else {"foreign_hooks": ", ".join(model.foreign_hooks())}),
     }
 
