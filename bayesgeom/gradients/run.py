@@ -33,7 +33,7 @@ from bayesgeom.gradients.report import (
     movement_report,
 )
 from bayesgeom.models.base import Model, provenance, visible
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
@@ -81,7 +81,7 @@ def gradient_laws(
         >>> bayesgeom.gradient_laws(module, task, n=8).n
         8
     """
-    subject = as_model(model)
+    subject = model_for(model, None if isinstance(trials_or_task, Trials) else trials_or_task)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
     n = n if trials is None else len(trials)
