@@ -7,8 +7,7 @@ from typing import Any, final
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.run import Site, Trials
-from bayesgeom.generalization.relabeling import Renaming
-from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.models.base import Model, bytes_per_sequence
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.probes.base import Needs, Probe
@@ -144,9 +143,13 @@ def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: in
     """
     least = min(n, LEAST_RECORDED)
     supported, skipped = dict(plan.supported), dict(plan.skipped)
-    streamed = _streamed(
-        plan, model, trials, bytes_of_one(model, _sites(model, supported.values()), trials) * n > budget
+    is_needed = bytes_of_one(model, _sites(model, supported.values()), trials) * n > budget
+    smaller = (
+        name
+        for name, probe in supported.items()
+        if 0 < bytes_streamed(model, [probe], trials) < bytes_of_one(model, sites_read(model, probe), trials)
     )
+    streamed = frozenset(smaller if is_needed else ())
 
     def stored_bytes(names: Iterable[str]) -> int:
         probes = [plan.supported[name] for name in names if name not in streamed]
@@ -183,16 +186,6 @@ def with_streams(plan: ProbePlan, model: Model, streamed: frozenset[str], n_stre
     return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
 
 
-def _streamed(plan: ProbePlan, model: Model, trials: Trials, is_needed: bool) -> frozenset[str]:
-    """The probes that are streamed if needed: those whose statistics are smaller than their activations."""
-
-    def is_smaller(probe: AnyProbe) -> bool:
-        stored = bytes_per_sequence(model.spec, _layers(model, sites_read(model, probe)), trials)
-        return 0 < bytes_streamed(model, [probe], trials) < stored
-
-    return frozenset(name for name, probe in plan.supported.items() if is_needed and is_smaller(probe))
-
-
 def bytes_streamed(model: Model, probes: Iterable[AnyProbe], trials: Trials) -> int:
     """The bytes of one sequence's statistics that these probes read."""
     of = {own: sites_read(model, probe) for probe in probes for own in probe.needs.streamed}
@@ -207,7 +200,7 @@ def _sites(model: Model, probes: Iterable[AnyProbe]) -> tuple[Site, ...]:
 
 def bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
     """Return the bytes that the activations of one sequence take at these sites."""
-    return bytes_per_sequence(model.spec, _layers(model, sites), one)
+    return bytes_per_sequence(model.spec, {site: model.layers_of(site) for site in sites if not site.is_static}, one)
 
 
 def sites_read(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
@@ -215,11 +208,6 @@ def sites_read(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
     needed = probe.needs.sites
     layers = model.layers_of(*needed)
     return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
-
-
-def _layers(model: Model, sites: Iterable[Site]) -> dict[Site, tuple[int, ...]]:
-    """The layers in which each site is recorded during a pass."""
-    return {site: model.layers_of(site) for site in sites if not site.is_static}
 
 
 def named_probe(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:

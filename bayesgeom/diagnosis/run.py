@@ -26,7 +26,7 @@ from bayesgeom.diagnosis.plan import (
     with_streams,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.relabeling import RelabelingReport
 from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
@@ -131,49 +131,32 @@ def _diagnosed(
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         counts = {"n": n_seen if plan.streamed else n_rows, "seed": seed, "bytes": streamed + n_rows * each}
         found = _sent_untrained(executor, subject, plan, chosen, counts, n_untrained=n_untrained)
-    untrained, faults = _collected(plan, found)
-    skipped = plan.skipped | faults
+    untrained: dict[str, list[Report]] = {name: [] for name in plan.supported}
+    skipped = dict(plan.skipped)
+    for own, faults in found:
+        skipped |= faults
+        for name, report in own.items():
+            untrained[name].append(report)
     if isinstance(subject, ServedModel):
         subject.count_anew()
     before = {name: own for name, own in untrained.items() if name not in skipped}
-    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as own, own.locked():
-        run, renamed, (reports, faults) = _measured(own, plan, before)
+    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as its, its.locked():
+        run, renamed, (reports, faults) = _measured(its, plan, before)
     skipped |= faults
-    partly = {name: plan.layers[name] for name in reports if len(plan.layers[name]) < subject.spec.n_layers}
     further, reasons = _further_passes(subject, chosen, run, seed=seed, ablations=ablations)
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     reports, skipped = reports | further, skipped | reasons
-    arguments = {
-        "n": n,
-        "seed": seed,
-        "n_untrained": n_untrained,
-        "probes": tuple(plan.supported),
-        "ablations": ablations,
-    }
-    where = provenance(subject, chosen, arguments) | {"n_recorded": run.n_recorded}
-    where |= _captured_provenance(subject) if isinstance(subject, CapturedModel) else {}
-    where |= {LAYERS: {name: list(own) for name, own in partly.items()}} if partly else {}
-    where |= {SERVED: {"top": subject.client.top, **subject.unlisted()}} if isinstance(subject, ServedModel) else {}
-    where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}
+    names = tuple(plan.supported)
+    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
+    where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))
     return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
-
-
-def _collected(plan: "ProbePlan", found: Iterable[Found]) -> tuple[dict[str, list[Report]], dict[str, str]]:
-    """Return every probe's reports on untrained networks, and why some are missing."""
-    reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
-    skipped = dict[str, str]()
-    for own, faults in found:
-        skipped |= faults
-        for name, report in own.items():
-            reports[name].append(report)
-    return reports, skipped
 
 
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
-    plan: "ProbePlan",
+    plan: ProbePlan,
     task: WindTunnel,
     counts: Mapping[str, int],
     *,
@@ -185,11 +168,7 @@ def _sent_untrained(
     streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
     shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
     jobs = [
-        Job(
-            name=f"{model.spec.name} untrained {index}",
-            function=untrained_at,
-            arguments={**shared, "index": index},
-        )
+        Job(name=f"{model.spec.name} untrained {index}", function=untrained_at, arguments={**shared, "index": index})
         for index in range(n_untrained if plan.supported else 0)
     ]
     return batch.results(jobs, desc="untrained networks")
@@ -286,12 +265,23 @@ def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n
     return probed(plan, run, {name: [] for name in plan.supported})
 
 
-def _captured_provenance(model: CapturedModel) -> dict[str, Any]:
-    """Return what provenance takes from the capture: the model on its device, foreign hooks, and the versions then."""
-    stored = model.manifest
-    hooks = {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
-    capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
-    return {"model": stored.model_spec.to_dict(), **hooks, "capture": capture}
+def _provenance(
+    model: Model, task: WindTunnel, plan: ProbePlan, run: Run, arguments: Mapping[str, Any], measured: Sequence[str]
+) -> dict[str, Any]:
+    """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
+    where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
+    seen = {name: list(plan.layers[name]) for name in measured if name in plan.layers}
+    partly = {name: layers for name, layers in seen.items() if len(layers) < model.spec.n_layers}
+    where |= {LAYERS: partly} if partly else {}
+    where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}
+    if isinstance(model, ServedModel):
+        where[SERVED] = {"top": model.client.top, **model.unlisted()}
+    if isinstance(model, CapturedModel):  # the model on its device, foreign hooks, and the versions then
+        stored = model.manifest
+        capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
+        where |= {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
+        where |= {"model": stored.model_spec.to_dict(), "capture": capture}
+    return where
 
 
 def _captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:

@@ -32,7 +32,8 @@ class Filter:
     beliefs need not be normalized.
 
     Attributes:
-        priors: By start, the distribution of the hidden state before the first symbol of a window, per sequence.
+        priors: By start, the distribution of the hidden state before the first symbol of a window, per sequence;
+            "initial" for the first symbol of the sequence.
         weighed: Returns the beliefs after the first symbol of windows that begin at these positions.
         moved: Returns the beliefs after one more symbol, the one at these positions.
         answers: Returns the predictive over the task's answers for a belief.
@@ -64,6 +65,14 @@ class WindowObservers:
     def filter(self) -> Filter:
         """The filter of these sequences."""
         return self.draw(self.of)
+
+
+def exact_beliefs(own: Filter, n: int, length: int) -> Beliefs:
+    """Return the exact belief of `n` sequences at each of `length` scored positions."""
+    beliefs = [_normalized(own.weighed(own.priors["initial"].expand(n, -1)[:, None, :], 0))]
+    for at in range(1, length):
+        beliefs.append(_normalized(own.moved(beliefs[-1], at)))
+    return torch.cat(beliefs, dim=1)
 
 
 def window_beliefs(own: Filter, exact: Beliefs, start: str) -> Iterator[Beliefs]:

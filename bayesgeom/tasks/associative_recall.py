@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at
+from bayesgeom.core.run import Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five ids are unused, as in the paper's generator, so that vocabularies agree
@@ -137,17 +137,14 @@ class AssociativeRecall(SymmetricTask):
         """
         device, answers = order.device, torch.arange(self.n_values, device=order.device) + self.n_keys
         stored_values = value_of_key.gather(1, order)
-        tokens = self._tokens(order, stored_values, queried)
         at = self._query_positions(device)
         is_key = queried[:, :, None] == order[:, None, :]
-        predictive = only_at(at, _posterior(is_key, stored_values, self.n_values), self.n_pos, torch.nan)
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        return trials_at(
+            at,
+            self._tokens(order, stored_values, queried),
             answers=answers,
-            predictive=predictive,
-            belief=predictive,
-            labels=only_at(at, value_of_key.gather(1, queried) + self.n_keys, self.n_pos, NO_LABEL),
+            predictive=_posterior(is_key, stored_values, self.n_values),
+            labels=value_of_key.gather(1, queried) + self.n_keys,
             token_sets={"hypotheses": answers, "inputs": torch.arange(self.n_keys, device=device)},
             relations=self._relations(is_key, self.n_pos),
         )

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import (
@@ -27,12 +27,12 @@ from bayesgeom.core.errors import (
     check_argument,
     check_fields,
     check_known,
-    fits,
+    integer_of,
     shown,
     unknown_name,
 )
 from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.run import Trials, checked
+from bayesgeom.core.run import NO_LABEL, Trials, checked
 from bayesgeom.core.tokenizer import Tokenizer
 
 BLOCK = 128  # sequences drawn and run at a time
@@ -42,7 +42,6 @@ MOST_BITS = 63  # of an integer: torch's largest
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
 _LABEL_BYTES = 100  # per id: its label in tables and plots
 _BYTES_PER_SECOND, _STEP_SECONDS = 2e8, 2e-4
-_UNITS = ((3.156e7, "years"), (86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def block_size(n_pos: int) -> int:
@@ -88,45 +87,10 @@ def check_affordable(
         return
     given = ", ".join(f"{name}={getattr(task, name)}" for name in on)
     raise InvalidArgument(
-        f"task {task.name!r} with {given} needs about {_gigabytes(n_bytes)} of memory and {_time(seconds)} to draw one "
-        f"block of sequences ({n}); the limits are {_gigabytes(MOST_BYTES)} and {_time(MOST_SECONDS)}. Choose a "
-        f"smaller task."
+        f"task {task.name!r} with {given} needs about {n_bytes / 1e9:.3g} GB of memory and {seconds / 60:.3g} minutes "
+        f"to draw one block of sequences ({n}); the limits are {MOST_BYTES / 1e9:.3g} GB and {MOST_SECONDS / 60:.3g} "
+        f"minutes. Choose a smaller task."
     )
-
-
-def check_room(n: int, n_bytes: float) -> None:
-    """Check that n sequences fit this machine's memory.
-
-    Raises:
-        InvalidArgument: They need more memory than the machine has; the message states the estimate.
-    """
-    there = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES") if os.name == "posix" else float("inf")
-    if n_bytes > there:
-        raise InvalidArgument(
-            f"{n:,} sequences need about {_gigabytes(n_bytes)} of memory; this machine has {_gigabytes(there)}. Lower "
-            f"n, or draw them in blocks with stream(n, seed=…)."
-        )
-
-
-def check_whole(name: str, value: object) -> None:
-    """Check that an integer fits 64 bits, so that torch can compute with it and Python can print it.
-
-    Raises:
-        InvalidArgument: It does not fit.
-    """
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise InvalidArgument(f"{name} must be an integer below 2^{MOST_BITS}, got one of {value.bit_length()} bits.")
-
-
-def _gigabytes(n_bytes: float) -> str:
-    """Format an amount of memory for a message."""
-    return "more than a million GB" if n_bytes > 1e15 else f"{n_bytes / 1e9:,.3g} GB"
-
-
-def _time(seconds: float) -> str:
-    """Format a duration for a message, in the largest unit that gives at least 1."""
-    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
-    return "more than 1,000 years" if seconds > 1_000 * _UNITS[0][0] else f"{seconds / size:.3g} {unit}"
 
 
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
@@ -206,7 +170,7 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: `n` is below 1 or needs more memory than there is, or `seed` is not a non-negative integer.
         """
-        self._check_count(n)
+        n = self._check_count(n)
         drawn = checked(self.draw(n, _generator(device, seed)), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
@@ -227,7 +191,7 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: As in `sample`.
         """
-        self._check_count(n)
+        n = self._check_count(n)
         original, donor = self.draw_pair(n, _generator(device, seed))
         return checked(original, task=self.name), checked(donor, task=self.name)
 
@@ -245,7 +209,7 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: `n` is below 1; raised before anything is drawn.
         """
-        check_count(n)
+        n = check_count(n)
         if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
@@ -264,14 +228,21 @@ class WindTunnel(ABC):
         return {"name": self.name, **asdict(self), **inner}
 
     @final
-    def _check_count(self, n: object) -> None:
-        """Raise `InvalidArgument` if n is not a number of sequences, or if they exceed the memory."""
-        check_count(n)
-        assert isinstance(n, (int, np.integer)), "checked"
-        if n > BLOCK and n * self.n_pos > BLOCK_TOKENS and not isinstance(self, FiniteTask):
-            one = self.draw(1, torch.Generator().manual_seed(0))
-            stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
-            check_room(int(n), _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored))
+    def _check_count(self, n: object) -> int:
+        """Return `check_count`, or raise `InvalidArgument` if so many sequences exceed the memory."""
+        count = check_count(n)
+        if count <= BLOCK or count * self.n_pos <= BLOCK_TOKENS or isinstance(self, FiniteTask) or os.name != "posix":
+            return count
+        one = self.draw(1, torch.Generator().manual_seed(0))
+        stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
+        n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
+        available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+        if n_bytes > available:
+            raise InvalidArgument(
+                f"{count:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has "
+                f"{available / 1e9:.3g} GB. Lower n, or draw them in blocks with stream(n, seed=…)."
+            )
+        return count
 
 
 class FiniteTask(WindTunnel):
@@ -385,26 +356,19 @@ def check_parameters(task: WindTunnel | TextTask) -> None:
 def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     """Raise `InvalidArgument` for a value of another type than its field's: 2.5 pairs, repeats="maybe", ks=3."""
     for name, value in parameters.items():
-        check_whole(f"{of}{name}", value)
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise InvalidArgument(f"{of}{name} must be an integer below 2^63, got one of {value.bit_length()} bits.")
         if isinstance(value, np.generic):  # a saved task holds plain numbers
             raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
-    try:  # NaN, here 0.5, passes where a number may be: the constructor names the range that it breaks
-        check_fields(kind, {name: _filled(own) for name, own in parameters.items()}, of=of)
-    except InvalidArgument:
-        check_fields(kind, parameters, of=of)
-        raise
+    check_fields(kind, parameters, of=of)
 
 
-def _filled(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(_filled, value))
-    return 0.5 if isinstance(value, float) and value != value else value
-
-
-def check_count(n: Any) -> None:
-    """Raise `InvalidArgument` unless n is a positive integer."""
-    if not fits(n, int) or int(n) < 1:
+def check_count(n: Any) -> int:
+    """Return a number of sequences as Python's integer; raise `InvalidArgument` unless it is a positive integer."""
+    count = integer_of(n)
+    if count is None or not 0 < count < 2**MOST_BITS:
         raise InvalidArgument(f"n, the number of sequences to draw, must be a positive integer, got {shown(n)}.")
+    return count
 
 
 def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunnel | TextTask:
@@ -478,27 +442,56 @@ def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor,
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
 
 
-def only_at(
-    at: slice | Int64[Tensor, " place"], values: Shaped[Tensor, "batch place *rest"], n_pos: int, other: float
-) -> Shaped[Tensor, "batch pos *rest"]:
-    """Return these values at some of `n_pos` positions, and another value at the others."""
-    full = values.new_full((len(values), n_pos, *values.shape[2:]), other)
-    full[:, at] = values
-    return full
+def trials_at(
+    at: slice | Int64[Tensor, " place"],
+    tokens: Int64[Tensor, "batch pos"],
+    *,
+    predictive: Float64[Tensor, "batch place answer"],
+    belief: Float64[Tensor, "batch place hypothesis"] | None = None,
+    labels: Int64[Tensor, "batch place"],
+    **others: Any,
+) -> Trials:
+    """Build sequences that are scored at positions `at`, from the values there; `belief` defaults to `predictive`."""
+
+    def spread(values: Shaped[Tensor, "batch place *rest"], other: float) -> Shaped[Tensor, "batch pos *rest"]:
+        full = values.new_full((*tokens.shape, *values.shape[2:]), other)
+        full[:, at] = values
+        return full
+
+    exact = spread(predictive, torch.nan)
+    return Trials(
+        tokens=tokens,
+        scored=spread(torch.ones_like(labels, dtype=torch.bool), other=False),
+        predictive=exact,
+        belief=exact if belief is None else spread(belief, torch.nan),
+        labels=spread(labels, NO_LABEL),
+        **others,
+    )
 
 
-def is_at(at: slice | Int64[Tensor, " place"], tokens: Int64[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
-    """Return true at some positions of every sequence."""
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    found[:, at] = True
-    return found
+@final
+class DerivedSeed(int):
+    """A seed that `derived_seed` made: its lowest 32 bits are as random as all of them."""
 
 
 def checked_seed(seed: Any) -> int:
-    """Return a seed as a plain int; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
-    if not fits(seed, int) or int(seed) < 0:
+    """Return a seed as Python's integer; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
+    own = integer_of(seed)
+    if own is None or not 0 <= own < 2**MOST_BITS:
         raise InvalidArgument(f"seed must be a non-negative integer below 2^{MOST_BITS}, got {shown(seed)}.")
-    return int(seed)
+    return own
+
+
+def torch_seed(seed: Any) -> int:
+    """Return the seed with which a generator of torch starts, so that any two seeds give different draws.
+
+    On the CPU that generator uses the lowest 32 bits alone. Larger seeds of a user are therefore mixed first.
+
+    Raises:
+        InvalidArgument: `seed` is not a non-negative integer.
+    """
+    own = checked_seed(seed)
+    return own if isinstance(own, DerivedSeed) or own < 2**32 else derived_seed(own)
 
 
 def _generator(device: str | torch.device, seed: int) -> torch.Generator:
@@ -507,7 +500,7 @@ def _generator(device: str | torch.device, seed: int) -> torch.Generator:
     Raises:
         InvalidArgument: There is no such device, or the seed is not a non-negative integer.
     """
-    start = checked_seed(seed)
+    start = torch_seed(seed)
     check_argument("device", device, str | torch.device)
     try:
         return torch.Generator(device).manual_seed(start)
@@ -536,7 +529,8 @@ def derived_seed(seed: int, *path: int) -> int:
     Raises:
         InvalidArgument: `seed` is not a non-negative integer.
     """
-    return int(np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
+    state = np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)
+    return DerivedSeed(state[0] >> 1)
 
 
 def candidates(kind: str) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at, random_order
+from bayesgeom.core.run import Relations, Trials, renamed
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, random_order, trials_at
 
 _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 
@@ -83,14 +83,16 @@ class Bijection(SymmetricTask):
         return 2 * self.n_pairs - 1
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        value_of_key = self._permutations(n, generator)
+        value_of_key = random_order(n, self.n_values, generator)
         keys = self._keys(n, generator)
         return self.trials(keys, value_of_key.gather(1, keys))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs of sequences with the same keys in the same order, under two independent permutations."""
         keys = self._keys(n, generator)
-        original, donor = (self.trials(keys, self._permutations(n, generator).gather(1, keys)) for _ in range(2))
+        original, donor = (
+            self.trials(keys, random_order(n, self.n_values, generator).gather(1, keys)) for _ in range(2)
+        )
         return original, donor
 
     def trials(self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]) -> Trials:
@@ -102,16 +104,13 @@ class Bijection(SymmetricTask):
         """
         n, n_pairs, v = len(keys), keys.shape[1], self.n_values
         tokens = torch.stack([keys, values + v], dim=2).reshape(n, 2 * n_pairs)[:, :-1].contiguous()
-        at, n_pos = slice(0, None, 2), tokens.shape[1]
-        predictive = only_at(at, self._posterior(keys, values), n_pos, torch.nan)
         key_ids = torch.arange(v, device=tokens.device)
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        return trials_at(
+            slice(0, None, 2),
+            tokens,
             answers=key_ids + v,
-            predictive=predictive,
-            belief=predictive,
-            labels=only_at(at, values + v, n_pos, NO_LABEL),
+            predictive=self._posterior(keys, values),
+            labels=values + v,
             token_sets={"hypotheses": key_ids + v, "inputs": key_ids},
             relations=Relations(draw=self._relations, of=keys),
         )
@@ -143,17 +142,14 @@ class Bijection(SymmetricTask):
     def token_labels(self) -> Sequence[str]:
         return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]
 
-    def _permutations(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch value"]:
-        return random_order(n, self.n_values, generator)
-
     def _keys(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pair"]:
         if self.pooled_keys:
             pool_size = torch.randint(2, self.n_values + 1, (n, 1), generator=generator, device=generator.device)
             drawn = torch.rand(n, self.n_pairs, generator=generator, dtype=torch.float64, device=generator.device)
-            return self._permutations(n, generator).gather(1, (drawn * pool_size).long())
+            return random_order(n, self.n_values, generator).gather(1, (drawn * pool_size).long())
         if self.repeats:
             return torch.randint(self.n_values, (n, self.n_pairs), generator=generator, device=generator.device)
-        return self._permutations(n, generator)[:, : self.n_pairs]
+        return random_order(n, self.n_values, generator)[:, : self.n_pairs]
 
     def _posterior(
         self, keys: Int64[Tensor, "batch pair"], values: Int64[Tensor, "batch pair"]

@@ -19,14 +19,14 @@ References:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Trials
+from bayesgeom.core.run import Trials
 from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
 from bayesgeom.tasks.base import (
     TextTask,
@@ -34,9 +34,8 @@ from bayesgeom.tasks.base import (
     candidates,
     check_affordable,
     check_parameters,
-    is_at,
-    only_at,
     random_order,
+    trials_at,
 )
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
@@ -114,13 +113,6 @@ class LabeledEvidence(TextTask):
 
     def __post_init__(self) -> None:
         check_parameters(self)
-        if self.style not in get_args(Style):
-            raise InvalidArgument(f"style must be one of {', '.join(get_args(Style))}, got {self.style!r}.")
-        if self.query not in get_args(Query) or self.control not in get_args(Evidence):
-            raise InvalidArgument(
-                f"query takes {', '.join(get_args(Query))} and control takes {', '.join(get_args(Evidence))}, "
-                f"got {self.query!r} and {self.control!r}."
-            )
         if not 0.5 < self.reliability < 1:
             raise InvalidArgument(f"reliability must lie between 0.5 and 1, both excluded, got {self.reliability}.")
         if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):
@@ -224,12 +216,12 @@ class BoundEvidence(WindTunnel):
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         y = torch.randint(2, (n,), generator=generator, device=generator.device)
-        return self.trials(self._words(n, generator), y, self._labels(y, generator))
+        return self.trials(random_order(n, len(self.word_ids), generator), y, self._labels(y, generator))
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs with the same words and opposite y, each with its own labels."""
         y = torch.randint(2, (n,), generator=generator, device=generator.device)
-        words = self._words(n, generator)
+        words = random_order(n, len(self.word_ids), generator)
         original, donor = (self.trials(words, latent, self._labels(latent, generator)) for latent in (y, 1 - y))
         return original, donor
 
@@ -249,13 +241,13 @@ class BoundEvidence(WindTunnel):
         shown = torch.nn.functional.one_hot(labels, 2).double().cumsum(1)
         counts = torch.nn.functional.pad(shown, (0, 0, 1, -1))[:, queried]
         belief = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        return trials_at(
+            at,
+            tokens,
             answers=label_ids,
-            predictive=only_at(at, self._answer(belief), self.n_pos, torch.nan),
-            belief=only_at(at, belief, self.n_pos, torch.nan),
-            labels=only_at(at, targets, self.n_pos, NO_LABEL),
+            predictive=self._answer(belief),
+            belief=belief,
+            labels=targets,
             token_sets={"hypotheses": label_ids, "inputs": torch.tensor(self.word_ids, device=device)},
             relations=self._relations(n, at),
         )
@@ -284,9 +276,6 @@ class BoundEvidence(WindTunnel):
     def token_labels(self) -> Sequence[str]:
         names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)
         return labeled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
-
-    def _words(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch word"]:
-        return random_order(n, len(self.word_ids), generator)
 
     def _labels(self, y: Int64[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch line"]:
         size = (len(y), max(self.ks) + 1)
@@ -320,17 +309,13 @@ class BoundEvidence(WindTunnel):
 
     def _typical(self, k: int) -> float:
         """Return the larger exact probability in the prompt of median certainty, over all draws of k labels."""
-        r, weighted = self.reliability, list[tuple[float, float]]()
-        for m in range(k + 1):
-            weight = math.comb(k, m) * (r**m * (1 - r) ** (k - m) + (1 - r) ** m * r ** (k - m)) / 2
-            belief = self._belief(torch.tensor([[[float(m), float(k - m)]]], dtype=torch.float64))
-            weighted.append((float(self._answer(belief).max()), weight))
-        below = 0.0
-        for certainty, weight in sorted(weighted):
-            below += weight
-            if below >= 0.5 - 1e-12:
-                return certainty
-        raise AssertionError("weights sum to one")
+        first = torch.arange(k + 1, dtype=torch.float64)
+        rates = torch.tensor([[self.reliability], [1 - self.reliability]], dtype=torch.float64)
+        weights = torch.distributions.Binomial(k, rates).log_prob(first).exp().mean(dim=0)
+        certainty, order = (
+            self._answer(self._belief(torch.stack([first, k - first], dim=1)[None]))[0].amax(dim=1).sort()
+        )
+        return float(certainty[weights[order].cumsum(0) >= 0.5 - 1e-12][0])
 
     def _relations(self, n: int, at: Int64[Tensor, " query_pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark earlier labels (or their replacements), the latest of these, and the words before the query's."""

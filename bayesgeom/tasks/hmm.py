@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Relations, Trials, renamed
-from bayesgeom.stats.observers import Beliefs, Filter, full_support
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, is_at, only_at
+from bayesgeom.core.run import Relations, Trials, renamed
+from bayesgeom.stats.observers import Beliefs, Filter, exact_beliefs, full_support
+from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
@@ -94,14 +94,11 @@ class HMM(SymmetricTask, DynamicTask):
         )
 
     def _check_stay(self, stay: float) -> None:
-        if not 0 < stay < 1 or abs(stay / self.grid - round(stay / self.grid)) > 1e-6:
+        is_on_grid = abs(stay / self.grid - round(stay / self.grid)) <= 1e-6
+        if not (0 < stay < 1 and is_on_grid and round(stay / self.grid) >= self._floor_steps):
             raise InvalidArgument(
-                f"stay must be a probability between 0 and 1 on the grid ({self.grid}), or None, got {stay}."
-            )
-        if round(stay / self.grid) < self._floor_steps:
-            raise InvalidArgument(
-                f"stay={stay} lies below floor={self.floor}, the smallest probability that the header can represent; "
-                f"raise stay or lower floor."
+                f"stay must be None or a probability on the grid ({self.grid}), below 1 and not below "
+                f"floor={self.floor}, the smallest that the header can represent; got {stay}."
             )
         if self._left_steps < self._floor_steps * (self.n_states - 1):
             most = 1 - self.floor * (self.n_states - 1)
@@ -182,24 +179,20 @@ class HMM(SymmetricTask, DynamicTask):
         body = torch.stack([step_marker, symbols + self._first_symbol], dim=2).flatten(1)
         entries = [matrix.flatten(1) - self._floor_steps for matrix in (transition, emission)]
         tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
-        at, n_pos = slice(self.header_length + 1, None, 2), tokens.shape[1]
-        # Integers would divide into float32.
-        moves, shows = transition.double() / self._steps, emission.double() / self._steps
-        predictive = only_at(at, forward_filter(moves, shows, symbols), n_pos, torch.nan)
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        observers = self.observers(tokens)
+        return trials_at(
+            slice(self.header_length + 1, None, 2),
+            tokens,
             answers=torch.arange(self.n_states, device=device) + self._first_answer,
-            predictive=predictive,
-            belief=predictive,
-            labels=only_at(at, states + self._first_answer, n_pos, NO_LABEL),
+            predictive=exact_beliefs(observers.filter, *symbols.shape),
+            labels=states + self._first_answer,
             token_sets={"inputs": torch.arange(self.n_symbols, device=device) + self._first_symbol},
             relations=Relations(draw=self._relations, of=symbols),
-            observers=self.observers(tokens),
+            observers=observers,
         )
 
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """Return the filter of `forward_filter`; a window's first symbol has no transition before it."""
+        """Return the filter from a uniform initial state; a window's first symbol has no transition before it."""
         transition, emission, symbols = self._read(tokens)
         likelihood = _likelihoods(emission, symbols)
         uniform = torch.full((self.n_states,), 1 / self.n_states, dtype=torch.float64, device=tokens.device)
@@ -208,7 +201,11 @@ class HMM(SymmetricTask, DynamicTask):
             return belief * likelihood[:, first : first + belief.shape[1]]
 
         return Filter(
-            priors={"uniform": uniform[None], "stationary": full_support(stationary_rows(transition, uniform))},
+            priors={
+                "initial": uniform[None],
+                "uniform": uniform[None],
+                "stationary": full_support(stationary_rows(transition, uniform)),
+            },
             weighed=weighed,
             moved=lambda belief, first: weighed(belief @ transition, first),
             answers=lambda belief: belief,
@@ -234,11 +231,17 @@ class HMM(SymmetricTask, DynamicTask):
         Float64[Tensor, "batch state state"], Float64[Tensor, "batch state symbol"], Int64[Tensor, "batch step"]
     ]:
         """Return transitions, emissions and symbols, read from the tokens."""
-        first, s = 2 + self.n_states**2, self.n_states
-        cells = (tokens[:, : self.header_length] + self._floor_steps).double() / self._steps
-        transition = cells[:, 1 : first - 1].reshape(-1, s, s)
-        emission = cells[:, first : self.header_length - 1].reshape(-1, s, self.n_symbols)
+        transition, emission = ((cells + self._floor_steps).double() / self._steps for cells in self._header(tokens))
         return transition, emission, tokens[:, self.header_length + 1 :: 2] - self._first_symbol
+
+    def _header(
+        self, tokens: Int64[Tensor, "batch pos"]
+    ) -> tuple[Int64[Tensor, "batch state state"], Int64[Tensor, "batch state symbol"]]:
+        """Return views of the header's transition and emission entries, as ids."""
+        cells, first = tokens[:, 1 : self.header_length - 1], self.n_states**2
+        return cells[:, :first].unflatten(1, (self.n_states, -1)), cells[:, first + 1 :].unflatten(
+            1, (self.n_states, -1)
+        )
 
     @property
     def n_names(self) -> int:
@@ -246,15 +249,12 @@ class HMM(SymmetricTask, DynamicTask):
 
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """Rename the hidden states, with the rows and columns of the transitions and the rows of the emissions."""
-        first, n = 2 + self.n_states**2, len(trials)
         called = names.argsort(dim=1)[:, :, None]  # the old state of each new row
         tokens = trials.tokens.clone()
-        transition = tokens[:, 1 : first - 1].reshape(n, self.n_states, self.n_states)
-        transition = transition.gather(1, called.expand_as(transition))
-        transition = transition.gather(2, called.transpose(1, 2).expand_as(transition))
-        tokens[:, 1 : first - 1] = transition.flatten(1)
-        emission = tokens[:, first : self.header_length - 1].reshape(n, self.n_states, self.n_symbols)
-        tokens[:, first : self.header_length - 1] = emission.gather(1, called.expand_as(emission)).flatten(1)
+        transition, emission = self._header(tokens)
+        rows = transition.gather(1, called.expand_as(transition))
+        transition.copy_(rows.gather(2, called.mT.expand_as(rows)))
+        emission.copy_(emission.gather(1, called.expand_as(emission)))
         return renamed(replace(trials, tokens=tokens, observers=self.observers(tokens)), names)
 
     def mixing_times(self, trials: Trials) -> Float64[Tensor, " batch"]:
@@ -333,22 +333,6 @@ class HMM(SymmetricTask, DynamicTask):
 
 
 SLOW = HMM(n_states=3, n_symbols=3, length=64, floor=0.01, stay=0.96)
-
-
-def forward_filter(
-    transition: Float64[Tensor, "batch state state"],
-    emission: Float64[Tensor, "batch state symbol"],
-    symbols: Int64[Tensor, "batch step"],
-) -> Float64[Tensor, "batch step state"]:
-    """Return P(s_t | o_0 … o_t) for every t, from a uniform initial state."""
-    likelihood = _likelihoods(emission.double(), symbols)
-    belief = likelihood[:, 0] / likelihood[:, 0].sum(-1, keepdim=True)
-    beliefs = [belief]
-    for step in range(1, symbols.shape[1]):
-        belief = torch.einsum("br,brs->bs", belief, transition.double()) * likelihood[:, step]
-        belief = belief / belief.sum(-1, keepdim=True)
-        beliefs.append(belief)
-    return torch.stack(beliefs, dim=1)
 
 
 def _likelihoods(

@@ -7,7 +7,7 @@ References:
     Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the wind tunnels, as training tasks).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
@@ -115,7 +115,7 @@ class BoundInContext(WindTunnel):
 
     @property
     def n_pos(self) -> int:
-        return self._length(self._places(self.task.sample(1, seed=0)))
+        return int(self._places(self.task.sample(1, seed=0))[-1]) + 1
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         return self.rendered(self.task.draw(n, generator))
@@ -126,50 +126,28 @@ class BoundInContext(WindTunnel):
 
     def rendered(self, trials: Trials) -> Trials:
         """Render sequences of the wind tunnel in symbols. Inserted tokens are neither scored nor evidence."""
-        places = self._places(trials)
-        width, ids = self._length(places), torch.tensor(self.symbol_ids, device=trials.tokens.device)
+        places, ids = self._places(trials), torch.tensor(self.symbol_ids, device=trials.tokens.device)
 
-        def spread(values: Tensor, fill: float | bool, *, last: bool = False) -> Tensor:
-            """Move the position axis of `values`, the second or the last, to the rendered positions."""
-            axis = values.ndim - 1 if last else 1
-            wide = values.new_full((*values.shape[:axis], width, *values.shape[axis + 1 :]), fill)
-            return wide.index_copy(axis, places, values)
+        def spread(values: Tensor, fill: float | bool, axis: int) -> Tensor:
+            """Move the position axis to the rendered positions."""
+            shape = (*values.shape[:axis], int(places[-1]) + 1, *values.shape[axis + 1 :])
+            return values.new_full(shape, fill).index_copy(axis, places, values)
 
-        tokens = spread(ids[trials.tokens], self.separator_ids[0] if self.separator_ids else 0)
-        tokens[:, : len(self.prefix)] = torch.tensor(self.prefix, dtype=torch.int64, device=tokens.device)
-        is_labeled = trials.labels != NO_LABEL
-        return replace(
-            trials,
-            tokens=tokens,
-            scored=spread(trials.scored, fill=False),
-            answers=ids[trials.answers],
-            predictive=spread(trials.predictive, torch.nan),
-            belief=spread(trials.belief, torch.nan),
-            labels=spread(torch.where(is_labeled, ids[trials.labels * is_labeled], NO_LABEL), NO_LABEL),
-            token_sets={name: ids[members] for name, members in trials.token_sets.items()},
-            relations={name: spread(r, fill=False, last=True) for name, r in trials.relations.items()},
+        rendered = _carried(
+            trials, lambda own: ids[own], spread, filler=self.separator_ids[0] if self.separator_ids else 0
         )
+        rendered.tokens[:, : len(self.prefix)] = torch.tensor(self.prefix, dtype=torch.int64, device=ids.device)
+        return rendered
 
     def unrendered(self, trials: Trials) -> Trials:
         """Return the wind tunnel's own sequences: the inverse of `rendered`."""
-        places = self._places_in(trials)
+        places = self._places(self.task.sample(1, seed=0, device=trials.tokens.device))
         known, order = torch.tensor(self.symbol_ids, device=trials.tokens.device).sort()
-
-        def own(ids: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
-            return order[torch.searchsorted(known, ids.contiguous())]
-
-        labels = trials.labels[:, places]
-        is_labeled = labels != NO_LABEL
-        return replace(
+        return _carried(
             trials,
-            tokens=own(trials.tokens[:, places]),
-            scored=trials.scored[:, places],
-            answers=own(trials.answers),
-            predictive=trials.predictive[:, places],
-            belief=trials.belief[:, places],
-            labels=torch.where(is_labeled, own(torch.where(is_labeled, labels, known[0])), NO_LABEL),
-            token_sets={name: own(members) for name, members in trials.token_sets.items()},
-            relations={name: related[:, :, places] for name, related in trials.relations.items()},
+            lambda ids: order[torch.searchsorted(known, ids.contiguous()).clamp_max(len(known) - 1)],
+            lambda values, _, axis: values.index_select(axis, places),
+            filler=0,
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -194,14 +172,25 @@ class BoundInContext(WindTunnel):
         inserted = before.long().cumsum(0) if self.separator_ids else torch.zeros_like(scored, dtype=torch.int64)
         return torch.arange(len(scored), device=scored.device) + inserted + len(self.prefix)
 
-    def _places_in(self, trials: Trials) -> Int64[Tensor, " pos"]:
-        """Return the rendered positions, read from rendered sequences."""
-        is_separator = torch.zeros_like(trials.scored[0])
-        if self.separator_ids:
-            is_separator[:-1] = trials.scored[0, 1:]
-            is_separator[: len(self.prefix)] = False
-        places = (~is_separator).nonzero()[:, 0]
-        return places[len(self.prefix) :]
 
-    def _length(self, places: Int64[Tensor, " pos"]) -> int:
-        return int(places[-1]) + 1
+def _carried(
+    trials: Trials,
+    ids: Callable[[Tensor], Tensor],
+    spread: Callable[[Tensor, float | bool, int], Tensor],
+    *,
+    filler: int,
+) -> Trials:
+    """Return the sequences in other ids at other positions, which `spread` gives along one axis."""
+    labels = spread(trials.labels, NO_LABEL, 1)
+    is_labeled = labels != NO_LABEL
+    return replace(
+        trials,
+        tokens=spread(ids(trials.tokens), filler, 1),
+        scored=spread(trials.scored, False, 1),
+        answers=ids(trials.answers),
+        predictive=spread(trials.predictive, torch.nan, 1),
+        belief=spread(trials.belief, torch.nan, 1),
+        labels=torch.where(is_labeled, ids(torch.where(is_labeled, labels, trials.answers[0])), NO_LABEL),
+        token_sets={name: ids(members) for name, members in trials.token_sets.items()},
+        relations={name: spread(related, False, 2) for name, related in trials.relations.items()},
+    )

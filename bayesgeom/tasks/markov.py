@@ -30,21 +30,14 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.run import Relations, Trials
 from bayesgeom.stats.memory import WIDEST_BASELINE, window_name, window_predictives
-from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, full_support
+from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
 from bayesgeom.tasks.base import WindTunnel, check_affordable
 
 _TOLERANCE = 1e-9
 
 
 def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " state"] | None:
-    """Return the stationary distribution of a chain; None if it is reducible and has several.
-
-    States are eliminated one by one, and their probabilities follow by back substitution. No differences are taken, and
-    the result is bitwise reproducible, which linear solvers do not guarantee.
-
-    References:
-        Grassmann, Taksar & Heyman 1985.
-    """
+    """Return the stationary distribution of a chain; None if it is reducible and has several."""
     reaches = (transition > 0) | torch.eye(len(transition), dtype=torch.bool, device=transition.device)
     for _ in range(len(transition).bit_length()):
         reaches = (reaches.double() @ reaches.double()) > 0
@@ -52,39 +45,41 @@ def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " 
     inside = comes_back.nonzero()[:, 0]
     if not bool(reaches[inside[0], inside].all()):
         return None
-    among = transition[inside][:, inside].clone()
-    for last in range(len(inside) - 1, 0, -1):
-        among[:last, last] /= among[last, :last].sum()
-        among[:last, :last] += among[:last, last : last + 1] * among[last, :last]
-    weights = torch.ones(len(inside), dtype=torch.float64, device=transition.device)
-    for state in range(1, len(inside)):
-        weights[state] = (weights[:state] * among[:state, state]).sum()
     found = torch.zeros(len(transition), dtype=torch.float64, device=transition.device)
-    found[inside] = weights / weights.sum()
+    found[inside] = _settled(transition[inside][:, inside][None])[0]
     return found
 
 
 def stationary_rows(
     transition: Float64[Tensor, "batch state state"], otherwise: Float64[Tensor, " state"]
 ) -> Float64[Tensor, "batch state"]:
-    """Return the stationary distribution of each chain, and `otherwise` for a chain that has several.
-
-    Chains with only positive entries are solved together, by the elimination of `stationary`.
-    """
+    """Return the stationary distribution of each chain, and `otherwise` for a chain that has several."""
     is_positive = (transition > 0).flatten(1).all(dim=1)
     found = torch.empty(transition.shape[:2], dtype=torch.float64, device=transition.device)
-    among = transition[is_positive].clone()
-    for last in range(among.shape[1] - 1, 0, -1):
-        among[:, :last, last] /= among[:, last, :last].sum(dim=1, keepdim=True)
-        among[:, :last, :last] += among[:, :last, last, None] * among[:, last, None, :last]
-    weights = torch.ones(among.shape[:2], dtype=torch.float64, device=transition.device)
-    for state in range(1, among.shape[1]):
-        weights[:, state] = (weights[:, :state] * among[:, :state, state]).sum(dim=1)
-    found[is_positive] = weights / weights.sum(dim=1, keepdim=True)
+    found[is_positive] = _settled(transition[is_positive])
     for row in (~is_positive).nonzero()[:, 0].tolist():
         own = stationary(transition[row])
         found[row] = otherwise if own is None else own
     return found
+
+
+def _settled(transition: Float64[Tensor, "batch state state"]) -> Float64[Tensor, "batch state"]:
+    """Return the stationary distribution of chains in which every state leads to every other.
+
+    States are eliminated one by one, and their probabilities follow by back substitution. No differences are taken, and
+    the result is bitwise reproducible, which linear solvers do not guarantee.
+
+    References:
+        Grassmann, Taksar & Heyman 1985.
+    """
+    among = transition.clone()
+    for last in range(among.shape[1] - 1, 0, -1):
+        among[:, :last, last] /= among[:, last, :last].sum(dim=1, keepdim=True)
+        among[:, :last, :last] += among[:, :last, last, None] * among[:, last, None, :last]
+    weights = torch.ones(among.shape[:2], dtype=torch.float64, device=among.device)
+    for state in range(1, among.shape[1]):
+        weights[:, state] = (weights[:, :state] * among[:, :state, state]).sum(dim=1)
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 def mixing_times(transition: Float64[Tensor, "*batch state state"]) -> Float64[Tensor, "*batch"]:
@@ -208,9 +203,10 @@ class MarkovProcess(DynamicTask):
         Args:
             symbols: Symbols, from 0.
         """
-        labeled, start = self.labeled().to(symbols.device), self.start().to(symbols.device)
-        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(len(labeled), device=symbols.device)
-        belief = filtered(labeled, start, tokens)
+        labeled, ids = self.labeled().to(symbols.device), torch.arange(self.d_vocab, device=symbols.device)
+        tokens = symbols[:, :-1].contiguous()
+        observers = self.observers(tokens)
+        belief = exact_beliefs(observers.filter, *tokens.shape)
         return Trials(
             tokens=tokens,
             scored=torch.ones_like(tokens, dtype=torch.bool),
@@ -220,12 +216,12 @@ class MarkovProcess(DynamicTask):
             labels=symbols[:, 1:].contiguous(),
             token_sets={"inputs": ids},
             relations=Relations(draw=_relations, of=tokens),
-            observers=self.observers(tokens),
+            observers=observers,
         )
 
     @final
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
-        """Return the filter of `filtered`; a prior is over the state before the window's first symbol."""
+        """Return the filter whose prior is over the state before the window's first symbol."""
         labeled, start = self.labeled().to(tokens.device), self.start().to(tokens.device)
         settled = stationary(labeled.sum(dim=0))
 
@@ -234,6 +230,7 @@ class MarkovProcess(DynamicTask):
 
         return Filter(
             priors={
+                "initial": start[None],
                 "uniform": torch.full_like(start, 1 / len(start))[None],
                 "stationary": full_support(start if settled is None else settled)[None],
             },
@@ -284,13 +281,15 @@ class MarkovProcess(DynamicTask):
 
 
 def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> None:
-    """Check that one block of a process can be drawn.
+    """Check the length of a process, and that one block can be drawn.
 
     The cost includes every combination of symbol and next state at each position.
 
     Raises:
-        InvalidArgument: The block is too large.
+        InvalidArgument: The block is too large, or has no symbols.
     """
+    if task.length < 1:
+        raise InvalidArgument(f"length, the number of symbols, must be at least 1, got {task.length}.")
     ways = float(task.d_vocab) * n_states
     check_affordable(
         task,
@@ -300,19 +299,6 @@ def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> N
         sequence_seconds=_PRODUCT_SECONDS * task.n_pos * ways * n_states,
         on=on,
     )
-
-
-def filtered(
-    labeled: Float64[Tensor, "symbol state state"],
-    start: Float64[Tensor, " state"],
-    symbols: Int64[Tensor, "batch pos"],
-) -> Float64[Tensor, "batch pos state"]:
-    """Return P(state after x_t | x_0 … x_t) for every t."""
-    belief, beliefs = start.expand(len(symbols), 1, -1), []
-    for pos in range(symbols.shape[1]):
-        belief = _updated(labeled, belief, symbols[:, pos : pos + 1])
-        beliefs.append(belief)
-    return torch.cat(beliefs, dim=1)
 
 
 def _updated(

@@ -33,8 +33,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NO_LABEL, Relations, Trials
-from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, is_at, only_at, random_order
+from bayesgeom.core.run import Relations, Trials
+from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, random_order, trials_at
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
 _HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN
@@ -128,18 +128,21 @@ class ModularRecurrence(WindTunnel):
         return self.n_header + self.length
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        is_rule = self._kinds(n, generator)
-        numbers = self._numbers(is_rule, self._starts(is_rule, generator), generator)
-        return self.trials(numbers, self._orders(n, generator))
+        return self._drawn(n, generator, 1)[0]
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs with the same header, start and kind, and another rule or other noise."""
-        is_rule = self._kinds(n, generator)
-        start = self._starts(is_rule, generator)
-        both = [self._numbers(is_rule, start, generator) for _ in range(2)]
-        order = self._orders(n, generator)
-        original, donor = (self.trials(numbers, order) for numbers in both)
+        original, donor = self._drawn(n, generator, 2)
         return original, donor
+
+    def _drawn(self, n: int, generator: torch.Generator, n_copies: int) -> list[Trials]:
+        """Draw sequences, and copies with the same header, start and kind."""
+        share = {"both": self.rule_share, "rules": 1.0, "noise": 0.0}[self.kinds]
+        is_rule = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device) < share
+        start = self._starts(is_rule, generator)
+        drawn = [self._numbers(is_rule, start, generator) for _ in range(n_copies)]
+        order = random_order(n, self.modulus, generator) if self.opaque else None
+        return [self.trials(numbers, order) for numbers in drawn]
 
     def trials(self, numbers: _Numbers, order: Int64[Tensor, "batch number"] | None = None) -> Trials:
         """Build sequences from numbers; the last number is the label and not shown.
@@ -164,15 +167,14 @@ class ModularRecurrence(WindTunnel):
             tokens = torch.cat([first, order, last, order.gather(1, tokens) + p], dim=1)
             labels, predictive = order.gather(1, labels) + p, self._as_symbols(predictive, order)
             sets, ids = {"header": ids, "inputs": ids + p}, ids + p
-        tokens, header = tokens.contiguous(), self.n_header
-        at, shown = slice(header + self._scored.start, header + self._scored.stop), self._scored
-        return Trials(
-            tokens=tokens,
-            scored=is_at(at, tokens),
+        tokens, header, shown = tokens.contiguous(), self.n_header, self._scored
+        return trials_at(
+            slice(header + shown.start, header + shown.stop),
+            tokens,
             answers=ids,
-            predictive=only_at(at, predictive[:, shown], tokens.shape[1], torch.nan),
-            belief=only_at(at, belief[:, shown], tokens.shape[1], torch.nan),
-            labels=only_at(at, labels[:, shown], tokens.shape[1], NO_LABEL),
+            predictive=predictive[:, shown],
+            belief=belief[:, shown],
+            labels=labels[:, shown],
             token_sets=sets,
             relations=Relations(draw=functools.partial(_relations, header=header, scored=shown), of=tokens),
         )
@@ -237,14 +239,8 @@ class ModularRecurrence(WindTunnel):
     def _allowed_rules(self) -> Bool[Tensor, "first rule"]:
         """Whether each rule has an allowed prefix from each start."""
         first = torch.arange(self.modulus)[:, None]
-        second = self._successors(first)[:, 0]
-        slope, offset = self._rules(first.device)
-        return self._allowed[first, second, (slope * second + offset) % self.modulus]
-
-    def _kinds(self, n: int, generator: torch.Generator) -> Bool[Tensor, " batch"]:
-        """Draw which sequences follow a rule."""
-        share = {"both": self.rule_share, "rules": 1.0, "noise": 0.0}[self.kinds]
-        return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device) < share
+        after = self._successors(first)[:, 0]
+        return self._allowed[first, after, after[after, torch.arange(self.modulus**2)]]
 
     def _starts(self, is_rule: Bool[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch 1"]:
         if self.prefixes == "all":
@@ -252,9 +248,6 @@ class ModularRecurrence(WindTunnel):
         rules, noise = (own.flatten(1).sum(dim=1).double() for own in (self._allowed_rules, self._allowed))
         weights = torch.where(is_rule[:, None], rules.to(is_rule.device), noise.to(is_rule.device))
         return torch.multinomial(weights, 1, generator=generator)
-
-    def _orders(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch number"] | None:
-        return random_order(n, self.modulus, generator) if self.opaque else None
 
     def _below(self, shape: tuple[int, int], generator: torch.Generator) -> Int64[Tensor, "batch number"]:
         return torch.randint(self.modulus, shape, generator=generator, device=generator.device)
@@ -293,15 +286,11 @@ class ModularRecurrence(WindTunnel):
         """Return a distribution over numbers as one over the symbols that stand for them."""
         return torch.empty_like(values).scatter_(2, order[:, None, :].expand_as(values), values)
 
-    def _rules(self, device: torch.device) -> tuple[Int64[Tensor, " rule"], Int64[Tensor, " rule"]]:
-        rule = torch.arange(self.modulus**2, device=device)
-        return rule // self.modulus, rule % self.modulus
-
     def _successors(self, numbers: Int64[Tensor, "batch place"]) -> Int64[Tensor, "batch place rule"]:
         """Return the successor of each number under every rule."""
-        number = torch.arange(self.modulus, device=numbers.device)[:, None]
-        slope, offset = self._rules(numbers.device)
-        return ((slope * number + offset) % self.modulus)[numbers]
+        number = torch.arange(self.modulus, device=numbers.device)
+        rule = torch.arange(self.modulus**2, device=numbers.device)
+        return ((rule // self.modulus * number[:, None] + rule) % self.modulus)[numbers]
 
     def _belief(self, numbers: Int64[Tensor, "batch place"]) -> Float64[Tensor, "batch place hypothesis"]:
         """Return the belief. Likelihoods are relative to that of a fitting rule, 1/p, against the noise's 1/p^k."""

@@ -10,9 +10,7 @@ References:
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -25,7 +23,6 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process, stationary
 
-Labeled = tuple[tuple[tuple[float, ...], ...], ...]
 Matrices = (
     Sequence[Sequence[Sequence[float]]] | Float[np.ndarray, "symbol state state"] | Float[Tensor, "symbol state state"]
 )
@@ -63,23 +60,25 @@ class Process(MarkovProcess):
     length: int = 16
 
     def __post_init__(self) -> None:
-        tensors: Labeled = _nested("transition_tensors", self.transition_tensors, n_axes=3)
-        object.__setattr__(self, "transition_tensors", tensors)
-        object.__setattr__(self, "initial", _nested("initial", self.initial, n_axes=1))
+        tensors = _numbers("transition_tensors", self.transition_tensors, n_axes=3)
+        stored = tuple(tuple(map(tuple, matrix)) for matrix in tensors.tolist())
+        object.__setattr__(self, "transition_tensors", stored)
+        object.__setattr__(self, "initial", tuple(_numbers("initial", self.initial, n_axes=1).tolist()))
         check_parameters(self)
-        _check_length(self.length)
-        _check_shape(tensors)
-        check_process(self, n_states=len(tensors[0]), on=("length",))
-        rows = self.labeled().sum(dim=(0, 2))
-        entries = [entry for matrix in tensors for row in matrix for entry in row]
-        wrong = [entry for entry in entries if not (math.isfinite(entry) and entry >= 0)]
-        if wrong:
-            raise InvalidArgument(f"transition_tensors must be finite and at least 0, got {wrong[0]}.")
-        worst = int((rows - 1).abs().argmax())
-        if abs(float(rows[worst]) - 1) > _ROUNDING:
+        n_symbols, n_states, n_next = tensors.shape
+        if n_symbols == 0 or n_states == 0 or n_next != n_states:
+            raise InvalidArgument(
+                f"transition_tensors must hold one square matrix per symbol, got {n_symbols} of {n_states}×{n_next}."
+            )
+        check_process(self, n_states=n_states, on=("length",))
+        rows, is_wrong = tensors.sum(axis=(0, 2)), ~(np.isfinite(tensors) & (tensors >= 0))
+        if is_wrong.any():
+            raise InvalidArgument(f"transition_tensors must be finite and at least 0, got {tensors[is_wrong][0]}.")
+        worst = int(np.abs(rows - 1).argmax())
+        if abs(rows[worst] - 1) > _ROUNDING:
             raise InvalidArgument(
                 f"transition_tensors must sum to 1 over symbols and next states for each state; state {worst} sums to "
-                f"{float(rows[worst]):.6g}. Entry [x][i][j] is P(emit x and go to j | in i)."
+                f"{rows[worst]:.6g}. Entry [x][i][j] is P(emit x and go to j | in i)."
             )
         if self.initial:
             self._check_initial(len(rows))
@@ -149,7 +148,6 @@ class Mess3(MarkovProcess):
 
     def __post_init__(self) -> None:
         check_parameters(self)
-        _check_length(self.length)
         if not (0 <= self.x <= 0.5 and 0 <= self.a <= 1):
             raise InvalidArgument(f"Mess3 needs 0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x={self.x}, a={self.a}.")
         check_process(self, n_states=3, on=("length",))
@@ -169,33 +167,15 @@ class Mess3(MarkovProcess):
         return torch.full((3,), 1 / 3, dtype=torch.float64)
 
 
-def _nested(name: str, values: Any, *, n_axes: int) -> Any:
-    """Return nested numbers as tuples of depth `n_axes`; anything else raises `InvalidArgument`."""
-
-    def tupled(inner: Any, axes: int) -> Any:
-        if axes and isinstance(inner, Mapping | AbstractSet):
-            raise TypeError("it has no order")
-        return tuple(tupled(each, axes - 1) for each in inner) if axes else float(inner)
-
+def _numbers(name: str, values: Any, *, n_axes: int) -> Float[np.ndarray, "..."]:
+    """Return nested numbers as an array with `n_axes` axes; anything else raises `InvalidArgument`."""
     try:
-        return tupled(values, n_axes)
-    except (TypeError, ValueError) as error:
+        found = np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(())
+    if found.ndim != n_axes:
         raise InvalidArgument(
-            f"{name} must be numbers nested {n_axes} deep, or an array or tensor with {n_axes} axes; got another "
-            f"{type(values).__name__}."
-        ) from error
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise InvalidArgument(f"length, the number of symbols, must be at least 1, got {length}.")
-
-
-def _check_shape(tensors: Labeled) -> None:
-    n_states = len(tensors[0]) if tensors else 0
-    is_square = all(len(matrix) == n_states and all(len(row) == n_states for row in matrix) for matrix in tensors)
-    if n_states == 0 or not is_square:
-        shapes = ", ".join(f"{len(matrix)}×{'/'.join(sorted({str(len(row)) for row in matrix}))}" for matrix in tensors)
-        raise InvalidArgument(
-            f"transition_tensors must hold one square matrix per symbol, all of one size, got {shapes or 'none'}."
+            f"{name} must be numbers nested {n_axes} deep in rows of one length, or an array or tensor with {n_axes} "
+            f"axes; got another {type(values).__name__}."
         )
+    return found

@@ -56,10 +56,8 @@ class StickyMarkov(MarkovProcess):
 
     def __post_init__(self) -> None:
         check_parameters(self)
-        if self.n_states < 2 or self.length < 1:
-            raise InvalidArgument(
-                f"a sticky chain needs n_states ≥ 2 and length ≥ 1, got {self.n_states} and {self.length}."
-            )
+        if self.n_states < 2:
+            raise InvalidArgument(f"a sticky chain needs n_states ≥ 2, got {self.n_states}.")
         if not (0 <= self.self_probability <= 1 and 0 <= self.noise <= 1):
             raise InvalidArgument(
                 f"self_probability and noise must be probabilities, got {self.self_probability} and {self.noise}."

@@ -13,10 +13,7 @@ from bayesgeom.tasks.base import BLOCK, WindTunnel, check_affordable
 from bayesgeom.tasks.evidence import BoundEvidence
 from bayesgeom.tasks.in_context import BoundInContext
 
-ESTIMATE = (
-    r"needs about (more than a million|[\d.e+]+) GB of memory and .*(seconds|minutes|hours|days|years) "
-    r"to draw one block of sequences \(\d+\)"
-)
+ESTIMATE = r"needs about [\d.e+]+ GB of memory and [\d.e+-]+ minutes to draw one block of sequences \(\d+\)"
 TOO_LARGE: dict[str, Callable[[], WindTunnel]] = {
     "hmm, long": lambda: tasks.HMM(length=10**9),
     "hmm, fine": lambda: tasks.HMM(grid=1e-9),
@@ -97,9 +94,11 @@ def test_whole_numbers_beyond_64_bits_are_refused_without_printing_them(value: i
     assert len(str(raised.value)) < 200
 
 
-@pytest.mark.parametrize("grid", [1e-320, float("nan"), -0.0])
-def test_grids_without_steps_are_refused(grid: float) -> None:
-    with pytest.raises(InvalidArgument, match=r"grid must divide 1"):
+@pytest.mark.parametrize(
+    ("grid", "message"), [(1e-320, "divide 1"), (float("nan"), "be a number, got nan"), (-0.0, "divide 1")]
+)
+def test_grids_without_steps_are_refused(grid: float, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"grid must {message}"):
         tasks.HMM(grid=grid)
 
 

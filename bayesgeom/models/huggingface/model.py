@@ -69,7 +69,7 @@ from bayesgeom.models.huggingface.weights import (
     weights_identity,
 )
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -582,7 +582,7 @@ class HFModel(Model):
                 f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
             )
         with PROCESS_STATE, torch.random.fork_rng(), default_dtype(self._hf.dtype):
-            torch.manual_seed(seed)  # transformers initializes from the global generator
+            torch.manual_seed(torch_seed(seed))  # transformers initializes from the global generator
             # Of a copy of the config, because transformers sets the attention implementation in it.
             rebuild = self._rebuild or (lambda _seed: type(self._hf)(deepcopy(self._hf.config)))
             copy = rebuild(seed)
