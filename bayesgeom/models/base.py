@@ -374,6 +374,8 @@ class Model(ABC):
     partial_sites: Mapping[Site, tuple[int, ...]] = MappingProxyType({})  # in some layers only; also in `withheld`
     batch_size: int | None = None  # most sequences in a pass; None: according to the memory of a pass
     memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
+    # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
+    rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
 
     @property
     @abstractmethod
@@ -584,9 +586,20 @@ class Model(ABC):
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
                 cut = block.rows(slice(first, last)) if last - first < len(block) else block
                 at_once = max(1, min(most // bytes_of_pass(self.spec, cut), self.batch_size or len(cut)))
-                for part in cut.batches(at_most=at_once):
+                for part in (own for batch in cut.batches(at_most=at_once) for own in self._rotated_alike(batch)):
                     yield part, start + first < max(recorder.room, recorder.n_streamed)
             start += len(block)
+
+    @final
+    def _rotated_alike(self, trials: Trials) -> Iterator[Trials]:
+        """Cut a batch before each sequence whose keys are rotated otherwise than those before it."""
+        if self.rotation is None:
+            yield trials
+            return
+        kinds = self.rotation(trials.ends())
+        changes = (kinds[1:] != kinds[:-1]).any(dim=1).nonzero()[:, 0] + 1
+        for first, last in pairwise([0, *changes.tolist(), len(trials)]):
+            yield trials.rows(slice(first, last))
 
     @final
     def _in_memory(
