@@ -218,6 +218,10 @@ class Trials:
         last: Tensor = self.scored_positions().amax(dim=1) + 1
         return last
 
+    def is_read(self) -> Bool[Tensor, "batch pos"]:
+        """Return which positions come before the end of their sequence (`ends`): no padding is among them."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.ends()[:, None]
+
     def visible(self) -> Bool[Tensor, "batch query_pos key_pos"]:
         """Return which positions a causal model sees at each scored position: those up to and including it.
 
