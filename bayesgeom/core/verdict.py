@@ -140,6 +140,8 @@ class Reason(IntEnum):
     """The curve does not fall, or was not measured."""
     NOT_RESAMPLED = 17, "not resampled"
     """The numbers behind it are means whose sequences are not resampled here."""
+    OTHER_KERNEL = 18, "other kernel"
+    """The two sides attended with different kernels, whose rounding differs: a small difference may come from it."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

@@ -134,6 +134,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
         seed=seed,
         rows=rows_per_shard(model.spec, whole, one, most=block_size(task.n_pos)),
         foreign_hooks=model.foreign_hooks(),
+        attention_kernels=model.kernels(sites),
         versions={**versions(), "threads": str(torch.get_num_threads())},
     )
 

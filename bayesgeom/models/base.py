@@ -30,6 +30,7 @@ from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFi
 from bayesgeom.core.run import (
     ATTN_OUT,
     MLP_OUT,
+    PATTERN,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
@@ -64,6 +65,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
 Variant = Sequence[Edit]
+KERNELS = "attention_kernels"  # key of the provenance
 
 
 @final
@@ -374,6 +376,7 @@ class Model(ABC):
     partial_sites: Mapping[Site, tuple[int, ...]] = MappingProxyType({})  # in some layers only; also in `withheld`
     batch_size: int | None = None  # most sequences in a pass; None: according to the memory of a pass
     memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
+    attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
     # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
     rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
 
@@ -442,6 +445,21 @@ class Model(ABC):
         every = range(self.spec.n_layers)
         own = [frozenset(every if site in self.sites else self.partial_sites.get(site, ())) for site in sites]
         return tuple(sorted(frozenset(every).intersection(*own)))
+
+    @final
+    def kernels(self, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
+        """Return the attention kernels of a measurement; empty if the model does not have several.
+
+        Patterns exist in "eager" attention only, so passes that record them use it. Kernels round differently.
+
+        Args:
+            sites: Sites that the passes record.
+            also_without: Whether other passes record nothing.
+        """
+        if self.attention_kernel is None:
+            return []
+        plain, is_eager = self.attention_kernel(), PATTERN in sites
+        return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
 
     @final
     def check_surroundings(self) -> None:
@@ -692,7 +710,8 @@ def provenance(
 
     There is no time stamp, so the same seed gives the same file. `foreign_hooks` lists submodules whose forward hooks
     bayesgeom did not set, if there are any: they may have edited activations. `float32_matmul_precision` is there where
-    torch was allowed to round products of float32 matrices: other numbers follow from it.
+    torch was allowed to round products of float32 matrices: other numbers follow from it. `attention_kernels` names the
+    implementations of attention, which round differently, where the model has several.
 
     Args:
         model: The model. For several models, a mapping with their name and architecture.
@@ -700,10 +719,12 @@ def provenance(
         arguments: Arguments of the measurement.
     """
     foreign = model.foreign_hooks() if isinstance(model, Model) else ()
+    kernels = model.kernels() if isinstance(model, Model) else []
     spec = model.spec if isinstance(model, Model) else model
     return {
         "model": spec.to_dict() if isinstance(spec, ModelSpec) else dict(spec),
         **({"foreign_hooks": list(foreign)} if foreign else {}),
+        **({KERNELS: kernels} if kernels else {}),
         **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),

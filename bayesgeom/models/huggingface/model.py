@@ -594,6 +594,8 @@ class HFModel(Model):
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
         self.withheld: Mapping[Site, str] = self._attached.withheld
+        if self.spec.n_heads:
+            self.attention_kernel = lambda: str(hf.config._attn_implementation or "eager")  # noqa: SLF001
         self.rotation = self._attached.forward.rotation
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
