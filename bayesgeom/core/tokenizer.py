@@ -141,6 +141,16 @@ def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     )
 
 
+def opened(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the ids of each text after what this tokenizer puts before a text, unless the text begins with it.
+
+    `<s>` at the start of a text is a beginning-of-sequence token for many tokenizers: there is no second one.
+    """
+    prefix = opening(tokenizer, max(texts, key=len))  # a text that is "<s>" alone does not tell
+    ids = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    return [own if prefix and own[: len(prefix)] == prefix else (*prefix, *own) for own in ids]
+
+
 def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
     """Return the ids of a chat with this user message, up to the start of the assistant's answer.
 

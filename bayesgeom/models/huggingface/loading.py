@@ -315,7 +315,8 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
 def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_weight_files(source, {name: own for name, own in given.items() if name in FETCHING})
+    fetched = {name: own for name, own in given.items() if name in FETCHING}
+    check_weight_files(source, fetched)
     if Path(source).is_dir() and not trust_remote_code:
         check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -328,6 +329,8 @@ def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remo
         **{"dtype": "auto", **given},
     )
     hf, found = loaded
+    if not Path(source).is_dir() and (index := _hub_index(str(source), fetched)) is not None:
+        _check_shards(index.parent)  # all files are there by now
     check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
 
@@ -498,7 +501,7 @@ def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
 
 # transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-_WEIGHTS, _INDEX = ".safetensors", "model.safetensors.index.json"
+_WEIGHTS, _WHOLE, _INDEX = ".safetensors", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
 
@@ -539,7 +542,8 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
     """
     path = Path(source)
     if not path.is_dir():
-        _check_hub_index(str(source), options or {})
+        if (index := _hub_index(str(source), options or {})) is not None:
+            _check_index(index, None)
         return
     if not any(path.glob(f"*{_WEIGHTS}")):
         pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
@@ -553,6 +557,21 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
     for index in sorted(path.glob("*.index.json")):
         if _WEIGHTS in index.name:  # with use_safetensors transformers reads no other index
             _check_index(index, path)
+    if (path / _INDEX).is_file():
+        _check_shards(path)
+
+
+def _check_shards(path: Path) -> None:
+    """Check that each tensor is in the file that the index names, and in no other: transformers reads all files."""
+    place: dict[str, str] = read_json(path / _INDEX)["weight_map"]
+    if (path / _WHOLE).is_file() and set(place.values()) != {_WHOLE}:
+        raise CheckpointFault(f"{path} holds {_WHOLE} and {_INDEX}, which may differ. Remove the one that is stale.")
+    for file in sorted(set(place.values())):
+        for name in read_header(path / file)[0]:
+            if place.setdefault(name, file) != file:
+                raise CheckpointFault(
+                    f"{path} holds the tensor {name} in {file} and, by its index, in {place[name]}. Restore its files."
+                )
 
 
 def _check_index(index: Path, folder: Path | None) -> None:
@@ -571,8 +590,8 @@ def _check_index(index: Path, folder: Path | None) -> None:
             raise CheckpointFault(f"{index} names {name!r}, which is not in {folder}. Copy all parts of the model.")
 
 
-def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
-    """Check the index of a hub repository, if it has one and the hub can be reached."""
+def _hub_index(name: str, options: Mapping[str, Any]) -> Path | None:
+    """The index of a hub repository, if it has one and the hub can be reached."""
     from transformers.utils.hub import cached_file
 
     found = cached_file(
@@ -583,8 +602,7 @@ def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
     )
-    if found is not None:
-        _check_index(Path(found), None)
+    return None if found is None else Path(found)
 
 
 def _is_bare(name: object) -> bool:
