@@ -36,7 +36,7 @@ class ServedModel(Model):
         self.client, self.module, self.task = client, nn.Module(), None
         self.tokenizer: Tokenizer | None = tokenizer
         self.spec = ModelSpec(
-            name=client.model,
+            name=client.quoted(client.model),  # reports contain it, and a server may name a model like the key
             architecture="served",
             n_layers=0,
             d_model=0,
@@ -51,6 +51,7 @@ class ServedModel(Model):
         )
         self.withheld = dict.fromkeys(ALL_SITES, "a server gives predictions only")
         self._texts = _Texts(tokenizer)
+        self._replies: dict[str | tuple[int, ...], list[Listed]] = {}  # kept, so that a later call can continue
         self._as_ids: bool | None = None  # prompts are sent as token ids if the server accepts them
         self.count_anew()
 
@@ -98,14 +99,24 @@ class ServedModel(Model):
         self._texts.check(answers)
         if self._as_ids is None:
             self._as_ids = self._takes_ids(prompts[0])
-        sent = prompts if self._as_ids else map(self._texts.text, prompts)
+        sent = [tuple(own) if self._as_ids else self._texts.text(own) for own in prompts]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            replies = list(pool.map(self.client.next_tokens, sent))
+            try:
+                replies = list(pool.map(self._reply, sent))
+            except ServerFault as fault:
+                kept = f"This model keeps {len(self._replies):,} replies: measure it again to continue."
+                raise ServerFault(f"{fault} {kept}", status=fault.status) from fault
         rows = torch.full((len(prompts), self.spec.d_vocab), _NOTHING, dtype=torch.float64)
         rest = next((i for i in range(self.spec.d_vocab) if i not in answers), None)
         for row, listed in zip(rows, replies, strict=True):
             self._fill(row, listed, answers, rest)
         return rows.reshape(*places.shape, -1)
+
+    def _reply(self, prompt: str | tuple[int, ...]) -> list[Listed]:
+        """The most probable tokens after a prompt, requested once."""
+        if prompt not in self._replies:
+            self._replies[prompt] = self.client.next_tokens(prompt)
+        return self._replies[prompt]
 
     def _fill(
         self, row: Float[Tensor, " d_vocab"], listed: Sequence[Listed], answers: Sequence[int], rest: int | None
