@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ def rendered(render: Callable[[str], object], messages: Sequence[str]) -> list[t
     A template is a program of somebody else's, and one operation of it can take for ever, or all memory. So it runs in
     a copy of this process, with limits.
     """
-    if not hasattr(os, "fork"):  # Windows
+    if sys.platform == "win32":  # it has no fork
         return [_rendered(render, message) for message in messages]
     inlet, outlet = os.pipe()
     with warnings.catch_warnings():

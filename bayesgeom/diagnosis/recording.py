@@ -12,7 +12,7 @@ from bayesgeom.core.errors import InvalidArgument, NoCopy, check_types, checked,
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import ALL_SITES, N_RECORDED, Site, Trials
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, kernels_of
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
@@ -134,7 +134,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
         seed=seed,
         rows=rows_per_shard(model.spec, whole, one, most=block_size(task.n_pos)),
         foreign_hooks=model.foreign_hooks(),
-        attention_kernels=model.kernels(sites),
+        attention_kernels=kernels_of(model, sites),
         versions={**versions(), "threads": str(torch.get_num_threads())},
     )
 

@@ -19,7 +19,7 @@ from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.models.base import KERNELS, Model, provenance
+from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
@@ -285,7 +285,7 @@ def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) 
         level = dict(run.baseline_behaviors).get(_UNIFORM)
         levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
         uniform = dict(zip(_EXACT_IS_0, levels, strict=False))
-        scores, kernels = sequence_scores(run.behavior), ", ".join(model.kernels())
+        scores, kernels = sequence_scores(run.behavior), ", ".join(kernels_of(model))
         sides.append(_Side(spec=model.spec.to_dict(), scores=scores, uniform=uniform, kernels=kernels))
     return _compared(sides, task, n=n, seed=seed)
 

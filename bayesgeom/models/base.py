@@ -447,21 +447,6 @@ class Model(ABC):
         return tuple(sorted(frozenset(every).intersection(*own)))
 
     @final
-    def kernels(self, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
-        """Return the attention kernels of a measurement; empty if the model does not have several.
-
-        Patterns exist in "eager" attention only, so passes that record them use it. Kernels round differently.
-
-        Args:
-            sites: Sites that the passes record.
-            also_without: Whether other passes record nothing.
-        """
-        if self.attention_kernel is None:
-            return []
-        plain, is_eager = self.attention_kernel(), PATTERN in sites
-        return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
-
-    @final
     def check_surroundings(self) -> None:
         """Check that nothing is set for the whole process that would change the numbers.
 
@@ -703,6 +688,22 @@ def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractCon
     return hooked(model.module, own, by=model.spec.name)
 
 
+def kernels_of(model: Model, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
+    """Return the attention kernels of a measurement; empty if the model does not have several.
+
+    Patterns exist in "eager" attention only, so passes that record them use it. Kernels round differently.
+
+    Args:
+        model: The model.
+        sites: Sites that the passes record.
+        also_without: Whether other passes record nothing.
+    """
+    if model.attention_kernel is None:
+        return []
+    plain, is_eager = model.attention_kernel(), PATTERN in sites
+    return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
+
+
 def provenance(
     model: Model | ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -719,7 +720,7 @@ def provenance(
         arguments: Arguments of the measurement.
     """
     foreign = model.foreign_hooks() if isinstance(model, Model) else ()
-    kernels = model.kernels() if isinstance(model, Model) else []
+    kernels = kernels_of(model) if isinstance(model, Model) else []
     spec = model.spec if isinstance(model, Model) else model
     return {
         "model": spec.to_dict() if isinstance(spec, ModelSpec) else dict(spec),

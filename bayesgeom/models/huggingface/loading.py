@@ -370,7 +370,7 @@ def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
     try:
         return _read_tokenizer(source, options)
     except (OSError, ValueError, ImportError) as error:  # a tokenizer is optional: tasks that need one report it
-        if path.is_dir():
+        if path.is_dir() and "gguf_file" not in options:
             warnings.warn(f"{source} is loaded without its tokenizer: {_reason(error)}", stacklevel=2)
         return None
 
