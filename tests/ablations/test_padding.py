@@ -51,7 +51,7 @@ class Ragged(WindTunnel):
             predictive=even,
             belief=even,
             labels=torch.where(is_scored, 0, -100),
-            token_sets={},
+            token_sets={"inputs": torch.arange(N_IDS - 1)},
             relations={},
         )
 
@@ -93,6 +93,17 @@ def test_neither_the_id_nor_the_amount_of_padding_matters(mode: str, model: HFMo
     assert np.abs(found[0].value).max() > 1e-2
     for other in found[1:]:
         np.testing.assert_allclose(found[0].value, other.value, rtol=0, atol=1e-5)
+
+
+def test_keys_of_padding_are_no_keys_of_its_token(model: HFModel) -> None:
+    found = [
+        bayesgeom.diagnose(model, Ragged(padding=padding, longest=longest), probes="key_overlap", n=40, n_untrained=0)
+        for padding, longest in ((30, 11), (7, 11), (12, 17))
+    ]
+    values = [own["key_overlap"].estimate("mean_abs_cosine").value for own in found]
+    assert np.isfinite(values[0]).any()
+    for other in values[1:]:
+        np.testing.assert_allclose(values[0], other, rtol=0, atol=1e-5)
 
 
 def test_means_are_those_of_the_sequences_that_reach_a_position(model: HFModel) -> None:
