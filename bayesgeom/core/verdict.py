@@ -142,6 +142,8 @@ class Reason(IntEnum):
     """The numbers behind it are means whose sequences are not resampled here."""
     OUT_OF_RANGE = 18, "out of range"
     """The value lies outside the range of its quantity, such as an R² below −1 of a fit that does not carry over."""
+    OTHER_KERNEL = 19, "other kernel"
+    """The two sides attended with different kernels, whose rounding differs: a small difference may come from it."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

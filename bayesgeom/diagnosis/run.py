@@ -28,7 +28,7 @@ from bayesgeom.diagnosis.plan import (
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling import RelabelingReport
-from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
+from bayesgeom.models.base import KERNELS, Model, is_out_of_memory, kernels_of, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
@@ -273,6 +273,9 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
+    streamed = [own.site for name in plan.streamed for own in plan.supported[name].needs.streamed]
+    if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
+        where[KERNELS] = kernels
     seen = {name: list(plan.layers[name]) for name in measured if name in plan.layers}
     partly = {name: layers for name, layers in seen.items() if len(layers) < model.spec.n_layers}
     where |= {LAYERS: partly} if partly else {}
@@ -283,6 +286,7 @@ def _provenance(
         stored = model.manifest
         capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
         where |= {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
+        where |= {KERNELS: list(stored.attention_kernels)} if stored.attention_kernels else {}
         where |= {"model": stored.model_spec.to_dict(), "capture": capture}
     return where
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
+from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_ids, first_symbols, labeled, opening, punctuation_id
 from bayesgeom.tasks.base import (
     TextTask,
     WindTunnel,
@@ -139,7 +139,7 @@ class LabeledEvidence(TextTask):
         prefix = opening(tokenizer, some_word) if self.bos and self.style == "plain" else ()
         if self.style != "plain":
             message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
-            prefix = chat_prompt(tokenizer, message)
+            (prefix,) = chat_prompts(tokenizer, [message])
         bound = BoundEvidence(
             n_ids=d_vocab,
             prefix=prefix,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
+from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_ids, first_symbols, labeled, opening, punctuation_id
 from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_affordable
 
 MESSAGE = "Continue the sequence."
@@ -69,7 +69,7 @@ class InContext(TextTask):
         first = next(iter(symbols))
         prefix = opening(tokenizer, first) if self.bos else ()
         if self.chat:
-            prefix = chat_prompt(tokenizer, MESSAGE)
+            (prefix,) = chat_prompts(tokenizer, [MESSAGE])
         bound = BoundInContext(
             task=self.task,
             n_ids=d_vocab,
