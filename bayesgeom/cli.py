@@ -184,6 +184,7 @@ def diagnose(
     n: N = 512,
     seed: Seed = 0,
     n_untrained: int = 3,
+    n_replaced: Maybe[int] = None,
     probes: Maybe[tuple[str, ...]] = None,
     ablations: bool = False,
     machines: On = HERE,
@@ -197,6 +198,7 @@ def diagnose(
         domain: For the task prompts: mixed, mathematics, code, philosophy, or two: mathematics+code. Default: all.
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         n_untrained: Number of untrained networks of the same architecture to compare with.
+        n_replaced: Number of sequences of the evidence response; 0 leaves it out. Default: 64, or 0 with --probes.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
             qk_alignment and value_manifold (value_manifold:standardized). Default: all that apply.
         ablations: Also run the default ablation battery.
@@ -205,7 +207,15 @@ def diagnose(
     asked = _text_task(task, domain, chat=chat)
     with machines.executor() as executor:
         return bayesgeom.diagnose(
-            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
+            model,
+            asked,
+            probes=probes,
+            n=n,
+            seed=seed,
+            n_untrained=n_untrained,
+            n_replaced=n_replaced,
+            ablations=ablations,
+            executor=executor,
         )
 
 
@@ -386,6 +396,25 @@ def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> 
     These are values of a map or states of an HMM. A shipped checkpoint takes 5 to 30 seconds on two CPU cores.
     """
     return bayesgeom.relabeling_invariance(source.load(), task, n=n, seed=seed)
+
+
+def response(
+    source: Of,
+    task: TaskOption = None,
+    ages: Maybe[tuple[int, ...]] = None,
+    single: bool = False,
+    n: N = 256,
+    seed: Seed = 0,
+) -> "Report":
+    """Measure how far the answers follow old evidence.
+
+    It is drawn again, given the later evidence, and the change of the model's answers compared with the exact change.
+
+    Args:
+        ages: Numbers of the latest pieces of evidence that stay. Default: 1, 2, 4, 8, …
+        single: Draw only the piece of each age again, instead of all older ones.
+    """
+    return bayesgeom.evidence_response(source.load(), task, ages=ages, single=single, n=n, seed=seed)
 
 
 def sweep(
@@ -725,7 +754,7 @@ def selftest() -> int:
 
 
 GROUPS = {
-    "Measure one model": "diagnose ablate intervene length relabel sweep gradients capture",
+    "Measure one model": "diagnose ablate intervene length relabel response sweep gradients capture",
     "Compare models and snapshots": "compare dynamics",
     "Train and exchange models": "train checkpoints pack export",
     "Check the installation": "selftest",

@@ -1,12 +1,15 @@
 """Plans of a diagnosis: which probes run, what a pass records for them, and why the others do not run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, final
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.run import Site, Trials
+from bayesgeom.core.verdict import Verdict
+from bayesgeom.generalization.evidence_response import EvidenceResponseReport, Replacement
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model, bytes_per_sequence
@@ -16,6 +19,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
+N_REPLACED = 64  # sequences of the evidence response, for each age
 
 AnyProbe = Probe[Any]
 
@@ -66,6 +70,7 @@ class ProbePlan:
     skipped: dict[str, str]
     inapplicable: dict[str, str]
     renaming: Renaming | None
+    replacement: Replacement | None
 
 
 def plan_of(
@@ -76,6 +81,7 @@ def plan_of(
     *,
     n: int,
     seed: int,
+    n_replaced: int | None = 0,
 ) -> ProbePlan:
     """Choose the probes that this model and task support; a named one that they do not support is an error."""
     known = all_probes()
@@ -102,11 +108,8 @@ def plan_of(
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         supported[name] = probe
-    renaming = None
-    try:
-        renaming = _renaming(model, task, n=n, seed=seed) if probes is None else None
-    except (InvalidArgument, TaskMismatch) as reason:
-        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
+    second, more, others = _second_passes(model, task, is_default=probes is None, n=n, seed=seed, n_replaced=n_replaced)
+    skipped, inapplicable = skipped | more, inapplicable | others
     # Calibration is first: the other probes explain it.
     first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
     chosen = {name: supported[name] for name in first}
@@ -122,16 +125,34 @@ def plan_of(
         n_streamed=0,
         skipped=skipped,
         inapplicable=inapplicable,
-        renaming=renaming,
+        renaming=second.get(RelabelingReport.name),
+        replacement=second.get(EvidenceResponseReport.name),
     )
 
 
-def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
+def _second_passes(
+    model: Model, task: WindTunnel, *, is_default: bool, n: int, seed: int, n_replaced: int | None
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Return the tests that run the model again, and why others are skipped or do not apply, by name."""
+    n_replaced = (N_REPLACED if is_default else 0) if n_replaced is None else n_replaced
+    of_evidence = partial(Replacement.of, ages=None, single=False)
+    tests: list[tuple[str, Callable[..., Any], int]] = [
+        (RelabelingReport.name, Renaming.of, N_RENAMED * is_default),
+        (EvidenceResponseReport.name, of_evidence, n_replaced),
+    ]
+    found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
     if isinstance(model, CapturedModel):
-        raise InvalidArgument(
-            f"{model.folder} is a capture, which cannot be run on renamed sequences. Pass the model itself."
-        )
-    return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
+        reason = f"{model.folder} is a capture, which cannot be run on other sequences. Pass the model itself."
+        return {}, {name: reason for name, _, most in tests if most}, {}
+    for name, test, most in tests:
+        try:
+            if most:
+                found[name] = test(model, task, n=min(n, most), seed=seed)
+        except (InvalidArgument, TaskMismatch) as error:
+            (inapplicable if isinstance(error, TaskMismatch) else skipped)[name] = str(error)
+    if EvidenceResponseReport.name in inapplicable and task.has_posterior:
+        inapplicable[EvidenceResponseReport.name] = str(Verdict.NOT_REPLACEABLE)
+    return found, skipped, inapplicable
 
 
 def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: int) -> ProbePlan:

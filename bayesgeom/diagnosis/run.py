@@ -26,6 +26,7 @@ from bayesgeom.diagnosis.plan import (
     with_streams,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
+from bayesgeom.generalization.evidence_response import EvidenceResponseReport
 from bayesgeom.generalization.relabeling_report import RelabelingReport
 from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
@@ -47,13 +48,15 @@ def diagnose(
     n: int = 512,
     seed: int = 0,
     n_untrained: int = 3,
+    n_replaced: int | None = None,
     ablations: bool = False,
     executor: Executor | Batch | None = None,
 ) -> Diagnosis:
     """Run every probe that the model supports, in one pass over new sequences of its task.
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
-    probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance is added.
+    probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance and the
+    evidence response are added, which take passes of their own.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
@@ -65,6 +68,8 @@ def diagnose(
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
+        n_replaced: Number of sequences of the evidence response (`bayesgeom.evidence_response`), run again for each age;
+            0 leaves it out. Default: 64, or 0 if probes are named.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
             by its name or directory, and probes by their names. Default: this process.
@@ -73,7 +78,7 @@ def diagnose(
         The reports by the name of their probe.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained below 0, or the list of probes is empty.
+        InvalidArgument: n is below 1, n_untrained or n_replaced below 0, or the list of probes is empty.
         UnknownName: A probe or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
         MissingSite: A named probe reads a site that the model does not provide.
@@ -86,6 +91,8 @@ def diagnose(
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
+    if n_replaced is not None and n_replaced < 0:
+        raise InvalidArgument(f"n_replaced, the sequences with new evidence, must be at least 0, got {n_replaced}.")
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     return _diagnosed(
         as_model(model),
@@ -94,6 +101,7 @@ def diagnose(
         n=n,
         seed=seed,
         n_untrained=n_untrained,
+        n_replaced=n_replaced,
         ablations=ablations,
         executor=sent,
     )
@@ -107,6 +115,7 @@ def _diagnosed(
     n: int,
     seed: int,
     n_untrained: int,
+    n_replaced: int | None,
     ablations: bool,
     executor: tuple[Batch, str] | None,
 ) -> Diagnosis:
@@ -119,7 +128,8 @@ def _diagnosed(
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = affordable(plan_of(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, n_replaced=n_replaced)
+    plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]
     if executor is None:
@@ -144,6 +154,8 @@ def _diagnosed(
         run, renamed, (reports, faults) = _measured(its, plan, before)
     skipped |= faults
     further, reasons = _further_passes(subject, chosen, run, seed=seed, ablations=ablations)
+    if plan.replacement is not None:
+        further = {EvidenceResponseReport.name: plan.replacement.report(run)} | further
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     reports, skipped = reports | further, skipped | reasons

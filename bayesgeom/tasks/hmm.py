@@ -25,7 +25,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Relations, Trials, renamed
 from bayesgeom.stats.observers import Beliefs, Filter, exact_beliefs, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
-from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
+from bayesgeom.tasks.markov import DynamicTask, mixing_times, redrawn, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
 _REPAIR_SECONDS = 1.5e-4  # time to move one grid step of the surplus left by raising entries to the floor
@@ -242,6 +242,21 @@ class HMM(SymmetricTask, DynamicTask):
         return cells[:, :first].unflatten(1, (self.n_states, -1)), cells[:, first + 1 :].unflatten(
             1, (self.n_states, -1)
         )
+
+    @property
+    def n_evidence(self) -> int:
+        return self.length
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some symbols again, given the matrices and the kept symbols."""
+        transition, emission, symbols = self._read(trials.tokens)
+        shows = emission.mT[:, :, None, :]  # by symbol and next state
+        first = torch.eye(self.n_states, dtype=torch.float64, device=generator.device) * shows
+        start = torch.ones(1, self.n_states, dtype=torch.float64, device=generator.device)
+        ways = [first, *[transition[:, None] * shows] * (self.length - 1)]
+        states, symbols = redrawn(ways, start, symbols, keep, generator)
+        moves, emits = (cells + self._floor_steps for cells in self._header(trials.tokens))
+        return self.trials(moves, emits, states, symbols)
 
     @property
     def n_names(self) -> int:
