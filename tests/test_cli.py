@@ -20,6 +20,7 @@ from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
+from bayesgeom.selftest.responses import planted_responses
 from bayesgeom.selftest.run import ControlResult, intervention_controls
 from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
@@ -330,6 +331,7 @@ def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["selftest"]) == 0
     expected = [f"ok      {name}: {c.label}" for name, probe in all_probes().items() for c in probe.controls()]
     expected += [f"ok      intervention: {control.label}" for control in chosen]
+    expected += [f"ok      evidence_response: {own.text()}" for own in planted_responses()]
     lines = capsys.readouterr().out.splitlines()
     assert lines == [*expected, "", f"{len(expected)} controls hold, 0 do not"]
 

@@ -68,7 +68,7 @@ def diagnose(
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
-        n_replaced: Number of sequences of the evidence response (`bayesgeom.evidence_response`), run again for each age;
+        n_replaced: Number of sequences of the evidence response (`bayesgeom.evidence_response`), run again per age;
             0 leaves it out. Default: 64, or 0 if probes are named.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given

@@ -1,8 +1,7 @@
 """`evidence_response`: does the answer follow earlier evidence? Evidence is drawn again, and the answers are compared.
 
-A model that predicts well may reread the last few symbols. Accuracy alone cannot tell: see `bayesgeom.stats.memory`. So
-the evidence older than w is drawn again, given the later evidence, and Δ is the change of the answer probabilities at
-the last scored position:
+A model that predicts well may reread the last few symbols, and accuracy alone cannot tell. So the evidence older than w
+is drawn again, given the later evidence, and Δ is the change of the answer probabilities at the last scored position:
 
     slope(w) = Σ ⟨Δ_model, Δ_exact⟩ / Σ |Δ_exact|²,  over sequences,
 
@@ -27,22 +26,21 @@ from bayesgeom.core.verdict import Verdict
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, smooth_estimate, with_interval
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, smooth_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval
-from bayesgeom.stats.memory import window_predictives
 from bayesgeom.stats.observers import exact_beliefs
+from bayesgeom.stats.windows import TRANSPORT_WINDOW, window_predictives
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
 
-TRANSPORT_AGE = 10  # pieces of evidence: the stated age of claims on transport
 LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
 FOLLOWS = 0.5  # slope above which the answers follow the evidence, and below which they do so in part or not at all
 LEVEL_NAME = "other sequences"
-MIXED, SHARP, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "forgetting 0.9"
-_UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT, _WINDOW = 0.2, 0.5, 0.9, 10
-_PAIRINGS, _QUANTILE = 300, 0.975
+MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "last 10 symbols", "forgetting 0.9"
+_UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9
+_PAIRINGS, _QUANTILE, _ROUNDING = 300, 0.975, 1e-9
 _REPLACED = 6  # branch of the seed
 
 Answers = Float64[np.ndarray, "sequence answer"]
@@ -82,7 +80,7 @@ class EvidenceResponseReport(Report):
     predictor_slopes: Annotated[Float[np.ndarray, "predictor age"], Unit("1")]
     n: int
 
-    def verdict_at(self, age: int = TRANSPORT_AGE) -> Verdict:
+    def verdict_at(self, age: int = TRANSPORT_WINDOW) -> Verdict:
         """Return the verdict on evidence older than an age.
 
         Args:
@@ -98,7 +96,7 @@ class EvidenceResponseReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the slopes from the oldest identified evidence up to age 10, then the others."""
         known = [i for i, verdict in enumerate(self.verdicts) if verdict != Verdict.NOT_IDENTIFIED]
-        first = [i for i in known if int(self.ages[i]) <= TRANSPORT_AGE]
+        first = [i for i in known if int(self.ages[i]) <= TRANSPORT_WINDOW]
         order = [*first[-1:], *(i for i in range(len(self.ages)) if i not in first[-1:])]
         return [headline_of(self, "slope", (i,), self._label(i), verdict=self.verdicts[i]) for i in order]
 
@@ -261,9 +259,9 @@ def _known_answers(trials: Trials) -> dict[str, Answers]:
         MIXED: (1 - _UNIFORM_SHARE) * exact + _UNIFORM_SHARE / exact.shape[1],
         SHARP: sharp / sharp.sum(dim=1, keepdim=True),
     }
-    if trials.observers is not None and trials.n_scored > _WINDOW:
+    if trials.observers is not None and trials.n_scored > TRANSPORT_WINDOW:
         own = trials.observers.filter
-        found[f"last {_WINDOW} symbols"] = next(islice(window_predictives(trials, "stationary"), _WINDOW, None))[:, -1]
+        found[WINDOW] = next(islice(window_predictives(trials, "stationary"), TRANSPORT_WINDOW, None))[:, -1]
         forgetful = exact_beliefs(own, len(trials), trials.n_scored, discount=_DISCOUNT)
         found[FORGETTING] = own.answers(forgetful)[:, -1]
     return {name: values.cpu().numpy() for name, values in found.items()}
@@ -289,12 +287,16 @@ def response_report(
     level = Baseline.of(
         "permutation", LEVEL_NAME, [chance_level(*own, seed=seed) for own in zip(changes, exact, strict=True)]
     )
-    slope = with_interval(slopes, ratio_interval(along, size, seed=seed), n=len(along), baselines=[level])
+    interval = ratio_interval(along, size, seed=seed)
+    # One ratio in every sequence, such as 0 in a model that cannot see the old evidence: no interval is needed.
+    is_constant = np.abs(along - slopes * size).max(axis=0) <= _ROUNDING * size.max(axis=0)
+    low, high = (np.where(is_constant, slopes, end) for end in interval)
+    slope = Estimate.of(slopes, (low, high), n=len(along), baselines=[level], reason=interval.code)
     weights = jackknife_weights(len(along))
     by_group = _ratio(weights @ along, weights @ size)
     relative = smooth_estimate(_ratio(by_group, by_group[:, :1]), seed=seed, n=len(along))
     others = [name for name in known if name != "exact"]
-    predicted = [[_slope(*own) for own in zip(known[name], exact, strict=True)] for name in others]
+    predicted = [_slope(*own) for name in others for own in zip(known[name], exact, strict=True)]
     return EvidenceResponseReport(
         is_single=is_single,
         ages=tuple(ages),
@@ -306,7 +308,7 @@ def response_report(
             for low, high, bar, own in zip(*slope.ends, level.value, change, strict=True)
         ),
         predictors=tuple(others),
-        predictor_slopes=np.array(predicted),
+        predictor_slopes=np.array(predicted).reshape(len(others), len(ages)),
         n=len(along),
     )
 

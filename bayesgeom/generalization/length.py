@@ -39,7 +39,7 @@ from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, stacked
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.memory import EffectiveMemory
+from bayesgeom.stats.windows import EquivalentWindow
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
@@ -319,7 +319,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
     best = strongest(first.predictor_kl_bits)
     predictors = (best, *(name for name in first.predictor_kl_bits if name != best))
     kl, entropy = ([model.errors.kl_bits for model in models], [model.errors.entropy_error_bits for model in models])
-    memories = [model.errors.memory for model in models]
+    windows = [model.errors.window for model in models]
     n_layers = max(model.n_layers for model in models)
     return LengthReport(
         unit=setting.length_field.unit,
@@ -356,8 +356,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         layer_shift=_by_layer(
             [None if model.depth is None else model.depth.shift for model in models], n_layers, has_interval=False
         ),
-        effective_memory_symbols=_memories(memories),
-        transports=tuple("" if own is None else str(own.verdict) for own in memories),
+        equivalent_window_symbols=_equivalent_windows(windows),
         n=len(first.kl_bits),
     )
 
@@ -385,13 +384,13 @@ def _padded(values: Float[np.ndarray, " layer"] | None, n_layers: int) -> Float[
     return padded
 
 
-def _memories(found: Sequence[EffectiveMemory | None]) -> Estimate:
+def _equivalent_windows(found: Sequence[EquivalentWindow | None]) -> Estimate:
     """Return effective memories of all models; NaN if the hidden state does not move."""
-    known = [memory for memory in found if memory is not None]
+    known = [own for own in found if own is not None]
     if len(known) < len(found):
         return Estimate.of(np.full(len(found), np.nan))
-    symbols = np.array([memory.symbols for memory in known])
-    return Estimate.of(symbols, (symbols, [memory.symbols_ends[1] for memory in known]))
+    symbols = np.array([own.symbols for own in known])
+    return Estimate.of(symbols, (symbols, [own.symbols_ends[1] for own in known]))
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -44,9 +44,8 @@ class LengthReport(Report):
     `errors` are the KL and the entropy error: at every position (`error_bits`), as means over whole sequences of each
     length (`whole_error_bits`), and their discontinuity at the training length (`discontinuity_bits`).
     `critical_length` is infinite if no position exceeds `threshold_bits`. Layers that cannot be read are NaN. If
-    the task's hidden state moves, `effective_memory_symbols` (see `bayesgeom.stats.memory`) is measured over the
-    longest sequences, and `transports` states whether they show that a model carries the belief; on other tasks they
-    are NaN and empty.
+    the task's hidden state moves, `equivalent_window_symbols` (see `bayesgeom.stats.windows`) is measured over the
+    longest sequences; on other tasks it is NaN.
     """
 
     name: ClassVar[str] = "length"
@@ -80,10 +79,9 @@ class LengthReport(Report):
     layer_shift: Annotated[
         Estimate, Quantity("model layer", better="lower", label="shift of the mean residual, in its spread within")
     ]
-    effective_memory_symbols: Annotated[
-        Estimate, Quantity("model", unit="symbols", better="higher", label="effective memory")
+    equivalent_window_symbols: Annotated[
+        Estimate, Quantity("model", unit="symbols", better="higher", label="equivalent window")
     ]
-    transports: Annotated[tuple[str, ...], "model"]
     n: int
 
     @property
@@ -122,11 +120,11 @@ class LengthReport(Report):
         return first
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the numbers by quantity: discontinuities, ratios, first failures, memories."""
+        """Return the numbers by quantity: discontinuities, ratios, first failures, equivalent windows."""
         names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
         step = f"KL discontinuity at {self._first_beyond}, {self._n_trend}-point trend"
         over = f"first position with KL above {self.threshold_bits:g} bits"
-        memory = f"effective memory, at length {self.lengths[-1]}"
+        window = f"equivalent window, at length {self.lengths[-1]}"
         lines = [headline_of(self, "discontinuity_bits", (KL, i), f"{own}{step}") for i, own in enumerate(names)]
         lines = [replace(line, verdict=_verdict(line)) for line in lines]
         lines += [
@@ -134,9 +132,9 @@ class LengthReport(Report):
         ]
         lines += [headline_of(self, "critical_length", (i,), f"{own}{over}") for i, own in enumerate(names)]
         return lines + [
-            headline_of(self, "effective_memory_symbols", (i,), f"{own}{memory}", verdict=self.transports[i])
+            headline_of(self, "equivalent_window_symbols", (i,), f"{own}{window}")
             for i, own in enumerate(names)
-            if not math.isnan(float(self.effective_memory_symbols.value[i]))
+            if not math.isnan(float(self.equivalent_window_symbols.value[i]))
         ]
 
     def panels(self) -> Sequence[Panel]:
@@ -158,18 +156,17 @@ class LengthReport(Report):
             (model, *map(number_text, own))
             for model, own in zip(self.models, self.whole_error_bits.value[KL], strict=True)
         ]
-        memories = [("model", "effective memory", "verdict", "untrained positions")]
-        memories += [
-            (model, own.text(), verdict or "–", f"{first}–{last}" if first > 0 else "none")
-            for model, own, verdict, (first, last) in zip(
+        windows = [("model", "equivalent window", "untrained positions")]
+        windows += [
+            (model, own.text(), f"{first}–{last}" if first > 0 else "none")
+            for model, own, (first, last) in zip(
                 self.models,
-                (self.effective_memory_symbols[i] for i in range(len(self.models))),
-                self.transports,
+                (self.equivalent_window_symbols[i] for i in range(len(self.models))),
                 self.unreached_rows.tolist(),
                 strict=True,
             )
         ]
-        return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(memories)])
+        return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(windows)])
 
     @property
     def _first_beyond(self) -> int:

@@ -35,7 +35,7 @@ class SweepReport(Report):
     until mean entropy is within `threshold_bits` of its floor, the mean over the last quarter of the positions; exact
     posterior and model have separate floors. The baseline is the task's strongest shortcut (`shortcuts`). On tasks with
     latent dynamics it may be a window observer of up to ten symbols, chosen as for calibration (see
-    `bayesgeom.stats.memory.wider_window`).
+    `bayesgeom.stats.windows.wider_window`).
     """
 
     name: ClassVar[str] = "sweep"

@@ -18,8 +18,8 @@ from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import BehaviorLog
-from bayesgeom.stats.memory import effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import equivalent_window, wider_window, window_name
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -177,7 +177,7 @@ def _wider(
     """
     if windows is None:
         return {}
-    symbols = math.nan if kl_bits is None else effective_memory(windows, kl_bits, seed=seed).symbols
+    symbols = math.nan if kl_bits is None else equivalent_window(windows, kl_bits, seed=seed).symbols
     means = windows.kl_bits.mean(axis=2)
     at = wider_window(means, symbols)
     if at is None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bayesgeom.core.run import NO_LABEL, ModelSpec, Run, Site, Trials
 from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.stats.memory import window_scores
 from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers
+from bayesgeom.stats.windows import window_scores
 
 
 def planted_run(

@@ -11,7 +11,7 @@ from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, Share, Sign
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
-from bayesgeom.stats.memory import WIDEST_BASELINE
+from bayesgeom.stats.windows import WIDEST_BASELINE
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"

@@ -11,6 +11,7 @@ from typing import final
 
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
+from bayesgeom.generalization.evidence_response import EvidenceResponseReport
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import AFTER, BEFORE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
@@ -23,6 +24,7 @@ from bayesgeom.selftest.planted import (
     uses_belief,
     uses_entropy,
 )
+from bayesgeom.selftest.responses import planted_responses
 from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 
@@ -43,7 +45,7 @@ class ControlResult:
 
 
 def selftest() -> list[ControlResult]:
-    """Run every control of every installed probe, then those of the interventions.
+    """Run every control of every installed probe, then those of the interventions and of the evidence response.
 
     A plug-in of another package that cannot be loaded, or fails, gets a failed verdict with the reason; the rest runs.
 
@@ -60,6 +62,10 @@ def selftest() -> list[ControlResult]:
     verdicts += [
         ControlResult(probe=INTERVENTION, control=control.label, passed=control.holds(control.report()))
         for control in intervention_controls()
+    ]
+    verdicts += [
+        ControlResult(probe=EvidenceResponseReport.name, control=own.text(), passed=own.passed)
+        for own in planted_responses()
     ]
     return verdicts
 

@@ -10,8 +10,8 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.stats.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import RESOLUTION_BITS, window_name, window_predictives, window_scores
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.markov import DynamicTask, MarkovProcess, stationary, stationary_rows
 from bayesgeom.tasks.process import Mess3, Process

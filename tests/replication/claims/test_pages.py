@@ -89,9 +89,9 @@ def test_a_reason_holds_the_measured_number() -> None:
     claim = load()["P3"]
     assert claim.measured is not None and "{slow_memory}" in claim.why_open
     value = claim.measured.numbers["slow_memory"]
-    assert f"an effective memory of {value.text('symbols')}, and a second" in reason(claim)
+    assert f"an equivalent window of {value.text('symbols')}, and a second" in reason(claim)
     other = replace(claim.measured, numbers={**claim.measured.numbers, "slow_memory": replace(value, value=5.0)})
-    assert "an effective memory of 5 [" in reason(replace(claim, measured=other))
+    assert "an equivalent window of 5 [" in reason(replace(claim, measured=other))
     assert reason(replace(claim, measured=None)) == "", "without numbers it is not tested"
     assert reason(load()["B1"]) == "" and "{" not in "".join(map(reason, load().values()))
 
