@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.generalization.comparison import compare as compare
-    from bayesgeom.generalization.evidence_response import evidence_response as evidence_response
+    from bayesgeom.generalization.response import evidence_response as evidence_response
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.generalization.sweeps import sweep as sweep
@@ -82,7 +82,7 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.report.diagnosis",
     "erase_onwards": "bayesgeom.interventions.onwards",
-    "evidence_response": "bayesgeom.generalization.evidence_response",
+    "evidence_response": "bayesgeom.generalization.response",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_laws": "bayesgeom.gradients.run",
     "gradient_movement": "bayesgeom.gradients.run",

@@ -184,7 +184,6 @@ def diagnose(
     n: N = 512,
     seed: Seed = 0,
     n_untrained: int = 3,
-    n_replaced: Maybe[int] = None,
     probes: Maybe[tuple[str, ...]] = None,
     ablations: bool = False,
     machines: On = HERE,
@@ -198,9 +197,9 @@ def diagnose(
         domain: For the task prompts: mixed, mathematics, code, philosophy, or two: mathematics+code. Default: all.
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         n_untrained: Number of untrained networks of the same architecture to compare with.
-        n_replaced: Number of sequences of the evidence response; 0 leaves it out. Default: 64, or 0 with --probes.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            qk_alignment and value_manifold (value_manifold:standardized). Default: all that apply.
+            qk_alignment, value_manifold (value_manifold:standardized), and of the tests relabeling and
+            evidence_response, which run the model again. Default: all that apply.
         ablations: Also run the default ablation battery.
     """
     model = source.load() if machines.on is None else source.name_alone()
@@ -213,7 +212,6 @@ def diagnose(
             n=n,
             seed=seed,
             n_untrained=n_untrained,
-            n_replaced=n_replaced,
             ablations=ablations,
             executor=executor,
         )

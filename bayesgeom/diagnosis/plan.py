@@ -1,25 +1,24 @@
 """Plans of a diagnosis: which probes run, what a pass records for them, and why the others do not run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, final
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.run import Site, Trials
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.generalization.evidence_response import EvidenceResponseReport, Replacement
 from bayesgeom.generalization.relabeling import Renaming
 from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence
-from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.tasks.base import WindTunnel
 
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
 N_REPLACED = 64  # sequences of the evidence response, for each age
+SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name)  # tests that run the model again
 
 AnyProbe = Probe[Any]
 
@@ -81,17 +80,17 @@ def plan_of(
     *,
     n: int,
     seed: int,
-    n_replaced: int | None = 0,
 ) -> ProbePlan:
-    """Choose the probes that this model and task support; a named one that they do not support is an error."""
+    """Choose the probes and tests that this model and task support; a named one that they lack is an error."""
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
     if probes is not None and not probes:
-        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
-    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
-        raise InvalidArgument(named[0][1])
+        names = sorted({*known, *SECOND_PASSES})
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(names)}.")
+    if probes is not None and (broken := [own for own in broken_probes().items() if own[0] in probes]):
+        raise InvalidArgument(broken[0][1])
     requested: dict[str, AnyProbe] = {}
-    for item in known.values() if probes is None else probes:
+    for item in known.values() if probes is None else [own for own in probes if own not in SECOND_PASSES]:
         probe = named_probe(item, known) if isinstance(item, str) else item
         requested[probe.name] = probe
     supported, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
@@ -108,7 +107,8 @@ def plan_of(
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         supported[name] = probe
-    second, more, others = _second_passes(model, task, is_default=probes is None, n=n, seed=seed, n_replaced=n_replaced)
+    named = SECOND_PASSES if probes is None else [name for name in SECOND_PASSES if name in probes]
+    second, more, others = _second_passes(model, task, named, n=n, seed=seed, is_named=probes is not None)
     skipped, inapplicable = skipped | more, inapplicable | others
     # Calibration is first: the other probes explain it.
     first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
@@ -131,25 +131,20 @@ def plan_of(
 
 
 def _second_passes(
-    model: Model, task: WindTunnel, *, is_default: bool, n: int, seed: int, n_replaced: int | None
+    model: Model, task: WindTunnel, names: Iterable[str], *, n: int, seed: int, is_named: bool
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Return the tests that run the model again, and why others are skipped or do not apply, by name."""
-    n_replaced = (N_REPLACED if is_default else 0) if n_replaced is None else n_replaced
-    of_evidence = partial(Replacement.of, ages=None, single=False)
-    tests: list[tuple[str, Callable[..., Any], int]] = [
-        (RelabelingReport.name, Renaming.of, N_RENAMED * is_default),
-        (EvidenceResponseReport.name, of_evidence, n_replaced),
-    ]
     found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
-    if isinstance(model, CapturedModel):
-        reason = f"{model.folder} is a capture, which cannot be run on other sequences. Pass the model itself."
-        return {}, {name: reason for name, _, most in tests if most}, {}
-    for name, test, most in tests:
+    for name in names:
         try:
-            if most:
-                found[name] = test(model, task, n=min(n, most), seed=seed)
-        except (InvalidArgument, TaskMismatch) as error:
-            (inapplicable if isinstance(error, TaskMismatch) else skipped)[name] = str(error)
+            if name == RelabelingReport.name:
+                found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
+            else:
+                found[name] = Replacement.of(model, task, n=min(n, N_REPLACED), seed=seed)
+        except (InvalidArgument, TaskMismatch) as reason:
+            if is_named:
+                raise
+            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
     if EvidenceResponseReport.name in inapplicable and task.has_posterior:
         inapplicable[EvidenceResponseReport.name] = str(Verdict.NOT_REPLACEABLE)
     return found, skipped, inapplicable

@@ -26,8 +26,8 @@ from bayesgeom.diagnosis.plan import (
     with_streams,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.generalization.evidence_response import EvidenceResponseReport
 from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
@@ -48,28 +48,25 @@ def diagnose(
     n: int = 512,
     seed: int = 0,
     n_untrained: int = 3,
-    n_replaced: int | None = None,
     ablations: bool = False,
     executor: Executor | Batch | None = None,
 ) -> Diagnosis:
     """Run every probe that the model supports, in one pass over new sequences of its task.
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
-    probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance and the
-    evidence response are added, which take passes of their own.
+    probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
+    "evidence_response" on 64 for each age. They run if no probes are named, or if they are.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
         model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model,
             a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
-        probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
+        probes: Probes, or names of probes and tests; "NAME:option" switches an option on. Default: all that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
-        n_replaced: Number of sequences of the evidence response (`bayesgeom.evidence_response`), run again per age;
-            0 leaves it out. Default: 64, or 0 if probes are named.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
             by its name or directory, and probes by their names. Default: this process.
@@ -78,7 +75,7 @@ def diagnose(
         The reports by the name of their probe.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained or n_replaced below 0, or the list of probes is empty.
+        InvalidArgument: n is below 1, n_untrained below 0, or the list of probes is empty.
         UnknownName: A probe or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
         MissingSite: A named probe reads a site that the model does not provide.
@@ -91,8 +88,6 @@ def diagnose(
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
-    if n_replaced is not None and n_replaced < 0:
-        raise InvalidArgument(f"n_replaced, the sequences with new evidence, must be at least 0, got {n_replaced}.")
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     return _diagnosed(
         as_model(model),
@@ -101,7 +96,6 @@ def diagnose(
         n=n,
         seed=seed,
         n_untrained=n_untrained,
-        n_replaced=n_replaced,
         ablations=ablations,
         executor=sent,
     )
@@ -115,7 +109,6 @@ def _diagnosed(
     n: int,
     seed: int,
     n_untrained: int,
-    n_replaced: int | None,
     ablations: bool,
     executor: tuple[Batch, str] | None,
 ) -> Diagnosis:
@@ -128,7 +121,7 @@ def _diagnosed(
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, n_replaced=n_replaced)
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed)
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]

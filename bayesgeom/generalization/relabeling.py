@@ -13,6 +13,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
 from bayesgeom.core.run import Run, Trials
 from bayesgeom.generalization.relabeling_report import RelabelingReport, Scored, relabeling_report
 from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior
@@ -69,6 +70,10 @@ class Renaming:
         """Check all arguments before anything runs."""
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
+        if isinstance(model, CapturedModel):
+            raise InvalidArgument(
+                f"{model.folder} is a capture, which cannot be run on renamed sequences. Pass the model itself."
+            )
         if not isinstance(task, SymmetricTask):
             raise TaskMismatch(
                 f"the hypotheses of {task} cannot be renamed without changing the task: relabeling requires a task "

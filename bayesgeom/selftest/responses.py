@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.generalization.evidence_response import (
+from bayesgeom.generalization.response import (
     FORGETTING,
     MIXED,
     SHARP,

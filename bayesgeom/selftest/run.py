@@ -11,7 +11,7 @@ from typing import final
 
 from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
-from bayesgeom.generalization.evidence_response import EvidenceResponseReport
+from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import AFTER, BEFORE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene

@@ -99,6 +99,13 @@ class DynamicTask(EvidenceTask):
     Its sequences have `observers`. Its baselines include the stationary distribution and windows of 1 to 4 symbols.
     """
 
+    length: int
+
+    @property
+    @final
+    def n_evidence(self) -> int:
+        return self.length
+
     @abstractmethod
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
         """Return the exact filter of these sequences, which can start at any step.
@@ -164,8 +171,6 @@ _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a ma
 
 class MarkovProcess(DynamicTask):
     """A stationary generator of `length` symbols, the same for all sequences, with a hidden state."""
-
-    length: int
 
     @abstractmethod
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
@@ -262,11 +267,6 @@ class MarkovProcess(DynamicTask):
                 belief = torch.cat([unseen[:, :1], moved], dim=1)
             baselines[name] = _shown_next(labeled, belief[:, 1:])
         return baselines | self.window_baselines(trials)
-
-    @property
-    @final
-    def n_evidence(self) -> int:
-        return self.length
 
     @final
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:

@@ -62,7 +62,7 @@ def body(task: EvidenceTask, trials: Trials) -> list[tuple[int, ...]]:
     tokens, labels = trials.tokens, trials.at_scored(trials.labels)
     match task:
         case HMM():
-            tokens = tokens[:, task.header_length + 1 :: 2]
+            tokens = tokens[:, task._header_length + 1 :: 2]
         case ModularRecurrence(opaque=True):
             order, tokens = task._read(tokens)
             assert order is not None

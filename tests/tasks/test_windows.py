@@ -74,8 +74,8 @@ def test_windows_of_an_hmm_are_sums_over_all_paths(task: HMM) -> None:
             found = task.window_predictives(trials, w, start).numpy()
             for row in range(3):
                 transition = cells[row, 1 : first - 1].reshape(s, s)
-                emission = cells[row, first : task.header_length - 1].reshape(s, -1)
-                shown = [int(token) - task._first_symbol for token in trials.tokens[row, task.header_length + 1 :: 2]]
+                emission = cells[row, first : task._header_length - 1].reshape(s, -1)
+                shown = [int(token) - task._first_symbol for token in trials.tokens[row, task._header_length + 1 :: 2]]
                 prior = uniform if start == "uniform" else settled(transition)
                 for t in range(5):
                     own = uniform if w > t else prior  # the window reaches the first symbol, whose state is uniform

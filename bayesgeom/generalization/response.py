@@ -101,7 +101,7 @@ class EvidenceResponseReport(Report):
         return [headline_of(self, "slope", (i,), self._label(i), verdict=self.verdicts[i]) for i in order]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.generalization.evidence_drawing import response_panels
+        from bayesgeom.generalization.response_drawing import response_panels
 
         slopes = dict(zip(self.predictors, self.predictor_slopes, strict=True))
         return response_panels(self.ages, self.slope, self.relative_slope, slopes, is_single=self.is_single)
@@ -167,7 +167,16 @@ class Replacement:
     seed: int
 
     @classmethod
-    def of(cls, model: Model, task: WindTunnel, *, ages: Sequence[int] | None, single: bool, n: int, seed: int) -> Self:
+    def of(
+        cls,
+        model: Model,
+        task: WindTunnel,
+        *,
+        n: int,
+        seed: int,
+        ages: Sequence[int] | None = None,
+        single: bool = False,
+    ) -> Self:
         """Check all arguments before anything runs."""
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")

@@ -16,7 +16,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Trials
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.plan import N_REPLACED
-from bayesgeom.generalization.evidence_response import (
+from bayesgeom.generalization.response import (
     LEVEL_NAME,
     MIXED,
     WINDOW,
@@ -190,13 +190,13 @@ def test_a_diagnosis_holds_the_response_and_reuses_its_pass() -> None:
 
 
 def test_a_diagnosis_leaves_the_response_out_on_request() -> None:
-    for arguments in ({"n_replaced": 0}, {"probes": ["calibration"]}):
-        found = bayesgeom.diagnose(lively(), n=16, n_untrained=0, **arguments)
-        assert "evidence_response" not in {*found, *found.skipped, *found.inapplicable}
-    some = bayesgeom.diagnose(lively(), n=16, n_untrained=0, probes=["calibration"], n_replaced=7)
-    assert set(some) == {"calibration", "evidence_response"} and some["evidence_response"].n == 7
-    with pytest.raises(InvalidArgument, match=r"at least 0, got -1"):
-        bayesgeom.diagnose(lively(), n=16, n_replaced=-1)
+    found = bayesgeom.diagnose(lively(), n=16, n_untrained=0, probes=["calibration"])
+    assert "evidence_response" not in {*found, *found.skipped, *found.inapplicable}
+    some = bayesgeom.diagnose(lively(), n=16, n_untrained=0, probes=["calibration", "evidence_response"])
+    assert set(some) == {"calibration", "evidence_response"} and some["evidence_response"].n == 16
+    assert set(bayesgeom.diagnose(lively(), n=16, n_untrained=1, probes="relabeling")) == {"relabeling"}
+    with pytest.raises(TaskMismatch, match=r"replace_evidence"):
+        bayesgeom.diagnose(lively(), Bare(), n=16, probes="evidence_response")
 
 
 def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
